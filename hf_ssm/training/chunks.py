@@ -17,7 +17,7 @@ from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.training.pieces import BatchOfPieces, Pieces, PieceSampler
 from hf_ssm.training.pushes import PushingTrainer
 
-__all__ = ["CarriedStates", "PieceTrainer", "without_place"]
+__all__ = ["CarriedStates", "PieceTrainer", "check_chunks", "pieces_of", "without_place"]
 
 _PIECES = "pieces"
 
@@ -86,8 +86,92 @@ class CarriedStates:
         return cache
 
 
+def check_chunks(model: Any, args: Any) -> None:
+    """Raise `ValueError` for a model or arguments that `chunk_length` would give other results than documented.
+
+    Args:
+        model: The model, not wrapped.
+        args: `SSMTrainingArguments` with `chunk_length`.
+    """
+    model = _base(model)
+    config = model.config
+    batches = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
+    recomputes = args.activation_checkpointing or _backbone(model).gradient_checkpointing
+    reasons = (
+        (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),
+        (getattr(model, "pooling", 0), f"{type(model).__name__} has one output for a row, which needs the whole row"),
+        (config.frame_shape, "the model reads videos"),
+        (config.tau_weight, f"`tau_weight`={config.tau_weight}, but τ is defined for whole rows: set it to 0"),
+        (recomputes, "gradient checkpointing would change the states twice: leave it out, as pieces bound the memory"),
+        (args.label_smoothing_factor, "`label_smoothing_factor` does not see labels in the next piece: set it to 0"),
+        (
+            args.train_sampling_strategy not in ("random", "sequential"),
+            f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders whole rows: leave it out",
+        ),
+        (batches, "`split_batches` and `dispatch_batches` of `accelerator_config` distribute batches otherwise"),
+        (args.n_gpu > 1, "`torch.nn.DataParallel` copies the model: start one process for each device"),
+    )
+    for holds, reason in reasons:
+        if holds:
+            raise ValueError(f"`chunk_length`={args.chunk_length} is not possible here: {reason}.")
+    if args.carry_states:
+        for name, module in model.named_modules():
+            if isinstance(module, SequenceOperator) and not module.has_recurrent_state:
+                raise ValueError(
+                    f"`carry_states=True` needs states of a fixed size, but `{name}` remembers all inputs: leave it "
+                    "out, so that the memory ends with each row."
+                )
+
+
+def pieces_of(model: Any, args: Any, rows: Any, batch_size: int, *, training: bool = True) -> Pieces:
+    """The pieces of a data set.
+
+    Args:
+        model: The model, not wrapped.
+        args: `SSMTrainingArguments` with `chunk_length`.
+        rows: The data set.
+        batch_size: Streams of each process.
+        training: Whether rows are shuffled and streams equally long; evaluation reads whole rows in each stream.
+    """
+    model = _base(model)
+    is_shuffled = training and args.train_sampling_strategy == "random"
+    return Pieces(
+        rows,
+        args.chunk_length,
+        batch_size * args.world_size,
+        input_name=model.main_input_name,
+        predicts_next=isinstance(model, SSMForCausalLM),
+        extra_inputs=model.extra_inputs,
+        carry_states=training and args.carry_states,
+        seed=(args.seed if args.data_seed is None else args.data_seed) if is_shuffled else None,
+        whole_rows=not training,
+    )
+
+
 class PieceTrainer(PushingTrainer):
-    """The part of `SSMTrainer` for `chunk_length`; without it, transformers' Trainer."""
+    """The part of `SSMTrainer` for `chunk_length=N`; without it, transformers' Trainer.
+
+    - The rows of an epoch, in random order, are laid end to end and cut into as many streams of equal length as all
+      processes read side by side (`per_device_train_batch_size` times their number). A batch holds the next N positions
+      of each stream. States are carried from one batch to the next without gradients, and begin anew at each row and
+      each document of a packed row (`seq_idx`), and where a stream begins within a row. `carry_states=True` carries
+      them from row to row.
+    - Each batch is an optimizer step; with `gradient_accumulation_steps=K`, K consecutive pieces are one. The
+      schedule, `max_steps` and `logging_steps` count these steps: an epoch has ceil(ceil(T / streams) / N / K) of them
+      for T positions. States were computed with the weights of earlier steps, as always in truncated backpropagation.
+    - A causal language model predicts the first token of a piece at the end of the piece before. The last token of a
+      row is predicted and not read. With the learning rate 0, the losses are those of whole rows.
+    - Evaluation reads pieces as well, of whole rows in each stream. Its loss is the mean over all labels.
+    - A checkpoint holds the states of each process (`states_RANK_of_PROCESSES.safetensors`), so that a run resumes
+      within a row as if it had not been interrupted.
+    - Memory grows with N, not with the rows, for models with recurrent states. Long convolutions without recurrence
+      (Hyena, causal Sobolev filters) remember all inputs of the current row, and convolve them again for each piece:
+      time grows with the square of the length of a row, and memory with its length.
+    - For causal models with an output at each position: language models, token classification, signal regression. τ is
+      defined for whole rows: `rescale_init=True` takes the first N positions of the streams, `tau_weight` is refused.
+
+    Source: Williams & Peng 1990; Buitrago Ruiz & Gu 2025 (arXiv 2507.02782) for `carry_states`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -95,74 +179,21 @@ class PieceTrainer(PushingTrainer):
         # Sum of the losses of evaluated labels, and their number.
         self._evaluated: Tensor | None = None
         if self._chunk_length is not None:
-            self._check_pieces()
+            check_chunks(self._unwrapped, self.args)
+            if self.compute_loss_func is not None:
+                raise ValueError("`compute_loss_func` does not see labels in the next piece: leave `chunk_length` out.")
 
     @property
     def _chunk_length(self) -> int | None:
         length: int | None = getattr(self.args, "chunk_length", None)
         return length
 
-    def _check_pieces(self) -> None:
-        """Refuse models and arguments whose results would differ from those that are documented."""
-        model, args = _base(self._unwrapped), self.args
-        config = model.config
-        reasons = {
-            f"the model has {config.non_causal_flag}, so that outputs depend on later pieces": config.non_causal_flag,
-            f"{type(model).__name__} has one output for a row, which needs the whole row": getattr(model, "pooling", 0),
-            "the model reads videos": config.frame_shape,
-            f"`tau_weight`={config.tau_weight}: τ is defined for whole rows (set it to 0)": config.tau_weight,
-            "gradient checkpointing would change the states twice (leave it out: a piece bounds the memory)": (
-                args.activation_checkpointing or _backbone(model).gradient_checkpointing
-            ),
-            f"`label_smoothing_factor`={args.label_smoothing_factor} ignores labels of the next piece (set it to 0)": (
-                args.label_smoothing_factor
-            ),
-            "`compute_loss_func` ignores labels of the next piece (leave it out)": self.compute_loss_func,
-            f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders rows otherwise (leave it out)": (
-                args.train_sampling_strategy not in ("random", "sequential")
-            ),
-            "`accelerator_config` with `split_batches` or `dispatch_batches` distributes batches otherwise": (
-                args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
-            ),
-            "`torch.nn.DataParallel` copies the model (start one process for each device)": args.n_gpu > 1,
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                raise ValueError(f"`chunk_length`={args.chunk_length} is not possible here: {reason}.")
-        if args.carry_states:
-            for name, module in model.named_modules():
-                if isinstance(module, SequenceOperator) and not module.has_recurrent_state:
-                    raise ValueError(
-                        f"`carry_states=True` needs states of a fixed size, but `{name}` remembers all inputs: leave "
-                        "it out, so that the memory ends with each row."
-                    )
-
-    def pieces(self, rows: Any, batch_size: int, *, training: bool) -> Pieces:
-        """The pieces of a data set for all processes; evaluation reads whole rows in each stream."""
-        model, args = _base(self._unwrapped), self.args
-        processes = self.accelerator.num_processes
-        assert self._chunk_length is not None
-        if not training:
-            batch_size = min(batch_size, -(-len(rows) // processes))
-        shuffled = training and args.train_sampling_strategy == "random"
-        return Pieces(
-            rows,
-            self._chunk_length,
-            batch_size * processes,
-            input_name=model.main_input_name,
-            predicts_next=isinstance(model, SSMForCausalLM),
-            extra_inputs=model.extra_inputs,
-            carry_states=training and args.carry_states,
-            seed=(args.seed if args.data_seed is None else args.data_seed) if shuffled else None,
-            whole_rows=not training,
-        )
-
     def _loader_of(self, pieces: Pieces) -> DataLoader:
         args = self.args
         loader: DataLoader = self.accelerator.prepare(
             DataLoader(
                 pieces,
-                batch_size=pieces.streams // self.accelerator.num_processes,
+                batch_size=pieces.streams // args.world_size,
                 sampler=PieceSampler(pieces),
                 collate_fn=partial(pieces.collate, self.data_collator),
                 num_workers=args.dataloader_num_workers,
@@ -177,7 +208,7 @@ class PieceTrainer(PushingTrainer):
         """As in transformers; with `chunk_length`, batches of pieces."""
         if self._chunk_length is None:
             return super().get_train_dataloader()
-        return self._loader_of(self.pieces(self.train_dataset, self._train_batch_size, training=True))
+        return self._loader_of(pieces_of(self._unwrapped, self.args, self.train_dataset, self._train_batch_size))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """As in transformers; with `chunk_length`, batches of pieces."""
@@ -185,7 +216,8 @@ class PieceTrainer(PushingTrainer):
             return super().get_eval_dataloader(eval_dataset)
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        return self._loader_of(self.pieces(rows, self.args.eval_batch_size, training=False))
+        size = min(self.args.eval_batch_size, -(-len(rows) // self.args.world_size))
+        return self._loader_of(pieces_of(self._unwrapped, self.args, rows, size, training=False))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a resumed run continues from the states in its checkpoint."""
@@ -219,11 +251,14 @@ class PieceTrainer(PushingTrainer):
         place: BatchOfPieces = inputs[_PIECES]
         inputs = without_place(inputs)
         states = self._states[model.training]
+        if not model.training:
+            # The mean over the labels of this process, of which `evaluation_loop` makes that of all.
+            num_items_in_batch = None
         with states.reading(self._unwrapped, place, self._states_name, inputs.get("seq_idx")):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if place.num_labels == 0:
             # The mean of no labels is not a number.
-            loss = outputs.logits.sum() * 0.0
+            loss = (outputs.logits.sum() * 0.0).to(loss.dtype)
         if not model.training:
             added = torch.stack([loss.detach().double() * place.num_labels, loss.new_tensor(place.num_labels).double()])
             self._evaluated = added if self._evaluated is None else self._evaluated + added
