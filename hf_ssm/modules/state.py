@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
-__all__ = ["LayerState", "from_real", "as_real"]
+__all__ = ["LayerState", "as_real", "from_real"]
 
 
 def from_real(state: Tensor) -> Tensor:

@@ -214,8 +214,9 @@ class PieceTrainer(PushingTrainer):
         """As in transformers; with `chunk_length`, batches of pieces."""
         if self._chunk_length is None:
             return super().get_eval_dataloader(eval_dataset)
-        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
+        known: Any = self.eval_dataset
+        rows: Any = known if eval_dataset is None else eval_dataset
+        rows = known[rows] if isinstance(rows, str) else rows
         size = min(self.args.eval_batch_size, -(-len(rows) // self.args.world_size))
         return self._loader_of(pieces_of(self._unwrapped, self.args, rows, size, training=False))
 

@@ -1,7 +1,8 @@
 """Long rows as pieces: the data of truncated backpropagation, in an order that keeps sequences together.
 
-The rows of a data set are laid end to end in `S` streams, and each stream is cut into pieces of `N` positions. Piece k of
-stream b is item k S + b, so that in batches of S items, in this order, row b of batch k continues row b of batch k - 1.
+The rows of a data set are laid end to end in `S` streams, and each stream is cut into pieces of `N` positions. Piece k
+of stream b is item k S + b, so that in batches of S items, in this order, row b of batch k continues row b of batch
+k - 1.
 
 Legend: `S` streams, `N` positions of a piece, `L` length of a row.
 """
@@ -64,8 +65,8 @@ class Pieces(torch.utils.data.Dataset):
         whole_rows: Whether streams consist of whole rows, and end in padding where they are shorter than others.
 
     Raises:
-        TypeError: `rows` is not a `datasets.Dataset`, or has a transform.
-        ValueError: No row has a position; columns that are not understood.
+        TypeError: `rows` is not a `datasets.Dataset`.
+        ValueError: No row has a position; a transform, or columns that cannot be cut into pieces.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Pieces(torch.utils.data.Dataset):
         if not bool(mask.all()):
             batch["attention_mask"] = mask.long()
         batch.setdefault("labels", batch[self.input_name])
-        labels = batch.get("shift_labels", batch["labels"])
+        labels: torch.Tensor = batch["shift_labels" if self.predicts_next else "labels"]
         counted = mask if labels.is_floating_point() else mask & (labels != _IGNORED)
         return {**batch, "pieces": BatchOfPieces(items[0]["start"], int(counted.sum()))}
 
@@ -222,12 +223,14 @@ def check_rows(rows: Any, input_name: str, predicts_next: bool) -> None:
             "for example by `Dataset.from_list(rows)`."
         )
     if rows.format["type"] == "custom":
-        raise TypeError(
+        raise ValueError(
             "`chunk_length`: the data set has a transform, which would draw anew for each piece of a row (data."
             "reverse_complement, data.unknown_bases): leave it out, or apply it by `map`."
         )
     if input_name not in rows.column_names:
-        raise ValueError(f"`chunk_length`: the data have no column {input_name!r}, only {', '.join(rows.column_names)}.")
+        raise ValueError(
+            f"`chunk_length`: the data have no column {input_name!r}, only {', '.join(rows.column_names)}."
+        )
     for name in ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k"):
         if name in rows.column_names:
             raise ValueError(f"`chunk_length`: pass the documents of packed rows as `seq_idx`, not as `{name}`.")

@@ -56,17 +56,17 @@ class SSMTrainingArguments(TrainingArguments):
     chunk_length: int | None = field(
         default=None,
         metadata={
-            "help": "Truncated backpropagation: read rows in pieces of this many positions, and carry the states of the "
-            "model from one piece to the next; memory no longer grows with the rows. per_device_train_batch_size is the "
-            "number of streams that are read side by side, and each piece of them is a step. For causal models with an "
-            "output at each position."
+            "help": "Truncated backpropagation: read rows in pieces of this many positions, and carry the states of "
+            "the model from one piece to the next; memory no longer grows with the rows. per_device_train_batch_size "
+            "is the number of streams that are read side by side, and each piece of them is a step. For causal models "
+            "with an output at each position."
         },
     )
     carry_states: bool = field(
         default=False,
         metadata={
-            "help": "With chunk_length: the final state of a row also starts the next, unrelated row, so that the model "
-            "learns to read longer inputs than its rows (state passing, Ruiz & Gu 2025)."
+            "help": "With chunk_length: the final state of a row also starts the next, unrelated row, so that the "
+            "model learns to read longer inputs than its rows (Buitrago Ruiz & Gu 2025)."
         },
     )
 

@@ -1,5 +1,6 @@
 """Truncated backpropagation: pieces of rows with states that are carried between them equal whole rows."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import DataCollatorForLanguageModeling
 
+from hf_ssm import cli
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.features import SignalCollator
 from hf_ssm.models.base.cache import SSMCache
@@ -155,7 +157,7 @@ def test_resuming_within_a_row_is_bit_equal(family: str, make_model, tmp_path: P
     assert torch.equal(train("again", "whole/checkpoint-4"), expected)
     assert torch.equal(train("third", "whole/checkpoint-8"), expected)
     (tmp_path / "whole/checkpoint-4/states_0_of_1.safetensors").unlink()
-    with pytest.raises(ValueError, match="has no states_0_of_1.safetensors"):
+    with pytest.raises(ValueError, match="has no states_0_of_1"):
         train("fourth", "whole/checkpoint-4")
     with pytest.raises(ValueError, match="resume with the same `chunk_length`"):
         train("fifth", "whole/checkpoint-8", chunk_length=7)
@@ -168,7 +170,9 @@ def test_evaluation_is_that_of_whole_rows(family: str, make_model, tmp_path: Pat
     collator = DataCollatorForLanguageModeling(build_byte_tokenizer(), mlm=False)
 
     def evaluate(**arguments: Any) -> dict[str, float]:
-        trainer = build_trainer(model, rows, tmp_path, per_device_eval_batch_size=4, data_collator=collator, **arguments)
+        trainer = build_trainer(
+            model, rows, tmp_path, per_device_eval_batch_size=4, data_collator=collator, **arguments
+        )
         trainer.compute_metrics = language_modeling_metrics
         trainer.preprocess_logits_for_metrics = token_statistics(shift=True)
         return trainer.evaluate(rows)
@@ -246,6 +250,26 @@ def test_a_step_for_each_piece_or_for_several(make_model, tmp_path: Path) -> Non
     assert steps == [3, 2]
 
 
+def test_the_command_trains_in_pieces(tmp_path: Path, capsys) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"sequence": f"{number} " * 60}) + "\n" for number in range(100, 110)), encoding="utf-8"
+    )
+    options = ["train", "--dataset", str(tmp_path / "texts.jsonl"), "--task", "causal-lm", "--family", "s4"]
+    options += ["--tokenizer", "byte", "--output", str(tmp_path / "run")]
+    for setting in ("model.hidden_size=8", "model.num_hidden_layers=1", "training.chunk_length=100"):
+        options += ["--set", setting]
+    options += ["--set", "training.per_device_train_batch_size=3", "--set", "training.num_train_epochs=1"]
+    assert cli.main([*options, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert cli.main(options) == 0
+    log = json.loads((tmp_path / "run/training_log.json").read_text(encoding="utf-8"))
+    # Eight rows of 240 bytes, without the last one, in three streams.
+    assert f"Steps: {log[-1]['step']} " in told and log[-1]["step"] in (7, 8)
+    capsys.readouterr()
+    assert cli.main([*options, "--overwrite-output", "--set", "model.tau_weight=0.1"]) == 2
+    assert "`chunk_length`=100 is not possible here: `tau_weight`=0.1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("family", "head", "config", "arguments", "reason"),
     [
@@ -274,7 +298,7 @@ def test_refused_arguments_and_data(make_model, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="got list"):
         Pieces([{"input_ids": [1, 2]}], 5, 2)
     rows = token_rows()
-    with pytest.raises(TypeError, match="has a transform"):
+    with pytest.raises(ValueError, match="has a transform"):
         Pieces(rows.with_transform(lambda batch: batch), 5, 2)
     with pytest.raises(ValueError, match="no row of the data has 2 positions"):
         Pieces(token_rows((1, 1)), 5, 2)
