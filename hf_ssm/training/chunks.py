@@ -96,6 +96,8 @@ def check_chunks(model: Any, args: Any) -> None:
     model = _base(model)
     config = model.config
     batches = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
+    parallelism = getattr(args, "parallelism_config", None)
+    shares_rows = any(getattr(parallelism, name, 1) > 1 for name in ("cp_size", "sp_size", "tp_size"))
     recomputes = args.activation_checkpointing or _backbone(model).gradient_checkpointing
     reasons = (
         (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),
@@ -109,6 +111,7 @@ def check_chunks(model: Any, args: Any) -> None:
             f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders whole rows: leave it out",
         ),
         (batches, "`split_batches` and `dispatch_batches` of `accelerator_config` distribute batches otherwise"),
+        (shares_rows, "processes that share rows (`parallelism_config`) cannot have streams of their own"),
         (args.n_gpu > 1, "`torch.nn.DataParallel` copies the model: start one process for each device"),
     )
     for holds, reason in reasons:
