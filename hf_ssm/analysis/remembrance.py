@@ -75,6 +75,8 @@ def effective_remembrance(
     if distances is not None and any(distance < 1 for distance in distances):
         raise ValueError(f"`distances` must be positive numbers of positions, got {list(distances)}.")
     model = unwrapped(model)
+    # Inside an adapter of PEFT.
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     flag = model.config.non_causal_flag
     if flag is not None:
         raise ValueError(f"The remembrance is defined for causal models, but this one has {flag}.")
@@ -109,6 +111,9 @@ def _changes(reader: Any, inputs: dict[str, Any], distances: Sequence[int] | Non
     if packed:
         raise ValueError(f"Packed rows (`{packed[0]}`) have several last positions: give one document in each row.")
     mask = inputs.pop("attention_mask", None)
+    ids = inputs.get("input_ids", mask)
+    if ids is not None and ids.dim() != 2:
+        raise ValueError("Rows of two sequences have two last positions: there is no remembrance of pairs.")
     sequences = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
     batch, length = next(iter(sequences.values())).shape[:2]
     steps = torch.arange(length, device=reader.device)
