@@ -32,7 +32,7 @@ def train(family: str, folder: Path, resume: Path | None = None) -> dict[str, An
     )
     arguments = SSMTrainingArguments(
         str(folder),
-        chunk_length=6,
+        chunk_length=10,
         per_device_train_batch_size=STREAMS // processes,
         # Three long streams: one of the second process is empty, and its last batches are padding.
         per_device_eval_batch_size=4 // processes,
@@ -41,7 +41,7 @@ def train(family: str, folder: Path, resume: Path | None = None) -> dict[str, An
         optim="sgd",
         report_to="none",
         save_strategy="steps",
-        save_steps=9,
+        save_steps=5,
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available() or torch.cuda.device_count() < processes,
     )
@@ -57,8 +57,8 @@ def main(folder: Path) -> None:
     results = {}
     for family in FAMILIES:
         results[family] = train(family, folder / family)
-        # The fourth of six batches of the second epoch.
-        results[f"{family} resumed"] = train(family, folder / f"{family}-1", folder / family / "checkpoint-9")
+        # The second of three batches of the second epoch.
+        results[f"{family} resumed"] = train(family, folder / f"{family}-1", folder / family / "checkpoint-5")
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
