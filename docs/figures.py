@@ -170,9 +170,32 @@ def token_importance() -> Any:
     return figure
 
 
+def length_generalisation() -> Any:
+    """Loss by position of four families before and after training that carries states."""
+    found = stored("length_generalization")
+    length = found["arguments"]["length"]
+    figure = new_figure(7.2, 2.5)
+    for axes, (family, runs) in zip(figure.subplots(1, 4, sharey=True), found["families"].items(), strict=True):
+        trainings = [name for name in runs if name != "seconds"]
+        for training, colour, style in zip(trainings, PALETTE, LINE_STYLES, strict=False):
+            losses = torch.tensor(runs[training]["loss"])
+            width = 16 * length // len(losses)
+            # Means of neighbours, as single inputs are noisy.
+            smooth = torch.nn.functional.avg_pool1d(losses.view(1, 1, -1), 4, 2).flatten()
+            at = [width * (2 * index + 2) for index in range(len(smooth))]
+            axes.plot(at, smooth, color=colour, ls=style, label=training, lw=1)
+        axes.axvline(length, color=GREY, lw=0.8, ls=":")
+        axes.set(title=family, xlabel="position", xscale="log")
+    figure.axes[0].set_ylabel("nats per byte")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    return figure
+
+
 FIGURES = {
     "complexity": complexity,
     "frequency_bias": frequency_bias,
+    "length_generalisation": length_generalisation,
     "selective": selective,
     "token_importance": token_importance,
 }

@@ -111,6 +111,29 @@ def planted_motifs() -> str:
 
 
 @table
+def length_generalization() -> str:
+    found = load("length_generalization")
+    length = found["arguments"]["length"]
+    ends = [length * 2**power for power in range(len(found["families"]["S4D"]["before"]["octaves"]))]
+    header = [f"{low:,} to {high:,}" for low, high in zip([0, *ends], ends, strict=False)]
+    rows = [
+        [family, training, *(f"{value:.3f}" for value in run["octaves"]), f"{run['remembrance'][str(8 * length)]:.3f}"]
+        for family, runs in found["families"].items()
+        for training, run in runs.items()
+        if training != "seconds"
+    ]
+    sizes = span(found["parameters"].values(), ",")
+    minutes = span((runs["seconds"] / 60 for runs in found["families"].values()), ".0f")
+    return grid(
+        ["family", "training", *header, f"remembrance at {8 * length:,}"],
+        rows,
+        f"Nats per byte by position, mean of {found['arguments']['test_rows']} inputs. Each byte predicted by its "
+        f"frequency: {found['by frequency']:.3f}. Models of {sizes} parameters; {minutes} minutes for each family on "
+        "one thread of a shared machine.",
+    )
+
+
+@table
 def listops() -> str:
     run, guesses = load("trained")["runs"]["listops_s4d"], load("listops_baseline")["accuracy"]
     rows = [[f"{run['model']}", f"{run['test']['accuracy']:.3f}"]]

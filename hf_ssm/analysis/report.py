@@ -1,4 +1,4 @@
-"""The theory report of a model and a data set: complexity, frequencies, bounds, parameter changes.
+"""The theory report of a model and a data set: complexity, frequencies, bounds, remembrance, parameter changes.
 
 Legend: `C` kernels of one convolution in one direction.
 """
@@ -28,6 +28,7 @@ from hf_ssm.analysis.frequency import (
     has_frequency_responses,
 )
 from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
+from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
@@ -73,6 +74,7 @@ class TheoryReport:
         alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: Of Honarpisheh et al., or the reason why there is none.
+        remembrance: How far back a causal model looks, or the reason why that was not measured.
         parameter_change: Relative change of each group of parameters in training; empty if unknown.
         settings: The caller's `settings`.
         is_time_invariant: Whether the kernels of all operators are the same at all positions.
@@ -87,6 +89,7 @@ class TheoryReport:
     alpha: AlphaRecommendation | str
     alpha_of_layers: dict[int, AlphaRecommendation | str]
     bound: ModelBound | str
+    remembrance: Remembrance | str
     parameter_change: dict[str, float | None]
     settings: dict[str, Any]
     is_time_invariant: bool = True
@@ -108,6 +111,7 @@ class TheoryReport:
                 "alpha": _as_dict(self.alpha),
                 "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
                 "bound": _as_dict(self.bound),
+                "remembrance": _as_dict(self.remembrance),
                 "movement": self.parameter_change,
             }
         )
@@ -199,7 +203,7 @@ def theory_report(
         ValueError: The model has no long convolution or selective scan, or parameters that are not finite; there is no
             batch; `num_sequences` is not positive; bands out of order or range.
 
-    Source: Liu & Li 2024; Yu et al. 2025; Honarpisheh et al. 2025.
+    Source: Liu & Li 2024; Yu et al. 2025; Honarpisheh et al. 2025; Buitrago Ruiz & Gu 2025.
     """
     check_model(model)
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
@@ -234,6 +238,7 @@ def theory_report(
             layer.layer: _or_reason(alpha_recommendation, base, _power(records, layer.layer)) for layer in complexity
         },
         bound=_or_reason(generalization_bound, unwrapped(model), batches, num_sequences=n),
+        remembrance=_or_reason(effective_remembrance, model, batches),
         parameter_change=dict(parameter_change or {}),
         settings=dict(settings or {}),
         is_time_invariant=all(operator.is_time_invariant for _, _, operator in sequence_operators(model)),
@@ -281,6 +286,7 @@ def tables_of(report: TheoryReport) -> list[Table]:
         _variation_table(report),
         _alpha_table(report),
         *_bound_tables(report),
+        remembrance_table(report.remembrance, report.bound),
         _parameter_change_table(report),
     ]
 

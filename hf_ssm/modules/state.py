@@ -13,7 +13,12 @@ from torch import Tensor
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 
-__all__ = ["LayerState", "as_real"]
+__all__ = ["LayerState", "as_real", "from_real"]
+
+
+def from_real(state: Tensor) -> Tensor:
+    """The inverse of `as_real`, of a state that was complex."""
+    return state if state.is_complex() else torch.complex(*state.chunk(2, dim=-1))
 
 
 def as_real(state: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ class LayerState:
         if value is None:
             return None
         if is_complex and not value.is_complex():
-            return torch.complex(*value.chunk(2, dim=-1))
+            return from_real(value)
         if value.is_inference() and not torch.is_inference_mode_enabled():
             # Tensors made in inference mode cannot enter a graph.
             return value.clone()
@@ -128,7 +133,12 @@ class LayerState:
 
     def assemble(self, parts: Sequence["LayerState"]) -> None:
         """Become the concatenation of states along the batch."""
-        self.tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
+        self.tensors = {}
+        for name in parts[0].tensors:
+            values = [part.tensors[name] for part in parts]
+            # Those that were read from a file are real, and remain so where nothing was read since.
+            is_complex = any(value.is_complex() for value in values)
+            self.tensors[name] = torch.cat([from_real(value) for value in values] if is_complex else values)
         self.streams = {
             name: type(stream).join([part.streams[name] for part in parts]) for name, stream in parts[0].streams.items()
         }

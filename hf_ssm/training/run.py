@@ -31,6 +31,7 @@ from hf_ssm.data import with_random_reverse_complement, with_random_unknown_base
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields
+from hf_ssm.training.chunks import check_chunks, pieces_of
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics, constant_value_metrics, token_frequency_metrics
 from hf_ssm.training.settings import RunSettings
@@ -117,6 +118,8 @@ class RunPlan:
         if rows is None:
             return None
         size = self.args.train_batch_size * self.args.world_size
+        if self.args.chunk_length is not None:
+            rows = len(pieces_of(self.model, self.args, self.rows, self.args.train_batch_size))
         batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
         return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
 
@@ -143,7 +146,15 @@ def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool
         launch.on_main(lambda: _check_same_data(output, data.splits))
         _warn_of_other_random_numbers(checkpoint)
     model = build_model(settings, data, checkpoint)
-    return RunPlan(settings, data, model, _training_arguments(settings, output, data, checkpoint), checkpoint)
+    args = _training_arguments(settings, output, data, checkpoint)
+    if args.chunk_length is not None:
+        check_chunks(model, args)
+        if isinstance(data.splits["train"], IterableDataset):
+            raise ValueError(
+                f"training.chunk_length={args.chunk_length} orders whole rows, which a stream does not know: leave out "
+                "data.streaming"
+            )
+    return RunPlan(settings, data, model, args, checkpoint)
 
 
 class _PassesAsEpochs(TrainerCallback):
@@ -261,7 +272,7 @@ def train(
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    batch = loaded.batch(data["train"].select(range(min(_PROBE_ROWS, len(data["train"])))))
+    batch = _probe_batch(prepared)
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
@@ -400,6 +411,17 @@ def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, in
     shares = {name: training.get(name) for name in ("logging_steps", "eval_steps", "save_steps")}
     numbers = {name: math.ceil(state.max_steps * share) for name, share in shares.items() if share and share < 1}
     return {name: number for name, number in numbers.items() if number == getattr(state, name)}
+
+
+def _probe_batch(prepared: RunPlan) -> dict[str, torch.Tensor]:
+    """The training data that τ is measured on: rows, or the first pieces of streams of them."""
+    rows, args = prepared.data.splits["train"], prepared.args
+    if args.chunk_length is None:
+        return prepared.data.batch(rows.select(range(min(_PROBE_ROWS, len(rows)))))
+    pieces = pieces_of(prepared.model, args, rows, args.train_batch_size)
+    first = [pieces[stream] for stream in range(min(_PROBE_ROWS, pieces.streams))]
+    batch = pieces.collate(build_collator(prepared.settings, prepared.data), first)
+    return {name: batch[name] for name in (pieces.input_name, "attention_mask", "seq_idx") if name in batch}
 
 
 def _train_and_measure_tau(

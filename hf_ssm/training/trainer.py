@@ -15,9 +15,9 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.training.chunks import PieceTrainer, without_place
 from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
-from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import check_processes_are_joined, is_sharded
@@ -57,15 +57,38 @@ class SSMTrainingArguments(TrainingArguments):
         },
     )
 
+    chunk_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Truncated backpropagation: read rows in pieces of this many positions, and carry the states of "
+            "the model from one piece to the next; memory no longer grows with the rows. per_device_train_batch_size "
+            "is the number of streams that are read side by side, and each piece of them is a step. For causal models "
+            "with an output at each position."
+        },
+    )
+    carry_states: bool = field(
+        default=False,
+        metadata={
+            "help": "With chunk_length: the final state of a row also starts the next, unrelated row, so that the "
+            "model learns to read longer inputs than its rows (Buitrago Ruiz & Gu 2025)."
+        },
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chunk_length is not None and self.chunk_length < 1:
+            raise ValueError(f"`chunk_length` must be a positive number of positions, got {self.chunk_length}.")
+        if self.carry_states and self.chunk_length is None:
+            raise ValueError(
+                "`carry_states=True` needs `chunk_length`, the positions of a piece: set it to the length of the rows."
+            )
         if not 0 <= self.dynamics_weight_decay < math.inf:
             raise ValueError(
                 f"`dynamics_weight_decay` must be finite and not negative, got {self.dynamics_weight_decay}."
             )
 
 
-class SSMTrainer(PushingTrainer):
+class SSMTrainer(PieceTrainer):
     """`transformers.Trainer` for the models of hf_ssm.
 
     - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
@@ -81,6 +104,8 @@ class SSMTrainer(PushingTrainer):
     - Reads every row of a stream (`train_dataset=datasets.IterableDataset`, with `max_steps`) once per pass, whatever
       the numbers of processes and workers, and continues at the same row when it resumes: see `RunStream`.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
+    - With `chunk_length=N`, reads rows in pieces of N positions (truncated backpropagation through time): see
+      `PieceTrainer`.
     - Refuses context and sequence parallelism, which split the sequences of a batch among processes, and processes of a
       launcher that accelerate has not joined.
 
@@ -180,7 +205,7 @@ class SSMTrainer(PushingTrainer):
             return
         # The random state is restored, so that the first step gets the same batch as without rescaling.
         with torch.random.fork_rng():
-            batch = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+            batch = without_place(self._prepare_inputs(next(iter(self.get_train_dataloader()))))
         self.rescale_tau = rescale_init_(model, batch).tolist()
         logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
 

@@ -106,7 +106,7 @@ def test_a_formula_becomes_a_drawing(hooks: ModuleType) -> None:
     assert drawn.startswith('<div class="formula"><svg role="img" aria-label="\\tau = k &lt; 1"') and "NaN" not in drawn
 
 
-@pytest.mark.parametrize("name", ["complexity", "token_importance"])
+@pytest.mark.parametrize("name", ["complexity", "length_generalisation", "token_importance"])
 def test_figures_of_stored_results_are_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = loaded("figures")
     monkeypatch.setattr(figures, "ASSETS", tmp_path)

@@ -41,8 +41,8 @@ def kinds(notebook: Any) -> list[list[Any]]:
     ]
 
 
-def test_there_are_nine():
-    assert len(TUTORIALS) == 9
+def test_there_are_ten():
+    assert len(TUTORIALS) == 10
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

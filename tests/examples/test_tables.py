@@ -27,6 +27,7 @@ TRIVIAL = {
     "gaussian_process": "| constant | 0.01 |",
     "gaussian_process_training": "| constant |",
     "imdb_length": "the most frequent class 0.500",
+    "length_generalization": "Each byte predicted by its frequency",
     "listops": "| the most frequent answer |",
     "lra": "| equally likely classes |",
     "lra_small": "| equally likely classes |",

@@ -26,6 +26,7 @@ from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
 from hf_ssm.utils.checks import check_type
+from hf_ssm.utils.processes import is_sharded
 
 
 class SSMCacheLayer(LayerState):
@@ -507,12 +508,14 @@ def cache_for(
 
 
 def _fingerprint(model: nn.Module) -> str:
-    """SHA-256 of the names, shapes and values of all weights."""
+    """SHA-256 of the names, shapes and values of all weights; of sharded weights, of the part in this process."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(repr((name, tuple(parameter.shape))).encode())
+        values: Any = parameter.detach()
+        values = values.to_local() if is_sharded(values) else values
         # Not in its own precision: numpy has no bfloat16.
-        digest.update(parameter.detach().double().cpu().contiguous().numpy().tobytes())
+        digest.update(values.double().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -1,0 +1,177 @@
+"""Loss by position at 16 times the training length, before and after training that carries states.
+
+Buitrago Ruiz & Gu 2025 (arXiv 2507.02782): recurrent models fail on inputs longer than those of their training where
+they meet states that training never showed them; a short training that starts rows from such states repairs that. Their
+models have 130 million parameters and more, rows of 2,048 tokens, and evaluation up to 131,072.
+
+Here four families of tiny models learn the bytes of film reviews (`get_data.py imdb`), laid end to end, from rows of
+128 bytes that begin with empty states. Then the same weights are trained further in three ways: again from empty
+states, from the final states of unrelated rows (`carry_states`, the paper's state passing), and in pieces of 128 bytes
+of the text in its order (`chunk_length`, the paper's truncated backpropagation through time). All read inputs of 2,048
+bytes from the test reviews.
+
+    python examples/length_generalization.py --output examples/results/length_generalization.json
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from _experiment import experiment_parser, print_table, quiet_training, write_results
+from datasets import Dataset
+from torch import Tensor
+
+import hf_ssm
+from hf_ssm.analysis.remembrance import effective_remembrance
+from hf_ssm.data import load_sequences
+from hf_ssm.tokenization import build_byte_tokenizer
+from hf_ssm.training import SSMTrainer
+
+REVIEWS = "data/imdb_4k_2k.csv.gz"  # of get_data.py
+TIMES_LONGER = 16
+BINS = 128
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 16}
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "S4D": (hf_ssm.S4Config, hf_ssm.S4ForCausalLM, {}),
+    "S5": (hf_ssm.S5Config, hf_ssm.S5ForCausalLM, {}),
+    "Mamba": (hf_ssm.SelectiveSSMConfig, hf_ssm.SelectiveSSMForCausalLM, {}),
+    "Mamba-2": (hf_ssm.SSDConfig, hf_ssm.SSDForCausalLM, {"head_dim": 16}),
+}
+# Training of the second phase, with the arguments of `SSMTrainingArguments`.
+EMPTY, PASSED, IN_ORDER = "empty states", "states of other rows", "states of the text before"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = _arguments(argv)
+    data = load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0)
+    train, test = (text_of(data[name]["text"], args.bytes) for name in ("train", "test"))
+    longest = TIMES_LONGER * args.length
+    held_out = test[: args.test_rows * longest].view(-1, longest)
+    results: dict[str, Any] = {}
+    for family in args.families:
+        started = time.perf_counter()
+        results[family] = {name: measure(model, held_out) for name, model in models(family, train, args)}
+        results[family]["seconds"] = time.perf_counter() - started
+        print(f"\n{family} ({results[family]['seconds']:.0f} s): nats per byte by position", flush=True)
+        edges = [args.length * 2**power for power in range(TIMES_LONGER.bit_length())]
+        names = [name for name in results[family] if name != "seconds"]
+        header = ["training", *(f"{low} to {high}" for low, high in zip([0, *edges], edges, strict=False))]
+        rows = [[name, *(f"{value:.3f}" for value in results[family][name]["octaves"])] for name in names]
+        print_table(header, rows)
+    guess = by_frequency(train, test)
+    print(f"\nPredicting each byte by its frequency: {guess:.3f}")
+    write_results(
+        args,
+        {"families": results, "by frequency": guess, "parameters": {name: size_of(name) for name in args.families}},
+    )
+
+
+def _arguments(argv: Sequence[str] | None) -> Any:
+    parser = experiment_parser("Loss by position beyond the training length, before and after states are carried.")
+    parser.add_argument("--dataset", default=REVIEWS, help="a table with text and split, or a Hub id")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--length", type=int, default=128, help="bytes of a training row")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of the first training")
+    parser.add_argument("--more-steps", type=int, default=300, help="steps of each further training")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--test-rows", type=int, default=64, help="inputs that the loss is the mean of")
+    parser.add_argument("--bytes", type=int, default=4_000_000, help="of each split at most")
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.length, args.steps, args.more_steps, args.test_rows, args.bytes = 16, 3, 3, 2, 4000
+        args.batch_size = 2
+    return args
+
+
+def text_of(texts: Sequence[str], limit: int) -> Tensor:
+    """The bytes of texts laid end to end, as token ids."""
+    return torch.tensor(build_byte_tokenizer()("\n".join(texts)[:limit])["input_ids"][:limit])
+
+
+def by_frequency(train: Tensor, test: Tensor) -> float:
+    """Nats per byte of the test text, predicted by the frequencies of the training text."""
+    counts = torch.bincount(train, minlength=int(test.max()) + 1) + 1.0
+    return -(counts / counts.sum()).log()[test].mean().item()
+
+
+def size_of(family: str) -> int:
+    return sum(parameter.numel() for parameter in build(family).parameters())
+
+
+def build(family: str) -> Any:
+    config, model, more = FAMILIES[family]
+    return model(config(vocab_size=len(build_byte_tokenizer()), **SIZES, **more))
+
+
+def models(family: str, text: Tensor, args: Any) -> Any:
+    """The model before and after each further training."""
+    torch.manual_seed(0)
+    model = build(family)
+    # One byte more than is read, which is the last label.
+    rows = Dataset.from_dict(
+        {"input_ids": text[: len(text) // (args.length + 1) * (args.length + 1)].view(-1, args.length + 1).numpy()}
+    )
+    whole = Dataset.from_dict({"input_ids": [text.numpy()]})
+    rate = {"per_device_train_batch_size": args.batch_size, "seed": 0}
+    fit(model, rows, max_steps=args.steps, learning_rate=3e-3, chunk_length=None, **rate)
+    yield "before", model
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, data, options in (
+        (EMPTY, rows, {}),
+        (PASSED, rows, {"chunk_length": args.length, "carry_states": True}),
+        (IN_ORDER, whole, {"chunk_length": args.length}),
+    ):
+        model.load_state_dict(weights)
+        fit(model, data, max_steps=args.more_steps, learning_rate=1e-3, **options, **rate)
+        yield name, model
+
+
+def fit(model: Any, rows: Dataset, **options: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = SSMTrainer(
+            model, quiet_training(folder, **options), train_dataset=rows, data_collator=collate_or_stack
+        )
+        trainer.train()
+
+
+def collate_or_stack(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """Rows of equal length, with the labels of language models."""
+    ids = torch.stack([torch.as_tensor(row["input_ids"]) for row in rows])
+    return {"input_ids": ids, "labels": ids}
+
+
+@torch.no_grad()
+def measure(model: Any, rows: Tensor) -> dict[str, Any]:
+    """Loss at each position after the first, and how far back the model looks."""
+    model.eval()
+    losses = []
+    for batch in rows.split(8):
+        scores = model(input_ids=batch).logits[:, :-1].transpose(1, 2)
+        losses.append(torch.nn.functional.cross_entropy(scores, batch[:, 1:], reduction="none"))
+    remembrance = effective_remembrance(model, ({"input_ids": batch} for batch in rows.split(8)))
+    return {
+        "octaves": by_octave(torch.cat(losses).mean(dim=0), rows.shape[1] // TIMES_LONGER),
+        "loss": binned(torch.cat(losses).mean(dim=0), rows.shape[1] // BINS),
+        "remembrance": dict(zip(remembrance.distances, remembrance.values, strict=True)),
+    }
+
+
+def by_octave(losses: Tensor, length: int) -> list[float]:
+    """The mean over [0, length), [length, 2 length), [2 length, 4 length) and so on."""
+    means, low = [], 0
+    while low < len(losses):
+        high = max(2 * low, length)
+        means.append(losses[low:high].mean().item())
+        low = high
+    return means
+
+
+def binned(losses: Tensor, width: int) -> list[float]:
+    """Means of `width` positions, for the figure."""
+    return [round(bin.mean().item(), 4) for bin in losses.split(width)]
+
+
+if __name__ == "__main__":
+    main()

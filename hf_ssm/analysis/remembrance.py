@@ -1,0 +1,187 @@
+"""Effective remembrance: how far back a model looks (Buitrago Ruiz & Gu 2025).
+
+Legend: `B` batch, `L` length, `V` classes or tokens, `d` distance in positions.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.bounds import ModelBound
+from hf_ssm.analysis.recording import model_inputs
+from hf_ssm.analysis.tables import Table
+from hf_ssm.models.base.heads import SSMForTokenClassification
+from hf_ssm.models.base.token_heads import SSMForCausalLM
+from hf_ssm.models.views.packing import PACKING_ARGUMENTS
+from hf_ssm.utils.checks import check_iterable, check_model
+from hf_ssm.utils.evaluation import evaluating, unwrapped
+
+__all__ = ["Remembrance", "effective_remembrance", "remembrance_table"]
+
+_REACH = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembrance:
+    """What `effective_remembrance` returns.
+
+    Attributes:
+        measure: "total variation" of the predicted probabilities, in [0, 1], or "relative change" of the last hidden
+            state, ‖h - h'‖₂ / ‖h‖₂, of models without probabilities at each position.
+        distances: Ascending.
+        values: The mean over rows for each distance d: the change of the output at the last position if everything more
+            than d positions back (the position itself is the first of these d) is left out.
+        rows: Number of rows that are longer than the distance, which are those of the mean.
+        reach: The smallest of the distances from which on all values are below 0.01: what is further back has hardly
+            an effect. `None` if the last value is not.
+    """
+
+    measure: str
+    distances: list[int]
+    values: list[float]
+    rows: list[int]
+    reach: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, texts and lists."""
+        return dataclasses.asdict(self)
+
+
+def effective_remembrance(
+    model: Any, batches: Iterable[Mapping[str, Any]], distances: Sequence[int] | None = None
+) -> Remembrance:
+    """How much the output at the last position of a row depends on what is more than d positions back.
+
+    EffRem_T(t) = TV(q(· | x_0 ... x_T), q(· | x_t ... x_T)), as a function of d = T - t + 1, the number of positions
+    that remain. It costs as much as three passes over the batches.
+
+    Args:
+        model: A causal model of hf_ssm, bare or with a head; it is not changed.
+        batches: Keyword inputs of the model (tensors); labels are ignored. Rows may be padded on either side.
+        distances: Positive numbers. Default: powers of 2 below the length of the longest row.
+
+    Raises:
+        TypeError: An argument of another type.
+        ValueError: The model is not causal; packed rows; distances that are not positive; no row is longer than the
+            smallest distance.
+
+    Source: Buitrago Ruiz & Gu 2025 (arXiv 2507.02782), Section 4. The relative change of hidden states is an extension.
+    """
+    check_model(model)
+    check_iterable("batches", batches, "batches (keyword inputs of the model)")
+    if distances is not None and any(distance < 1 for distance in distances):
+        raise ValueError(f"`distances` must be positive numbers of positions, got {list(distances)}.")
+    model = unwrapped(model)
+    # Inside an adapter of PEFT.
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    flag = model.config.non_causal_flag
+    if flag is not None:
+        raise ValueError(f"The remembrance is defined for causal models, but this one has {flag}.")
+    predicts = isinstance(model, SSMForCausalLM | SSMForTokenClassification)
+    reader = model if predicts else model.base_model
+    sums: dict[int, Tensor] = {}
+    with evaluating(model):
+        for batch in batches:
+            inputs = model_inputs(batch, model.device)
+            for distance, changes in _changes(reader, inputs, distances, predicts).items():
+                added = torch.stack([changes.sum(), changes.new_tensor(len(changes))])
+                sums[distance] = sums[distance] + added if distance in sums else added
+    if not sums:
+        raise ValueError("No row is longer than the smallest distance: give longer rows, or smaller `distances`.")
+    chosen = sorted(sums)
+    totals = [sums[distance].tolist() for distance in chosen]
+    values = [total / rows for total, rows in totals]
+    far = [index for index, value in enumerate(values) if value >= _REACH]
+    first = far[-1] + 1 if far else 0
+    return Remembrance(
+        measure="total variation" if predicts else "relative change",
+        distances=chosen,
+        values=values,
+        rows=[int(rows) for _, rows in totals],
+        reach=chosen[first] if first < len(chosen) else None,
+    )
+
+
+def _changes(reader: Any, inputs: dict[str, Any], distances: Sequence[int] | None, predicts: bool) -> dict[int, Tensor]:
+    """For each distance the change of the output of each row that is longer, `(rows,)`, float64."""
+    packed = [name for name in PACKING_ARGUMENTS if inputs.get(name) is not None]
+    if packed:
+        raise ValueError(f"Packed rows (`{packed[0]}`) have several last positions: give one document in each row.")
+    mask = inputs.pop("attention_mask", None)
+    ids = inputs.get("input_ids", mask)
+    if ids is not None and ids.dim() != 2:
+        raise ValueError("Rows of two sequences have two last positions: there is no remembrance of pairs.")
+    sequences = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
+    batch, length = next(iter(sequences.values())).shape[:2]
+    steps = torch.arange(length, device=reader.device)
+    tokens = torch.ones(batch, length, dtype=torch.bool, device=reader.device) if mask is None else mask.bool()
+    lasts, counts = (tokens * steps).amax(dim=1), tokens.sum(dim=1)
+    longest = int(counts.max())
+    if distances is None:
+        distances = [2**power for power in range(max(longest - 1, 0).bit_length())]
+    whole = _last_outputs(reader, inputs if mask is None else {**inputs, "attention_mask": mask}, lasts, predicts)
+    changes = {}
+    for distance in distances:
+        rows = (counts > distance).nonzero().squeeze(1)
+        if len(rows) == 0:
+            continue
+        places = (lasts[rows] - distance + 1).unsqueeze(1) + torch.arange(distance, device=rows.device)
+        kept = {name: value[rows.unsqueeze(1), places] for name, value in sequences.items()}
+        last = torch.full_like(rows, distance - 1)
+        changes[distance] = _change(whole[rows], _last_outputs(reader, {**inputs, **kept}, last, predicts), predicts)
+    return changes
+
+
+def _last_outputs(reader: Any, inputs: dict[str, Any], lasts: Tensor, predicts: bool) -> Tensor:
+    """Probabilities, or hidden states, at one position of each row, `(B, V)`, float64."""
+    outputs = reader(**inputs)
+    values = outputs.logits if predicts else outputs.last_hidden_state
+    last = values[torch.arange(len(lasts), device=lasts.device), lasts].double()
+    return last.softmax(dim=-1) if predicts else last
+
+
+def _change(whole: Tensor, cut: Tensor, predicts: bool) -> Tensor:
+    if predicts:
+        return (whole - cut).abs().sum(dim=-1) / 2
+    return (whole - cut).norm(dim=-1) / whole.norm(dim=-1).clamp(min=torch.finfo(whole.dtype).tiny)
+
+
+def remembrance_table(remembrance: Remembrance | str, bound: ModelBound | str) -> Table:
+    """The section of the theory report, with the spectral abscissa of the scans.
+
+    Args:
+        remembrance: The measurement, or the reason why there is none.
+        bound: The bound of Honarpisheh et al., which holds the abscissa of each scan, or the reason why there is none.
+    """
+    title = "Effective remembrance"
+    scans = [] if isinstance(bound, str) else [scan for scan in bound.scans if scan.norms is not None]
+    abscissae = [f"{-scan.norms.s_A:.4g} (layer {scan.layer}, {scan.direction})" for scan in scans if scan.norms]
+    notes = []
+    if abscissae:
+        notes.append(
+            f"Spectral abscissa max Re λ(A) of the scans (Honarpisheh et al. 2025): {', '.join(abscissae)}. The "
+            "slowest state decays by exp(Δ · abscissa) per position: a model may look the further back, the closer "
+            "the abscissa is to 0."
+        )
+    if isinstance(remembrance, str):
+        return Table(title, notes=[f"None: {remembrance}", *notes])
+    reach = (
+        f"still above {_REACH} at the largest distance: longer rows would show more"
+        if remembrance.reach is None
+        else f"below {_REACH} from {remembrance.reach} positions on"
+    )
+    what = (
+        "Total variation between the probabilities predicted at the last position"
+        if remembrance.measure == "total variation"
+        else "Relative change of the last hidden state"
+    )
+    notes.insert(
+        0,
+        f"{what} with and without what is more than d positions back, mean over the rows that are longer (Buitrago "
+        f"Ruiz & Gu 2025); {reach}.",
+    )
+    rows = list(zip(remembrance.distances, remembrance.values, remembrance.rows, strict=True))
+    return Table(title, ("d", remembrance.measure, "rows"), rows, notes)

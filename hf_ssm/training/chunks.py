@@ -1,0 +1,310 @@
+"""Truncated backpropagation: a Trainer that reads rows in pieces and carries the model's states between them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
+
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.token_heads import SSMForCausalLM
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.training.pieces import BatchOfPieces, Pieces, PieceSampler
+from hf_ssm.training.pushes import PushingTrainer
+
+__all__ = ["CarriedStates", "PieceTrainer", "check_chunks", "pieces_of", "without_place"]
+
+_PIECES = "pieces"
+
+
+class CarriedStates:
+    """The states of a model between the pieces of streams.
+
+    Attributes:
+        cache: The states after the last piece; `None` before the first piece.
+        folder: The checkpoint that a run continues from, which holds the states of its last piece.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.cache: SSMCache | None = None
+        self.folder = folder
+
+    @contextmanager
+    def reading(self, model: Any, pieces: BatchOfPieces, name: str, seq_idx: Tensor | None) -> Iterator[None]:
+        """Within this context, calls of the model continue from the states; afterwards they are cut off the graph.
+
+        Args:
+            model: The model, not wrapped.
+            pieces: The place of the batch in the streams.
+            name: Name of the file of this process in a checkpoint.
+            seq_idx: `(B, n)`, the number of the document at each position, or `None`.
+
+        Raises:
+            ValueError: There are no states of the pieces before these.
+        """
+        backbone = _backbone(model)
+        cache = self.cache = self._before(backbone, pieces.start, name)
+
+        def hand_over(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            # Heads that give labels have looked up documents without the cache.
+            return args, {**kwargs, "past_key_values": cache, "seq_idx": seq_idx, "documents": None}
+
+        hook = backbone.register_forward_pre_hook(hand_over, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+            cache.detach_()
+            for state in cache.states:
+                # The weights are about to change.
+                state.constants.clear()
+
+    def _before(self, backbone: Any, start: int, name: str) -> SSMCache:
+        """The states before position `start`."""
+        folder, self.folder = self.folder, None
+        if start == 0:
+            return SSMCache(backbone.config)
+        cache = self.cache
+        if cache is None and folder is not None:
+            if not (folder / name).is_file():
+                raise ValueError(
+                    f"`chunk_length`: {str(folder)!r} has no {name}, the states of this process: resume with as many "
+                    "processes as have saved it, or from the end of an epoch."
+                )
+            cache = SSMCache.load(folder / name, backbone)
+        if cache is None or cache.get_seq_length() != start:
+            length = "no states" if cache is None else f"the states after {cache.get_seq_length()} positions"
+            raise ValueError(
+                f"`chunk_length`: a batch begins at position {start} of its streams, but there are {length}: resume "
+                "with the same `chunk_length`, batch size and data, without `ignore_data_skip`."
+            )
+        return cache
+
+
+def check_chunks(model: Any, args: Any) -> None:
+    """Raise `ValueError` for a model or arguments that `chunk_length` would give other results than documented.
+
+    Args:
+        model: The model, not wrapped.
+        args: `SSMTrainingArguments` with `chunk_length`.
+    """
+    model = _base(model)
+    config = model.config
+    batches = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
+    parallelism = getattr(args, "parallelism_config", None)
+    shares_rows = any(getattr(parallelism, name, 1) > 1 for name in ("cp_size", "sp_size", "tp_size"))
+    recomputes = args.activation_checkpointing or _backbone(model).gradient_checkpointing
+    reasons = (
+        (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),
+        (getattr(model, "pooling", 0), f"{type(model).__name__} has one output for a row, which needs the whole row"),
+        (config.frame_shape, "the model reads videos"),
+        (config.tau_weight, f"`tau_weight`={config.tau_weight}, but τ is defined for whole rows: set it to 0"),
+        (recomputes, "gradient checkpointing would change the states twice: leave it out, as pieces bound the memory"),
+        (args.label_smoothing_factor, "`label_smoothing_factor` does not see labels in the next piece: set it to 0"),
+        (
+            args.train_sampling_strategy not in ("random", "sequential"),
+            f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders whole rows: leave it out",
+        ),
+        (batches, "`split_batches` and `dispatch_batches` of `accelerator_config` distribute batches otherwise"),
+        (shares_rows, "processes that share rows (`parallelism_config`) cannot have streams of their own"),
+        (args.n_gpu > 1, "`torch.nn.DataParallel` copies the model: start one process for each device"),
+    )
+    for holds, reason in reasons:
+        if holds:
+            raise ValueError(f"`chunk_length`={args.chunk_length} is not possible here: {reason}.")
+    if args.carry_states:
+        for name, module in model.named_modules():
+            if isinstance(module, SequenceOperator) and not module.has_recurrent_state:
+                raise ValueError(
+                    f"`carry_states=True` needs states of a fixed size, but `{name}` remembers all inputs: leave it "
+                    "out, so that the memory ends with each row."
+                )
+
+
+def pieces_of(model: Any, args: Any, rows: Any, batch_size: int, *, training: bool = True) -> Pieces:
+    """The pieces of a data set.
+
+    Args:
+        model: The model, not wrapped.
+        args: `SSMTrainingArguments` with `chunk_length`.
+        rows: The data set.
+        batch_size: Streams of each process.
+        training: Whether rows are shuffled and streams equally long; evaluation reads whole rows in each stream.
+    """
+    model = _base(model)
+    is_shuffled = training and args.train_sampling_strategy == "random"
+    return Pieces(
+        rows,
+        args.chunk_length,
+        batch_size * args.world_size,
+        input_name=model.main_input_name,
+        predicts_next=isinstance(model, SSMForCausalLM),
+        extra_inputs=model.extra_inputs,
+        carry_states=training and args.carry_states,
+        seed=(args.seed if args.data_seed is None else args.data_seed) if is_shuffled else None,
+        whole_rows=not training,
+    )
+
+
+class PieceTrainer(PushingTrainer):
+    """The part of `SSMTrainer` for `chunk_length=N`; without it, transformers' Trainer.
+
+    - The rows of an epoch, in random order, are laid end to end and cut into as many streams of equal length as all
+      processes read side by side (`per_device_train_batch_size` times their number). A batch holds the next N positions
+      of each stream. States are carried from one batch to the next without gradients, and begin anew at each row and
+      each document of a packed row (`seq_idx`), and where a stream begins within a row. `carry_states=True` carries
+      them from row to row.
+    - Each batch is an optimizer step; with `gradient_accumulation_steps=K`, K consecutive pieces are one. The
+      schedule, `max_steps` and `logging_steps` count these steps: an epoch has ceil(ceil(T / streams) / N / K) of them
+      for T positions. States were computed with the weights of earlier steps, as always in truncated backpropagation.
+    - A causal language model predicts the first token of a piece at the end of the piece before. The last token of a
+      row is predicted and not read. With the learning rate 0, the losses are those of whole rows.
+    - Evaluation reads pieces as well, of whole rows in each stream. Its loss is the mean over all labels.
+    - A checkpoint holds the states of each process (`states_RANK_of_PROCESSES.safetensors`), so that a run resumes
+      within a row as if it had not been interrupted.
+    - Memory grows with N, not with the rows, for models with recurrent states. Long convolutions without recurrence
+      (Hyena, causal Sobolev filters) remember all inputs of the current row, and convolve them again for each piece:
+      time grows with the square of the length of a row, and memory with its length.
+    - For causal models with an output at each position: language models, token classification, signal regression. τ is
+      defined for whole rows: `rescale_init=True` takes the first N positions of the streams, `tau_weight` is refused.
+
+    Source: Williams & Peng 1990; Buitrago Ruiz & Gu 2025 (arXiv 2507.02782) for `carry_states`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._states = {True: CarriedStates(), False: CarriedStates()}
+        # Sum of the losses of evaluated labels, and their number.
+        self._evaluated: Tensor | None = None
+        if self._chunk_length is not None:
+            check_chunks(self._unwrapped, self.args)
+            if self.compute_loss_func is not None:
+                raise ValueError("`compute_loss_func` does not see labels in the next piece: leave `chunk_length` out.")
+
+    @property
+    def _chunk_length(self) -> int | None:
+        length: int | None = getattr(self.args, "chunk_length", None)
+        return length
+
+    def _loader_of(self, pieces: Pieces) -> DataLoader:
+        args = self.args
+        loader: DataLoader = self.accelerator.prepare(
+            DataLoader(
+                pieces,
+                batch_size=pieces.streams // args.world_size,
+                sampler=PieceSampler(pieces),
+                collate_fn=partial(pieces.collate, self.data_collator),
+                num_workers=args.dataloader_num_workers,
+                pin_memory=args.dataloader_pin_memory,
+                persistent_workers=args.dataloader_persistent_workers,
+                prefetch_factor=args.dataloader_prefetch_factor,
+            )
+        )
+        return loader
+
+    def get_train_dataloader(self) -> DataLoader:
+        """As in transformers; with `chunk_length`, batches of pieces."""
+        if self._chunk_length is None:
+            return super().get_train_dataloader()
+        return self._loader_of(pieces_of(self._unwrapped, self.args, self.train_dataset, self._train_batch_size))
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """As in transformers; with `chunk_length`, batches of pieces."""
+        if self._chunk_length is None:
+            return super().get_eval_dataloader(eval_dataset)
+        known: Any = self.eval_dataset
+        rows: Any = known if eval_dataset is None else eval_dataset
+        rows = known[rows] if isinstance(rows, str) else rows
+        size = min(self.args.eval_batch_size, -(-len(rows) // self.args.world_size))
+        return self._loader_of(pieces_of(self._unwrapped, self.args, rows, size, training=False))
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a resumed run continues from the states in its checkpoint."""
+        newest = resume_from_checkpoint is True
+        folder = get_last_checkpoint(str(self.args.output_dir)) if newest else resume_from_checkpoint
+        self._states[True] = CarriedStates(Path(folder) if folder else None)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers; a checkpoint also holds the states of each process."""
+        super().save_model(output_dir, _internal_call)
+        cache = self._states[True].cache
+        if _internal_call and cache is not None and output_dir is not None:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            cache.save(Path(output_dir, self._states_name), _backbone(self._unwrapped))
+
+    @property
+    def _states_name(self) -> str:
+        return f"states_{self.accelerator.process_index}_of_{self.accelerator.num_processes}.safetensors"
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """As in transformers; pieces continue from the states of those before them."""
+        if _PIECES not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        place: BatchOfPieces = inputs[_PIECES]
+        inputs = without_place(inputs)
+        states = self._states[model.training]
+        if not model.training:
+            # The mean over the labels of this process, of which `evaluation_loop` makes that of all.
+            num_items_in_batch = None
+        with states.reading(self._unwrapped, place, self._states_name, inputs.get("seq_idx")):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if place.num_labels == 0:
+            # The mean of no labels is not a number.
+            loss = (outputs.logits.sum() * 0.0).to(loss.dtype)
+        if not model.training:
+            added = torch.stack([loss.detach().double() * place.num_labels, loss.new_tensor(place.num_labels).double()])
+            self._evaluated = added if self._evaluated is None else self._evaluated + added
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; metrics of a language model find the first label of the next piece at the end."""
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        following = inputs.get("shift_labels") if _PIECES in inputs else None
+        if following is not None and isinstance(logits, Tensor) and labels is not None:
+            # Position t of the logits belongs to label t + 1.
+            logits = torch.cat([logits, logits[:, -1:]], dim=1)
+            labels = nn.functional.pad(following.to(logits.device), (1, 0), value=-100)
+        return loss, logits, labels
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """As in transformers; the loss of pieces is the mean over all labels, however many are in a batch."""
+        self._evaluated, self._states[False] = None, CarriedStates()
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if self._evaluated is not None and output.metrics is not None:
+            total, count = self.accelerator.reduce(self._evaluated, "sum").tolist()
+            output.metrics[f"{metric_key_prefix}_loss"] = total / max(count, 1.0)
+        return output
+
+
+def without_place(batch: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the model in a batch."""
+    return {name: value for name, value in batch.items() if name != _PIECES}
+
+
+def _base(model: Any) -> Any:
+    """The model of hf_ssm in an adapter of PEFT."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _backbone(model: Any) -> Any:
+    """The model without head and adapter."""
+    return _base(model).base_model

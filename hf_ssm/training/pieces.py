@@ -1,0 +1,272 @@
+"""Long rows as pieces: the data of truncated backpropagation, in an order that keeps sequences together.
+
+The rows of a data set are laid end to end in `S` streams, and each stream is cut into pieces of `N` positions. Piece k
+of stream b is item k S + b, so that in batches of S items, in this order, row b of batch k continues row b of batch
+k - 1.
+
+Legend: `S` streams, `N` positions of a piece, `L` length of a row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
+
+from hf_ssm.data.signals import row_lengths
+
+__all__ = ["BatchOfPieces", "PieceSampler", "Pieces"]
+
+_IGNORED = -100
+# Numbers of documents of different rows differ by more than any `seq_idx` within a row.
+_NUMBERS_PER_ROW = 2**32
+
+
+@dataclass(frozen=True)
+class BatchOfPieces:
+    """What a batch knows of its place in the streams, under the key `pieces` of the batch.
+
+    Attributes:
+        start: Positions of each stream before these pieces; 0 where the streams begin.
+        num_labels: Number of labels that count.
+    """
+
+    start: int
+    num_labels: int
+
+
+class _Layout(NamedTuple):
+    """The streams of an epoch: rows in their order, the first position of each row and the end, and of each stream."""
+
+    order: np.ndarray
+    ends: np.ndarray
+    bounds: np.ndarray
+
+
+class Pieces(torch.utils.data.Dataset):
+    """The pieces of the rows of a data set.
+
+    Each position is read once in an epoch. A language model predicts the first token of a piece at the end of the piece
+    before it; the last token of a row is predicted and not read.
+
+    Args:
+        rows: Columns of lists, one entry for each position. They are read from the memory-mapped file piece by piece.
+        length: N.
+        streams: S. Streams have the same length, and a row is cut where a stream ends.
+        input_name: Column of the inputs: `input_ids` or `input_values`.
+        predicts_next: Whether the label of a position is the next token, from `labels` or the inputs.
+        extra_inputs: Further columns that the model reads, positive numbers.
+        carry_states: Whether rows follow each other as one sequence; otherwise `seq_idx` tells them apart.
+        seed: Seed of the order of the rows, which is another one in each epoch. Default: the order of the data set.
+        whole_rows: Whether streams consist of whole rows, and end in padding where they are shorter than others.
+
+    Raises:
+        TypeError: `rows` is not a `datasets.Dataset`.
+        ValueError: No row has a position; a transform, or columns that cannot be cut into pieces.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset,
+        length: int,
+        streams: int,
+        *,
+        input_name: str = "input_ids",
+        predicts_next: bool = True,
+        extra_inputs: Sequence[str] = (),
+        carry_states: bool = False,
+        seed: int | None = None,
+        whole_rows: bool = False,
+    ):
+        check_rows(rows, input_name, predicts_next)
+        self.length, self.streams, self.seed = length, streams, seed
+        self.input_name, self.predicts_next, self.carry_states = input_name, predicts_next, carry_states
+        self.extra_inputs = [name for name in extra_inputs if name in rows.column_names]
+        self.epoch = 0
+        names = [input_name, "labels", "seq_idx", "attention_mask", *self.extra_inputs]
+        self._rows = rows.select_columns([name for name in names if name in rows.column_names]).with_format("arrow")
+        self._lengths = np.maximum(row_lengths(rows, input_name) - int(predicts_next), 0)
+        if not self._lengths.any():
+            raise ValueError(f"`chunk_length`: no row of the data has {2 if predicts_next else 1} positions.")
+        self._fixed = self._whole_rows() if whole_rows else None
+        self._shuffled: tuple[int, _Layout] | None = None
+        self._stream_length = int(np.diff(self.layout(0).bounds).max())
+
+    def __len__(self) -> int:
+        return -(-self._stream_length // self.length) * self.streams
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the rows; called by the data loader."""
+        self.epoch = epoch
+
+    def layout(self, epoch: int) -> _Layout:
+        """The streams of an epoch."""
+        if self._fixed is not None:
+            return self._fixed
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            order = np.flatnonzero(self._lengths)
+            if self.seed is not None:
+                order = np.random.default_rng([self.seed, epoch]).permutation(order)
+            ends = np.concatenate([[0], self._lengths[order].cumsum()])
+            bounds = np.minimum(np.arange(self.streams + 1) * -(-ends[-1] // self.streams), ends[-1])
+            self._shuffled = epoch, _Layout(order, ends, bounds)
+        return self._shuffled[1]
+
+    def _whole_rows(self) -> _Layout:
+        """Streams of whole rows, each row, beginning with the longest, in the stream that is shortest so far."""
+        members: list[list[int]] = [[] for _ in range(self.streams)]
+        filled = np.zeros(self.streams, dtype=np.int64)
+        for row in np.argsort(-self._lengths, kind="stable")[: np.count_nonzero(self._lengths)]:
+            shortest = int(filled.argmin())
+            members[shortest].append(int(row))
+            filled[shortest] += self._lengths[row]
+        order = np.array([row for stream in members for row in stream])
+        ends = np.concatenate([[0], self._lengths[order].cumsum()])
+        return _Layout(order, ends, np.concatenate([[0], filled.cumsum()]))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """A piece; items of epoch e follow those of the epochs before it, so that workers need not be told of epochs.
+
+        Returns:
+            The columns, `(n,)` or `(n, C)`, n <= N, with `shift_labels` and `seq_idx`; the first position of the piece
+            in its stream, `start`, and the largest n of all streams, `longest`.
+        """
+        epoch, place = divmod(index, len(self))
+        number, stream = divmod(place, self.streams)
+        order, ends, bounds = self.layout(epoch)
+        start = number * self.length
+        first, last = (int(min(bounds[stream] + start + step, bounds[stream + 1])) for step in (0, self.length))
+        row = int(np.searchsorted(ends, first, side="right")) - 1
+        segments = []
+        while first < last:
+            count = min(last, int(ends[row + 1])) - first
+            segments.append(self._segment(int(order[row]), first - int(ends[row]), count))
+            first, row = first + count, row + 1
+        if not segments:
+            segments = [{name: value[:0] for name, value in self._segment(int(order[0]), 0, 1).items()}]
+        columns = {name: np.concatenate([segment[name] for segment in segments]) for name in segments[0]}
+        return {**columns, "start": start, "longest": min(self.length, self._stream_length - start)}
+
+    def _segment(self, row: int, start: int, count: int) -> dict[str, np.ndarray]:
+        """Positions of one row."""
+        table = self._rows[row]
+        values = {
+            name: _positions(table.column(name), start, count + self.predicts_next) for name in table.column_names
+        }
+        if not values.pop("attention_mask", np.ones(1)).all():
+            raise ValueError(f"`chunk_length`: row {row} has padding (`attention_mask`): tokenize without padding.")
+        documents = values.pop("seq_idx", np.zeros(count + self.predicts_next, dtype=np.int64)).astype(np.int64)
+        if self.input_name == "input_ids":
+            values["input_ids"] = values["input_ids"].astype(np.int64)
+        if self.predicts_next:
+            labels = values.pop("labels", values[self.input_name]).astype(np.int64)[1:]
+            values["shift_labels"] = np.where(documents[1:] == documents[:-1], labels, _IGNORED)
+        if not self.carry_states:
+            values["seq_idx"] = row * _NUMBERS_PER_ROW + documents
+        return {name: value[:count] for name, value in values.items()}
+
+    def collate(self, collator: Callable[[list[Any]], Any], items: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of pieces of equal length, padded where a stream has ended.
+
+        Args:
+            collator: Makes the tensors of inputs and labels of rows of equal length.
+            items: Pieces with the same number, one of each stream.
+        """
+        longest = items[0]["longest"]
+        counts = torch.tensor([len(item[self.input_name]) for item in items])
+        mask = torch.arange(longest) < counts.unsqueeze(1)
+        filled = [
+            {name: _padded(name, value, longest) for name, value in item.items() if isinstance(value, np.ndarray)}
+            for item in items
+        ]
+        collated = (self.input_name, "labels")
+        batch = dict(collator([{name: item[name] for name in collated if name in item} for item in filled]))
+        batch.pop("attention_mask", None)
+        for name in filled[0].keys() - set(collated):
+            batch[name] = torch.from_numpy(np.stack([item[name] for item in filled]))
+        if not bool(mask.all()):
+            batch["attention_mask"] = mask.long()
+        batch.setdefault("labels", batch[self.input_name])
+        labels: torch.Tensor = batch["shift_labels" if self.predicts_next else "labels"]
+        counted = mask if labels.is_floating_point() else mask & (labels != _IGNORED)
+        return {**batch, "pieces": BatchOfPieces(items[0]["start"], int(counted.sum()))}
+
+
+class PieceSampler(Sampler[int]):
+    """The pieces of an epoch in their order."""
+
+    def __init__(self, pieces: Pieces):
+        self.pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.pieces.epoch * len(self)
+        return iter(range(first, first + len(self)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the rows."""
+        # Accelerate tells either the sampler or the data set.
+        self.pieces.set_epoch(epoch)
+
+
+def check_rows(rows: Any, input_name: str, predicts_next: bool) -> None:
+    """Refuse data whose rows cannot be read piece by piece; see `Pieces`."""
+    if not isinstance(rows, Dataset):
+        raise TypeError(
+            f"`chunk_length` needs a `datasets.Dataset` whose rows have numbers, got {type(rows).__name__}: build one, "
+            "for example by `Dataset.from_list(rows)`."
+        )
+    if rows.format["type"] == "custom":
+        raise ValueError(
+            "`chunk_length`: the data set has a transform, which would draw anew for each piece of a row (data."
+            "reverse_complement, data.unknown_bases): leave it out, or apply it by `map`."
+        )
+    if input_name not in rows.column_names:
+        raise ValueError(
+            f"`chunk_length`: the data have no column {input_name!r}, only {', '.join(rows.column_names)}."
+        )
+    for name in ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k"):
+        if name in rows.column_names:
+            raise ValueError(f"`chunk_length`: pass the documents of packed rows as `seq_idx`, not as `{name}`.")
+    if not predicts_next and "labels" not in rows.column_names:
+        raise ValueError("`chunk_length`: the data have no column 'labels' with a label for each position.")
+    lengths = row_lengths(rows, input_name)
+    for name in ("labels", "seq_idx", "attention_mask"):
+        if name not in rows.column_names:
+            continue
+        is_list = getattr(rows.features[name], "feature", None) is not None
+        if not is_list or not np.array_equal(row_lengths(rows, name), lengths):
+            raise ValueError(
+                f"`chunk_length`: the column {name!r} must have an entry for each position: a label for a whole row "
+                "needs the whole row, so leave `chunk_length` out."
+            )
+
+
+def _positions(column: Any, start: int, count: int) -> np.ndarray:
+    """Some positions of the row of a table of one row, `(count,)` or `(count, C)`, mostly without a copy."""
+    values = column.chunk(0)
+    values = values.storage if isinstance(values, pa.ExtensionArray) else values
+    values = values.flatten().slice(start, count)
+    rows = len(values)
+    is_nested = pa.types.is_nested(values.type)
+    while pa.types.is_nested(values.type):
+        values = values.flatten()
+    numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+    return numbers.reshape(rows, -1) if is_nested else numbers
+
+
+def _padded(name: str, values: np.ndarray, length: int) -> np.ndarray:
+    """`values` with entries at the end that do not count."""
+    is_label = name in ("labels", "shift_labels")
+    filler = (np.nan if values.dtype.kind == "f" else _IGNORED) if is_label else 0
+    # Where the stream has ended, in the document before; extra inputs must be positive.
+    mode: dict[str, Any] = {"constant_values": filler}
+    if name not in ("labels", "shift_labels", "input_ids", "input_values"):
+        mode["constant_values"] = values[-1] if len(values) else 1
+    return np.pad(values, [(0, length - len(values)), *[(0, 0)] * (values.ndim - 1)], **mode)

@@ -1,0 +1,80 @@
+"""How far back a model looks."""
+
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm.analysis.remembrance import effective_remembrance
+
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_total_variation_by_definition(family: str, make_model) -> None:
+    model = make_model(family, "ForCausalLM", vocab_size=12).double()
+    rows = [torch.randint(0, 12, (1, length)) for length in (11, 7)]
+    batch = {
+        "input_ids": torch.cat([rows[0], torch.nn.functional.pad(rows[1], (0, 4))]),
+        "attention_mask": torch.tensor([[1] * 11, [1] * 7 + [0] * 4]),
+        "labels": torch.zeros(2, 11, dtype=torch.long),
+    }
+    found = effective_remembrance(model, [batch], distances=[3, 8, 11])
+    assert (found.measure, found.distances, found.rows) == ("total variation", [3, 8], [2, 1])
+
+    def change(row: torch.Tensor, distance: int) -> float:
+        whole, cut = (model(ids).logits[0, -1].softmax(0) for ids in (row, row[:, -distance:]))
+        return float((whole - cut).detach().abs().sum() / 2)
+
+    expected = [(change(rows[0], 3) + change(rows[1], 3)) / 2, change(rows[0], 8)]
+    assert found.values == pytest.approx(expected, abs=1e-10)
+    left = {
+        "input_ids": torch.cat([rows[0], torch.nn.functional.pad(rows[1], (4, 0))]),
+        "attention_mask": torch.tensor([[1] * 11, [0] * 4 + [1] * 7]),
+    }
+    assert effective_remembrance(model, [left], [3, 8]).values == pytest.approx(found.values, abs=1e-10)
+
+
+def test_the_reach_of_a_finite_kernel_is_its_length(make_model) -> None:
+    """A Hyena layer whose filter has two taps, and short convolutions of one, sees one position back."""
+    model = make_model("Hyena", "ForCausalLM", vocab_size=12, num_hidden_layers=1, short_filter_order=1).double()
+    operator = next(module for module in model.modules() if type(module).__name__ == "LongConvolution")
+    whole = operator.kernels
+    operator.kernels = lambda length: whole(length) * (torch.arange(length) < 2)
+    found = effective_remembrance(model, [{"input_ids": torch.randint(0, 12, (4, 16))}])
+    assert found.distances == [1, 2, 4, 8] and found.reach == 2
+    assert found.values[0] > 0.01 and max(found.values[1:]) < 1e-12
+
+
+def test_models_without_probabilities_at_each_position(make_model) -> None:
+    batch = {"input_ids": torch.randint(0, 12, (3, 12))}
+    for head in ("ForSequenceClassification", "Model"):
+        model = make_model("S4", head)
+        found = effective_remembrance(model, [batch], [4])
+        assert found.measure == "relative change"
+        hidden, cut = (
+            model.base_model(ids).last_hidden_state[:, -1] for ids in (batch["input_ids"], batch["input_ids"][:, -4:])
+        )
+        expected = ((hidden - cut).norm(dim=1) / hidden.norm(dim=1)).mean().item()
+        assert found.values == pytest.approx([expected], rel=1e-5)
+
+
+def test_it_is_a_part_of_the_report(make_model) -> None:
+    model = make_model("SelectiveSSM", "ForCausalLM", vocab_size=12)
+    report = hf_ssm.theory_report(model, [{"input_ids": torch.randint(0, 12, (3, 12))}])
+    text = report.to_text()
+    assert "Effective remembrance" in text and "Spectral abscissa" in text
+    assert report.to_dict()["remembrance"]["distances"] == [1, 2, 4, 8]
+    two_sided = make_model("S4", "ForTokenClassification", bidirectional=True)
+    report = hf_ssm.theory_report(two_sided, [{"input_ids": torch.randint(0, 12, (3, 12))}])
+    assert "None: The remembrance is defined for causal models" in report.to_text()
+
+
+def test_refused(make_model) -> None:
+    model = make_model("S4", "ForCausalLM", vocab_size=12)
+    ids = torch.randint(0, 12, (2, 5))
+    with pytest.raises(ValueError, match="positive numbers of positions"):
+        effective_remembrance(model, [{"input_ids": ids}], [0])
+    with pytest.raises(ValueError, match="No row is longer"):
+        effective_remembrance(model, [{"input_ids": ids}], [5])
+    with pytest.raises(ValueError, match="Packed rows"):
+        effective_remembrance(model, [{"input_ids": ids, "seq_idx": torch.zeros_like(ids)}])

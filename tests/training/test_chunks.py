@@ -1,0 +1,313 @@
+"""Truncated backpropagation: pieces of rows with states that are carried between them equal whole rows."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import DataCollatorForLanguageModeling
+
+from hf_ssm import cli
+from hf_ssm.data import SignalFeatureExtractor
+from hf_ssm.data.features import SignalCollator
+from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.tokenization import build_byte_tokenizer
+from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.training.metrics import language_modeling_metrics, token_statistics
+from hf_ssm.training.pieces import Pieces, PieceSampler
+
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
+LENGTHS = (23, 4, 31, 1, 17, 9)
+
+
+def token_rows(lengths: tuple[int, ...] = LENGTHS) -> Dataset:
+    generator = np.random.default_rng(0)
+    return Dataset.from_dict({"input_ids": [generator.integers(0, 12, length).tolist() for length in lengths]})
+
+
+def build_trainer(model: Any, rows: Any, folder: Path, **arguments: Any) -> SSMTrainer:
+    chosen = {
+        "chunk_length": 5,
+        "per_device_train_batch_size": 3,
+        "num_train_epochs": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    others = {name: arguments.pop(name) for name in ("data_collator", "eval_dataset") if name in arguments}
+    return SSMTrainer(model, SSMTrainingArguments(str(folder), **(chosen | arguments)), train_dataset=rows, **others)
+
+
+def use_double_losses(model: Any) -> None:
+    """transformers' loss of tokens is computed in float32, which is not enough for a comparison."""
+
+    def loss(logits: Any, labels: Any, shift_labels: Any, **kwargs: Any) -> Any:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
+
+    model.loss_function = loss
+
+
+def read_in_pieces(trainer: SSMTrainer) -> tuple[list[dict[str, Any]], torch.Tensor, list[torch.Tensor]]:
+    """The batches of an epoch, all logits, and the gradients of the losses of each batch, without optimizer steps."""
+    batches, logits, gradients = list(trainer.get_train_dataloader()), [], []
+    model = trainer.model.train()
+    for batch in batches:
+        model.zero_grad()
+        loss, outputs = trainer.compute_loss(model, dict(batch), return_outputs=True)
+        loss.backward()
+        logits.append(outputs.logits.detach())
+        gradients.append(nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None]))
+    return batches, torch.cat(logits, dim=1), gradients
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_each_position_is_read_once_and_each_label_predicted_once(whole_rows: bool) -> None:
+    rows = token_rows()
+    pieces = Pieces(rows, 5, 3, seed=7, whole_rows=whole_rows)
+    orders = []
+    for epoch in range(2):
+        pieces.set_epoch(epoch)
+        items = [pieces[index] for index in PieceSampler(pieces)]
+        assert len(items) == len(pieces)
+        streams = [items[stream::3] for stream in range(3)]
+        assert all([item["start"] for item in stream] == list(range(0, 5 * len(stream), 5)) for stream in streams)
+        read, predicted, documents = (
+            np.concatenate([item[name] for stream in streams for item in stream])
+            for name in ("input_ids", "shift_labels", "seq_idx")
+        )
+        orders.append(list(dict.fromkeys(documents // 2**32)))
+        assert sorted(orders[-1]) == [0, 1, 2, 4, 5]  # a row of one token predicts nothing
+        ids = [rows[int(row)]["input_ids"] for row in orders[-1]]
+        assert read.tolist() == [token for row in ids for token in row[:-1]]
+        assert predicted.tolist() == [token for row in ids for token in row[1:]]
+        if whole_rows:
+            assert all(len({int(item["seq_idx"][0]) for item in s if len(item["seq_idx"])}) >= 1 for s in streams)
+            ends = [int(sum(len(item["input_ids"]) for item in stream)) for stream in streams]
+            assert max(ends) == 30  # the longest row is a stream of its own
+    assert (orders[0] == orders[1]) == whole_rows
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("carry_states", [False, True])
+def test_pieces_equal_whole_streams(family: str, carry_states: bool, make_model, tmp_path: Path) -> None:
+    if carry_states and family == "Hyena":
+        pytest.skip("has no states of a fixed size; refused, see below")
+    model = make_model(family, "ForCausalLM", vocab_size=12).double()
+    use_double_losses(model)
+    trainer = build_trainer(model, token_rows(), tmp_path, carry_states=carry_states)
+    batches, logits, gradients = read_in_pieces(trainer)
+    whole = {
+        name: torch.cat([batch[name] for batch in batches[:-1]], dim=1)
+        for name in ("input_ids", "seq_idx")
+        if name in batches[0]
+    }
+    assert ("seq_idx" in whole) != carry_states
+    expected = model(**whole).logits
+    torch.testing.assert_close(logits[:, : expected.shape[1]], expected, rtol=0, atol=1e-10)
+    # Gradients: those of a call with states that are constants.
+    cache = SSMCache(model.config)
+    for batch, gradient in zip(batches, gradients, strict=True):
+        model.zero_grad()
+        names = [name for name in ("input_ids", "seq_idx", "attention_mask") if name in batch]
+        output = model(**{name: batch[name] for name in names}, past_key_values=cache).logits
+        nn.functional.cross_entropy(output.flatten(0, 1), batch["shift_labels"].flatten()).backward()
+        cache.detach_()
+        expected = nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None])
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
+    assert len(batches) > 3
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S5"])
+def test_a_loss_of_later_pieces_depends_on_the_first_one(family: str, make_model, tmp_path: Path) -> None:
+    """The states are carried, not only kept: another first token changes the last piece of the row."""
+    model = make_model(family, "ForCausalLM", vocab_size=12).double()
+    rows = token_rows((23,))
+    changed = Dataset.from_dict({"input_ids": [[(rows[0]["input_ids"][0] + 1) % 12, *rows[0]["input_ids"][1:]]]})
+    logits = [
+        read_in_pieces(build_trainer(model, data, tmp_path, per_device_train_batch_size=1))[1]
+        for data in (rows, changed)
+    ]
+    assert (logits[0][:, 20:] - logits[1][:, 20:]).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize("family", [pytest.param("Hyena", marks=pytest.mark.slow), "S4", "SSD"])
+def test_resuming_within_a_row_is_bit_equal(family: str, make_model, tmp_path: Path) -> None:
+    rows = token_rows((40, 33, 29))
+
+    def train(folder: str, resume: str | None = None, **arguments: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = make_model(family, "ForCausalLM", vocab_size=12, hidden_dropout=0.1)
+        options = {"chunk_length": 8, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4}
+        trainer = build_trainer(model, rows, tmp_path / folder, **(options | arguments))
+        trainer.train(resume_from_checkpoint=resume and str(tmp_path / resume))
+        return nn.utils.parameters_to_vector(trainer.model.parameters())
+
+    expected = train("whole")
+    checkpoints = sorted((tmp_path / "whole").glob("checkpoint-*"))
+    assert [checkpoint.name for checkpoint in checkpoints] == ["checkpoint-10", "checkpoint-4", "checkpoint-8"]
+    for checkpoint in checkpoints:
+        assert (checkpoint / "states_0_of_1.safetensors").is_file()
+    # In the first epoch, and in the second one.
+    assert torch.equal(train("again", "whole/checkpoint-4"), expected)
+    assert torch.equal(train("third", "whole/checkpoint-8"), expected)
+    (tmp_path / "whole/checkpoint-4/states_0_of_1.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no states_0_of_1"):
+        train("fourth", "whole/checkpoint-4")
+    with pytest.raises(ValueError, match="resume with the same `chunk_length`"):
+        train("fifth", "whole/checkpoint-8", chunk_length=7)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "S4"])
+def test_evaluation_is_that_of_whole_rows(family: str, make_model, tmp_path: Path) -> None:
+    model = make_model(family, "ForCausalLM", vocab_size=300)
+    rows = token_rows()
+    collator = DataCollatorForLanguageModeling(build_byte_tokenizer(), mlm=False)
+
+    def evaluate(**arguments: Any) -> dict[str, float]:
+        trainer = build_trainer(
+            model, rows, tmp_path, per_device_eval_batch_size=4, data_collator=collator, **arguments
+        )
+        trainer.compute_metrics = language_modeling_metrics
+        trainer.preprocess_logits_for_metrics = token_statistics(shift=True)
+        return trainer.evaluate(rows)
+
+    # One batch of all rows: the Trainer takes the mean over batches.
+    whole, pieces = evaluate(chunk_length=None), evaluate(chunk_length=5)
+    for name in ("eval_perplexity", "eval_token_accuracy"):
+        assert pieces[name] == pytest.approx(whole[name], rel=1e-5)
+    assert pieces["eval_loss"] == pytest.approx(np.log(whole["eval_perplexity"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Hyena", "SelectiveSSM"])
+def test_heads_with_an_output_at_each_position(family: str, make_model, tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    classifier = make_model(family, "ForTokenClassification", vocab_size=12, num_labels=3).double()
+    rows = token_rows()
+    rows = rows.add_column("labels", [[token % 3 for token in row] for row in rows["input_ids"]])
+    batches, logits, _ = read_in_pieces(build_trainer(classifier, rows, tmp_path))
+    whole = {name: torch.cat([b[name] for b in batches[:-1]], dim=1) for name in ("input_ids", "seq_idx")}
+    expected = classifier(**whole).logits
+    torch.testing.assert_close(logits[:, : expected.shape[1]], expected, rtol=0, atol=1e-10)
+    labels = torch.cat([batch["labels"] for batch in batches], dim=1)
+    assert int((labels != -100).sum()) == sum(LENGTHS)
+
+    regression = make_model(family, "ForSignalRegression", num_input_channels=2, num_labels=1).double()
+    signals = Dataset.from_dict(
+        {
+            "input_values": [generator.normal(size=(length, 2)).tolist() for length in LENGTHS],
+            "labels": [generator.normal(size=length).tolist() for length in LENGTHS],
+        }
+    )
+    extractor = SignalFeatureExtractor(mean=[1.0, -1.0], std=[2.0, 0.5])
+    trainer = build_trainer(regression, signals, tmp_path, data_collator=SignalCollator(extractor))
+    batches, logits, _ = read_in_pieces(trainer)
+    whole = {name: torch.cat([b[name] for b in batches[:-1]], dim=1) for name in ("input_values", "seq_idx")}
+    expected = regression(**whole).logits
+    torch.testing.assert_close(logits[:, : expected.shape[1]], expected, rtol=0, atol=1e-10)
+    assert trainer.evaluate(signals)["eval_loss"] == pytest.approx(
+        build_trainer(
+            regression, signals, tmp_path, chunk_length=None, data_collator=SignalCollator(extractor)
+        ).evaluate(signals)["eval_loss"],
+        rel=1e-5,
+    )
+
+
+def test_documents_of_packed_rows_are_read_apart(make_model, tmp_path: Path) -> None:
+    rows = token_rows((23,))
+    rows = rows.add_column("seq_idx", [[0] * 9 + [1] * 14])
+    model = make_model("S4", "ForCausalLM", vocab_size=12).double()
+    batches, logits, _ = read_in_pieces(build_trainer(model, rows, tmp_path, per_device_train_batch_size=1))
+    labels = torch.cat([batch["shift_labels"] for batch in batches], dim=1)
+    assert labels[0].tolist() == [*rows[0]["input_ids"][1:9], -100, *rows[0]["input_ids"][10:]]
+    ids = torch.tensor(rows["input_ids"][:])
+    expected = torch.cat([model(ids[:, :9]).logits, model(ids[:, 9:22]).logits], dim=1)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+
+
+def test_pieces_without_labels_have_no_loss(make_model, tmp_path: Path) -> None:
+    model = make_model("S4", "ForTokenClassification", vocab_size=12, num_labels=3)
+    rows = token_rows((20,)).add_column("labels", [[-100] * 10 + [1] * 10])
+    trainer = build_trainer(model, rows, tmp_path, per_device_train_batch_size=1, max_grad_norm=1.0)
+    batches, _, gradients = read_in_pieces(trainer)
+    assert [batch["pieces"].num_labels for batch in batches] == [0, 0, 5, 5]
+    assert not gradients[0].any() and gradients[2].isfinite().all() and gradients[2].any()
+
+
+def test_a_step_for_each_piece_or_for_several(make_model, tmp_path: Path) -> None:
+    model = make_model("S4", "ForCausalLM", vocab_size=12)
+    steps = []
+    for accumulation in (1, 2):
+        trainer = build_trainer(model, token_rows((41,)), tmp_path, gradient_accumulation_steps=accumulation)
+        trainer.train()
+        steps.append(trainer.state.global_step)
+    # 40 positions in three streams of 14, in pieces of 5.
+    assert steps == [3, 2]
+
+
+def test_the_command_trains_in_pieces(tmp_path: Path, capsys) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"sequence": f"{number} " * 60}) + "\n" for number in range(100, 110)), encoding="utf-8"
+    )
+    options = ["train", "--dataset", str(tmp_path / "texts.jsonl"), "--task", "causal-lm", "--family", "s4"]
+    options += ["--tokenizer", "byte", "--output", str(tmp_path / "run")]
+    for setting in ("model.hidden_size=8", "model.num_hidden_layers=1", "training.chunk_length=100"):
+        options += ["--set", setting]
+    options += ["--set", "training.per_device_train_batch_size=3", "--set", "training.num_train_epochs=1"]
+    assert cli.main([*options, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert cli.main(options) == 0
+    log = json.loads((tmp_path / "run/training_log.json").read_text(encoding="utf-8"))
+    # Eight rows of 240 bytes, without the last one, in three streams.
+    assert f"Steps: {log[-1]['step']} " in told and log[-1]["step"] in (7, 8)
+    capsys.readouterr()
+    assert cli.main([*options, "--overwrite-output", "--set", "model.tau_weight=0.1"]) == 2
+    assert "`chunk_length`=100 is not possible here: `tau_weight`=0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "config", "arguments", "reason"),
+    [
+        ("S4", "ForTokenClassification", {"bidirectional": True}, {}, "bidirectional=True"),
+        ("S4", "ForSequenceClassification", {}, {}, "one output for a row"),
+        ("S4", "ForCausalLM", {"tau_weight": 0.1}, {}, "`tau_weight`=0.1"),
+        ("S4", "ForCausalLM", {}, {"activation_checkpointing": True}, "gradient checkpointing"),
+        ("S4", "ForCausalLM", {}, {"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ("S4", "ForCausalLM", {}, {"train_sampling_strategy": "group_by_length"}, "group_by_length"),
+        ("S4", "ForCausalLM", {}, {"accelerator_config": {"split_batches": True}}, "split_batches"),
+        ("Hyena", "ForCausalLM", {}, {"carry_states": True}, "remembers all inputs"),
+    ],
+)
+def test_refused(
+    family: str, head: str, config: dict, arguments: dict, reason: str, make_model, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        build_trainer(make_model(family, head, **config), token_rows(), tmp_path, **arguments)
+
+
+def test_refused_arguments_and_data(make_model, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="positive number of positions, got 0"):
+        SSMTrainingArguments(str(tmp_path), chunk_length=0)
+    with pytest.raises(ValueError, match="needs `chunk_length`"):
+        SSMTrainingArguments(str(tmp_path), carry_states=True)
+    with pytest.raises(TypeError, match="got list"):
+        Pieces([{"input_ids": [1, 2]}], 5, 2)
+    rows = token_rows()
+    with pytest.raises(ValueError, match="has a transform"):
+        Pieces(rows.with_transform(lambda batch: batch), 5, 2)
+    with pytest.raises(ValueError, match="no row of the data has 2 positions"):
+        Pieces(token_rows((1, 1)), 5, 2)
+    with pytest.raises(ValueError, match="no column 'labels'"):
+        Pieces(rows, 5, 2, predicts_next=False)
+    with pytest.raises(ValueError, match="'labels' must have an entry for each position"):
+        Pieces(rows.add_column("labels", [0] * len(rows)), 5, 2, predicts_next=False)
+    with pytest.raises(ValueError, match="not as `position_ids`"):
+        Pieces(rows.add_column("position_ids", rows["input_ids"][:]), 5, 2)
+    padded = rows.add_column("attention_mask", [[0] * len(row) for row in rows["input_ids"]])
+    with pytest.raises(ValueError, match="has padding"):
+        Pieces(padded, 5, 2)[0]
