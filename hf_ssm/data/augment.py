@@ -8,6 +8,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.windows import FastaWindows
 
 _COMPLEMENT = {"A": "T", "C": "G", "G": "C", "T": "A", "N": "N"}
 
@@ -96,8 +97,10 @@ def _checked(tokens: Dataset, tokenizer: PreTrainedTokenizerBase, argument: str,
     return ids
 
 
-def _with_change(tokens: Dataset, change: Callable[[list[list[int]]], list[list[int]]]) -> Dataset:
+def _with_change(tokens: Any, change: Callable[[list[list[int]]], list[list[int]]]) -> Any:
     """The rows with changed `input_ids` when they are read, after an earlier transform."""
+    if isinstance(tokens, FastaWindows):
+        return tokens.with_transform(lambda batch: {**batch, "input_ids": change(batch["input_ids"])})
     earlier = tokens.format["format_kwargs"].get("transform", dict)
 
     def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:

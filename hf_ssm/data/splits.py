@@ -15,8 +15,9 @@ from hf_ssm.data.checks import check_integer, did_you_mean
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-# Of the blocks of a genome, by which overlapping windows are split: windows in a block at most, and least number.
-_WINDOWS_IN_BLOCK, _BLOCKS = 16, 200
+# Of the blocks of a genome by which overlapping windows are split: least and largest length in windows, and the number
+# that a genome should have.
+_SHORTEST_BLOCK, _LONGEST_BLOCK, _BLOCKS = 4, 16, 100
 _SPELLINGS = {
     "train": "train",
     "training": "train",
@@ -135,8 +136,8 @@ def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
     same split.
     """
     data = (text.encode() if isinstance(text, str) else text for text in texts)
-    digests = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") for text in data)
-    return np.fromiter(digests, dtype=np.uint64)
+    digests = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True) for text in data)
+    return np.fromiter(digests, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def _cut_blocks(
     lengths = np.zeros(contigs.max() + 1, dtype=np.int64)
     np.maximum.at(lengths, contigs, ends)
     # Long blocks lose few windows at their ends, and many blocks give exact shares.
-    size = window * max(1, min(_WINDOWS_IN_BLOCK, int(lengths.sum()) // (_BLOCKS * window)))
+    size = window * max(_SHORTEST_BLOCK, min(_LONGEST_BLOCK, int(lengths.sum()) // (_BLOCKS * window)))
     offsets = np.cumsum(lengths // size + 1)
     offsets = np.concatenate([[0], offsets[:-1]])[contigs]
     first_blocks, last_blocks = offsets + starts // size, offsets + (ends - 1) // size

@@ -24,7 +24,7 @@ _PLACES = Features(
         "name": Value("string"),
         "start": Value("int64"),
         "end": Value("int64"),
-        "key": Value("uint64"),
+        "key": Value("int64"),
         "is_dna": Value("bool"),
     }
 )

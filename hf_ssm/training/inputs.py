@@ -23,6 +23,7 @@ from hf_ssm.data.labels import label_kind
 from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.tokenized import align_labels
+from hf_ssm.data.windows import FastaWindows
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
@@ -94,7 +95,10 @@ class RunData:
     def longest(self) -> int:
         """Length of the longest sequence of all splits, in tokens or positions."""
         lengths = inner_lengths if self.has_pairs else row_lengths
-        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
+        longest = max(
+            split.longest if isinstance(split, FastaWindows) else int(lengths(split, self._input_column).max())
+            for split in self.splits.values()
+        )
         return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
@@ -111,7 +115,7 @@ class RunData:
 
     def batch(self, rows: Dataset) -> dict[str, Any]:
         """The inputs of some rows as one padded batch, without labels."""
-        return dict(self.collator(list(rows.select_columns([self._input_column]))))
+        return dict(self.collator([{self._input_column: row[self._input_column]} for row in rows]))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """The inputs of some rows as padded batches of at most `size` rows."""
@@ -152,9 +156,17 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
-    """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels."""
+def load_rows(settings: RunSettings, labelled: bool = True, lazy: bool = False) -> DatasetDict:
+    """The data of the settings in splits, with all columns.
+
+    Args:
+        settings: The settings.
+        labelled: With checked and converted labels.
+        lazy: Whether `data.lazy` applies; the rows are the same without it.
+    """
     source, arguments = settings.data["dataset"], settings.loader_arguments
+    if not lazy:
+        arguments.pop("lazy", None)
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
@@ -189,7 +201,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     if settings.model["checkpoint"] is not None:
         check_source(settings.model["checkpoint"])
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
-    rows = load_rows(settings, labelled)
+    rows = load_rows(settings, labelled, lazy=True)
     kind = classes = None
     if labels is not None:
         check_column("label_column", labels, rows["train"].column_names, "the data")
@@ -211,7 +223,8 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         pairs = settings.data.get("pair_column")
         if reads_only_dna(processor):
             _check_letters(rows, [settings.sequence_column, *([pairs] if pairs else [])])
-        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, separate=task.reads_pairs)
+        options = {"separate": task.reads_pairs, "num_proc": settings.data["num_proc"]}
+        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, **options)
         if kind == "classes":
             splits = align_labels(splits, processor, limit)
     description = rows["train"].info.description if source in GENERATORS else ""
@@ -222,9 +235,12 @@ def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
     """Refuse texts of other letters than those of DNA."""
     remedy = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
     for name, split in rows.items():
-        for column in columns:
-            for number, text in enumerate(split[column], start=1):
-                check_letters(text, f"column {column!r}, row {number} of {name!r}", remedy)
+        # The letters of lazy windows were counted when the file was read.
+        is_lazy = isinstance(split, FastaWindows)
+        rows_to_check = ((row, split[row]) for row in split.doubtful) if is_lazy else enumerate(split)
+        for row, cells in rows_to_check:
+            for column in columns:
+                check_letters(cells[column], f"column {column!r}, row {row + 1} of {name!r}", remedy)
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:
