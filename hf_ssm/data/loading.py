@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, List, load_dataset
 
+from hf_ssm.data.cache import batch_size
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
 from hf_ssm.data.fasta import FASTA_SUFFIXES, load_fasta
 from hf_ssm.data.files import bare_suffix
@@ -265,7 +266,7 @@ def _split_windows(
 def _places_of(rows: Dataset) -> Windows:
     """The places of the windows of `load_fasta`, read in batches."""
     lengths, keys = [], []
-    for batch in rows.select_columns(["sequence"]).iter(max(1, min(1000, 2**24 // len(rows[0]["sequence"])))):
+    for batch in rows.select_columns(["sequence"]).iter(batch_size(rows)):
         lengths += map(len, batch["sequence"])
         keys.append(sequence_keys(batch["sequence"]))
     starts = rows.with_format("numpy", columns=["start"])["start"][:]

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_ssm.data.cache import FORMAT
+from hf_ssm.data.cache import FORMAT, batch_size
 from hf_ssm.data.checks import check_column, check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
 from hf_ssm.data.letters import LetterTable
@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 _NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
 _MANY_UNKNOWN = 0.1
 _LENGTH, _UNKNOWN, _CUT = "__length__", "__unknown__", "__cut__"
-# Of a batch; a tokenizer needs hundreds of bytes for each token.
-_MOST_ROWS, _BATCH_BYTES = 1000, 2**18
+_BATCH_BYTES = 2**18  # of texts; a tokenizer needs hundreds of bytes for each token
 
 
 def tokenize(
@@ -115,12 +114,11 @@ def _tokenize_split(
     labels = {column: kind for column, kind in rows.features.items() if column not in encoder.columns}
     # The hash that `datasets` makes of a tokenizer changes with its last call.
     key = Hasher.hash((FORMAT, rows._fingerprint, list(needed.values()), encoder.state()))
-    row_bytes = rows.data.nbytes / max(rows.data.num_rows, 1)
     # The counts are columns, because `map` does not call the function when it loads its result from the cache.
     tokens = rows.map(
         encoder,
         batched=True,
-        batch_size=max(1, min(_MOST_ROWS, int(_BATCH_BYTES // max(row_bytes, 1)))),
+        batch_size=batch_size(rows, _BATCH_BYTES),
         remove_columns=encoder.columns,
         features=Features({**labels, **encoder.features}),
         new_fingerprint=key,
@@ -181,8 +179,9 @@ class _Encoder:
             return self._encode([batch[column] for column in self.columns])
         encoded = [self._encode([batch[column]]) for column in self.columns]
         counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
+        pairs = zip(*(of_text["input_ids"] for of_text in encoded), strict=True)
         return {
-            "input_ids": [list(pair) for pair in zip(*(of_text["input_ids"] for of_text in encoded), strict=True)],
+            "input_ids": [[ids.tolist() for ids in pair] for pair in pairs],
             # The length of the row is 0 if one of its texts has no token.
             _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
             _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
@@ -191,8 +190,7 @@ class _Encoder:
 
     def input_ids_of(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """The token ids of a batch only, as lists."""
-        ids = self(batch)["input_ids"]
-        return {"input_ids": [row if isinstance(row, list) else row.tolist() for row in ids]}
+        return {"input_ids": [ids.tolist() for ids in self(batch)["input_ids"]]}
 
     def _encode(self, texts: list[list[str]]) -> dict[str, list[Any]]:
         """Encode one text for each row, or a pair."""
@@ -205,8 +203,8 @@ class _Encoder:
                 rows[index] = row
         # Letters that the table has are not unknown.
         unknown = [row.count(self._tokenizer.unk_token_id) if isinstance(row, list) else 0 for row, _ in rows]
-        ids, cut = [list(column) for column in zip(*rows, strict=True)]
-        return {"input_ids": ids, _LENGTH: list(map(len, ids)), _UNKNOWN: unknown, _CUT: cut}
+        ids = [np.asarray(row, dtype=np.int32) for row, _ in rows]
+        return {"input_ids": ids, _LENGTH: list(map(len, ids)), _UNKNOWN: unknown, _CUT: [cut for _, cut in rows]}
 
     def _by_tokenizer(self, texts: list[list[str]]) -> list[tuple[list[int], bool]]:
         """Token ids of each row, and whether it was truncated."""

@@ -1,7 +1,7 @@
 """The inputs of a run: token ids of texts or numbers of signals, their labels, and the collation of rows to batches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
+from hf_ssm.data.cache import batch_size
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
@@ -235,12 +236,18 @@ def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
     """Refuse texts of other letters than those of DNA."""
     remedy = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
     for name, split in rows.items():
-        # The letters of lazy windows were counted when the file was read.
-        is_lazy = isinstance(split, FastaWindows)
-        rows_to_check = ((row, split[row]) for row in split.doubtful) if is_lazy else enumerate(split)
-        for row, cells in rows_to_check:
-            for column in columns:
-                check_letters(cells[column], f"column {column!r}, row {row + 1} of {name!r}", remedy)
+        for column in columns:
+            for row, text in _texts(split, column):
+                check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", remedy)
+
+
+def _texts(split: Dataset | FastaWindows, column: str) -> Iterator[tuple[int, str]]:
+    """Number and text of the rows that may have other letters than those of DNA."""
+    if isinstance(split, FastaWindows):
+        yield from ((row, split[row][column]) for row in split.doubtful)
+    else:
+        texts = split.select_columns([column])
+        yield from enumerate(text for batch in texts.iter(batch_size(texts)) for text in batch[column])
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:

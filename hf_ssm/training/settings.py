@@ -335,8 +335,8 @@ def _check_data(settings: RunSettings) -> None:
         raise ValueError(f"data.num_proc={data['num_proc']!r}: give a positive number of processes")
     if data["num_proc"] is not None and data.get("lazy"):
         raise ValueError(
-            f"data.num_proc={data['num_proc']!r}: with data.lazy, windows are tokenized by the processes that read them: "
-            "set training.dataloader_num_workers instead"
+            f"data.num_proc={data['num_proc']!r}: with data.lazy, the processes that read windows tokenize them: set "
+            "training.dataloader_num_workers instead"
         )
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
