@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from datasets.fingerprint import Hasher
 from hf_ssm.data.files import opened
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["FORMAT", "batch_size", "cache_folder", "cached_rows", "content_hash"]
+__all__ = ["FORMAT", "batch_size", "cache_folder", "cached_rows", "content_hash", "values_of"]
 
 FORMAT = 1
 """A part of every key of the cache: increase it when the same arguments make other rows."""
@@ -43,6 +43,12 @@ def batch_size(data: Dataset, most_bytes: int = 2**24) -> int:
     """Number of rows, of average size, that have `most_bytes` together; from 1 to 1000."""
     row_bytes = data.data.nbytes / max(data.data.num_rows, 1)
     return max(1, min(_MOST_ROWS, int(most_bytes / max(row_bytes, 1))))
+
+
+def values_of(data: Dataset, column: str) -> Iterator[Any]:
+    """The values of a column, read in batches of bounded size."""
+    chosen = data.select_columns([column])
+    return (value for batch in chosen.iter(batch_size(chosen)) for value in batch[column])
 
 
 def cache_folder(kind: str, key: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, List, load_dataset
 
-from hf_ssm.data.cache import batch_size
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
 from hf_ssm.data.fasta import FASTA_SUFFIXES, load_fasta
 from hf_ssm.data.files import bare_suffix
@@ -264,13 +264,10 @@ def _split_windows(
 
 
 def _places_of(rows: Dataset) -> Windows:
-    """The places of the windows of `load_fasta`, read in batches."""
-    lengths, keys = [], []
-    for batch in rows.select_columns(["sequence"]).iter(batch_size(rows)):
-        lengths += map(len, batch["sequence"])
-        keys.append(sequence_keys(batch["sequence"]))
+    """The places of the windows of `load_fasta`."""
     starts = rows.with_format("numpy", columns=["start"])["start"][:]
-    return Windows(np.asarray(rows["name"][:]), starts, starts + np.array(lengths), np.concatenate(keys))
+    lengths = np.fromiter(map(len, values_of(rows, "sequence")), dtype=np.int64)
+    return Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
 
 
 def _cut_missing_splits(
@@ -286,8 +283,7 @@ def _cut_missing_splits(
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
     for name in SPLITS[1:]:
         if name in splits:
-            training_texts = set(_texts(train, text_columns))
-            seen = sum(text in training_texts for text in _texts(splits[name], text_columns))
+            seen = int(np.isin(_keys(splits[name], text_columns), _keys(train, text_columns)).sum())
             if seen:
                 logger.warning(_ALSO_IN_TRAIN, source, seen, name)
     if label_column is not None:
@@ -299,17 +295,18 @@ def _cut_missing_splits(
         labels = None
         if label_column is not None and label_kind(train, label_column) == "class":
             labels = list(train[label_column])
-        for name, rows in cut(_texts(train, text_columns), labels, wanted, seed).items():
+        for name, rows in cut(_keys(train, text_columns), labels, wanted, seed).items():
             splits[name] = train.select(rows)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
 
 
-def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
-    """A hashable key of each row: its text, the key of its signal, or its pair of texts."""
-    texts = [
-        row_keys(split, column) if is_signal(split.features[column]) else list(split[column]) for column in columns
+def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:
+    """A key of each row, which has its place in comparisons: of its text, its signal, or its pair of texts."""
+    keys = [
+        sequence_keys(row_keys(split, column) if is_signal(split.features[column]) else values_of(split, column))
+        for column in columns
     ]
-    return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+    return keys[0] if len(keys) == 1 else sequence_keys(pair.tobytes() for pair in np.stack(keys, axis=1))
 
 
 def _unknown_source(name: str, path: Path) -> Exception:

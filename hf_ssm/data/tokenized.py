@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_ssm.data.cache import FORMAT, batch_size
+from hf_ssm.data.cache import FORMAT, batch_size, cache_folder
 from hf_ssm.data.checks import check_column, check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
 from hf_ssm.data.letters import LetterTable
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
 _MANY_UNKNOWN = 0.1
 _LENGTH, _UNKNOWN, _CUT = "__length__", "__unknown__", "__cut__"
+_MOST_IN_MEMORY = 2**24
 _BATCH_BYTES = 2**18  # of texts; a tokenizer needs hundreds of bytes for each token
 
 
@@ -37,9 +39,9 @@ def tokenize(
 ) -> DatasetDict:
     """Replace sequences, or pairs of texts, by token ids, without padding.
 
-    The token ids of data that are in the Arrow cache of `datasets`, such as those of FASTA files and of the Hub, are
-    written there in batches, and later calls with the same rows and tokenizer map them. Those of `FastaWindows` are
-    made when a row is read.
+    The token ids of data that are in the Arrow cache of `datasets`, such as those of FASTA files and of the Hub, and of
+    all splits of more than 16 MiB, are written there in batches; later calls with the same rows and tokenizer map
+    them. Those of `FastaWindows` are made when a row is read.
 
     Collators such as `DataCollatorWithPadding(tokenizer)` pad each batch. Warnings give the number of truncated rows
     per split, and splits of which more than a tenth of the tokens is unknown to the tokenizer.
@@ -114,6 +116,10 @@ def _tokenize_split(
     labels = {column: kind for column, kind in rows.features.items() if column not in encoder.columns}
     # The hash that `datasets` makes of a tokenizer changes with its last call.
     key = Hasher.hash((FORMAT, rows._fingerprint, list(needed.values()), encoder.state()))
+    file: Path | None = None
+    if not rows.cache_files and rows.data.nbytes > _MOST_IN_MEMORY:
+        file = cache_folder("tokens", key) / "tokens.arrow"
+        file.parent.mkdir(parents=True, exist_ok=True)
     # The counts are columns, because `map` does not call the function when it loads its result from the cache.
     tokens = rows.map(
         encoder,
@@ -122,6 +128,7 @@ def _tokenize_split(
         remove_columns=encoder.columns,
         features=Features({**labels, **encoder.features}),
         new_fingerprint=key,
+        cache_file_name=None if file is None else str(file),
         num_proc=num_proc,
         desc=f"Tokenizing {name}",
     )

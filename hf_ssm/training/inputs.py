@@ -15,7 +15,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ssm.data import GENERATORS, PairCollator, SignalFeatureExtractor, label_names, load_sequences, tokenize
-from hf_ssm.data.cache import batch_size
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
@@ -246,8 +246,7 @@ def _texts(split: Dataset | FastaWindows, column: str) -> Iterator[tuple[int, st
     if isinstance(split, FastaWindows):
         yield from ((row, split[row][column]) for row in split.doubtful)
     else:
-        texts = split.select_columns([column])
-        yield from enumerate(text for batch in texts.iter(batch_size(texts)) for text in batch[column])
+        yield from enumerate(values_of(split, column))
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:
