@@ -74,7 +74,7 @@ class Genome:
         try:
             if not self.path.is_file():
                 raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
-            self._source, self._indices = _prepared(self.path, folder or Path(self._folder.name))
+            self._source, self._indices = _prepared(self.path, Path(self._folder.name) if self._folder else folder)
             file = self._opened()
         except BaseException:
             self._delete_folder()

@@ -168,13 +168,7 @@ def load_sequences(
     shares = {"validation": validation_fraction, "test": test_fraction}
     contigs = {"validation": validation_contigs, "test": test_contigs}
     if suffix in FASTA_SUFFIXES:
-        check_integer("window", window, 1)
-        step = window if stride is None else stride
-        check_integer("stride", step, 1, window)
-        least = max(1, window // 2) if min_window is None else min_window
-        check_integer("min_window", least, 1, window)
-        arguments = (path, window, step, least, keep_case)
-        rows = FastaWindows.load(*arguments) if lazy else load_fasta(*arguments)
+        rows = _load_windows(path, window, stride, min_window, keep_case, lazy)
         return _split_windows(rows, {split: names for split, names in contigs.items() if names}, shares, seed, name)
     _refuse_fasta_options(name, lazy=lazy, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
     if suffix in TABLE_SUFFIXES:
@@ -248,6 +242,18 @@ def _refuse_fasta_options(source: str, **options: Any) -> None:
                 f"{argument}={value!r} is for FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz), but "
                 f"source={source!r} is none; omit it."
             )
+
+
+def _load_windows(
+    path: Path, window: int, stride: int | None, min_window: int | None, keep_case: bool, lazy: bool
+) -> Dataset | FastaWindows:
+    check_integer("window", window, 1)
+    step = window if stride is None else stride
+    check_integer("stride", step, 1, window)
+    least = max(1, window // 2) if min_window is None else min_window
+    check_integer("min_window", least, 1, window)
+    load: Callable[..., Dataset | FastaWindows] = FastaWindows.load if lazy else load_fasta
+    return load(path, window, step, least, keep_case)
 
 
 def _split_windows(

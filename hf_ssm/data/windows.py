@@ -1,5 +1,6 @@
 """Windows of a FASTA file that are read when they are accessed, so that a genome takes no memory."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
@@ -7,14 +8,12 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, Features, Value
-from datasets.fingerprint import Hasher
 from torch.utils import data as torch_data
 
 from hf_ssm.data.cache import cache_folder, cached_rows, content_hash
 from hf_ssm.data.fasta import fasta_rows, log_facts
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import is_dna
-from hf_ssm.data.signals import fingerprint
 from hf_ssm.data.splits import Windows, sequence_keys
 
 __all__ = ["FastaWindows"]
@@ -45,6 +44,8 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
 
     def __init__(self, genome: Genome, places: Dataset, keep_case: bool):
         self._genome, self._places, self._keep_case = genome, places, keep_case
+        # The rows of `places`; its own `select` gathers each row by itself, which takes a kilobyte for each.
+        self._chosen = np.arange(len(places))
         self._transforms: list[Callable[[dict[str, list[Any]]], dict[str, list[Any]]]] = []
         self._state: list[str] = []
         self.features, self.longest = _ROWS, int(np.subtract(*self._columns("end", "start")).max())
@@ -77,13 +78,16 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
     @property
     def fingerprint(self) -> str:
         """A hash of the rows and their order."""
-        return Hasher.hash((fingerprint(self._places.select_columns(["start", "end", "key"])), self._state))
+        digest = hashlib.blake2b(repr(self._state).encode(), digest_size=16)
+        for column in self._columns("start", "end", "key"):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
 
     @property
     def places(self) -> Windows:
         """Where the windows lie."""
         starts, ends, keys = self._columns("start", "end", "key")
-        return Windows(np.asarray(self._places["name"][:]), starts, ends, keys)
+        return Windows(np.asarray(self._places["name"][:])[self._chosen], starts, ends, keys)
 
     @property
     def doubtful(self) -> list[int]:
@@ -93,17 +97,17 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
 
     def _columns(self, *names: str) -> list[np.ndarray]:
         columns = self._places.with_format("numpy", columns=list(names))[:]
-        return [columns[name] for name in names]
+        return [columns[name][self._chosen] for name in names]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._chosen)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Several rows, as the `DataLoader` reads them."""
-        places = self._places[list(indices)]
+        places = self._places[self._chosen[list(indices)].tolist()]
         letters = [
             self._genome.fetch(*place) for place in zip(places["name"], places["start"], places["end"], strict=True)
         ]
@@ -118,9 +122,9 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "FastaWindows":
         """Some of the rows."""
-        chosen = copy(self)
-        chosen._places = self._places.select(indices)
-        return chosen
+        part = copy(self)
+        part._chosen = self._chosen[np.asarray(indices, dtype=np.int64)]
+        return part
 
     def with_transform(
         self,
