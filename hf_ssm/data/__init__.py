@@ -6,9 +6,11 @@ from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
 from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.tokenized import PairCollator, align_labels, tokenize
+from hf_ssm.data.windows import FastaWindows
 
 __all__ = [
     "GENERATORS",
+    "FastaWindows",
     "PairCollator",
     "SignalFeatureExtractor",
     "align_labels",
