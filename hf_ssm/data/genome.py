@@ -69,12 +69,15 @@ class Genome:
     def __init__(self, path: str | Path, folder: Path | None = None):
         import_pysam()
         self.path = Path(path)
-        self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_") if folder is None else None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
+            folder = Path(self._folder.name)
         self._process: int | None = None
         try:
             if not self.path.is_file():
                 raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
-            self._source, self._indices = _prepared(self.path, Path(self._folder.name) if self._folder else folder)
+            self._source, self._indices = _prepared(self.path, folder)
             file = self._opened()
         except BaseException:
             self._delete_folder()
