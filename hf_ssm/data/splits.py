@@ -225,7 +225,13 @@ def _cut_blocks(
     offsets = np.cumsum(lengths // size + 1)
     offsets = np.concatenate([[0], offsets[:-1]])[contigs]
     first_blocks, last_blocks = offsets + starts // size, offsets + (ends - 1) // size
-    split_rows = cut(first_blocks, None, fractions, seed)
+    try:
+        split_rows = cut(first_blocks, None, fractions, seed)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Overlapping windows are split by blocks of {size} bases, of which there are "
+            f"{len(np.unique(first_blocks))}: use a lower window, or whole contigs (validation_contigs, test_contigs)."
+        ) from None
     split_of_block = np.full(last_blocks.max() + 1, -1)
     for number, rows in enumerate(split_rows.values()):
         split_of_block[first_blocks[rows]] = number

@@ -181,11 +181,12 @@ def test_contigs_are_splits(genome):
         ({"test_contigs": list(CONTIGS)}, "no contig is left for 'train'"),
         ({"stride": 200}, "stride=200: give a whole number from 1 to 128"),
         ({"stride": 0}, "stride=0"),
+        ({"window": 4000, "stride": 2000}, "split by blocks of 16000 bases, of which there are"),
     ],
 )
 def test_unfit_windows_are_refused(genome, options, message):
     with pytest.raises(ValueError, match=message):
-        load_sequences(genome, window=128, **options)
+        load_sequences(genome, **{"window": 128, **options})
 
 
 def test_options_of_fasta_are_refused_for_tables(tmp_path):
