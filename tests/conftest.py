@@ -1,6 +1,10 @@
 """Fixtures for all tests: fixed seeds, NaN in uninitialised memory, tiny models and batches."""
 
+import atexit
 import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,10 @@ from hf_ssm.modules.rows import Rows
 # No deadlines: a loaded machine must not fail a test. Derandomised: a failure is reproducible.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")
+
+# Tests do not find the rows that another run has cached. `datasets` reads the variable when it is imported, later.
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="hf_ssm_tests_")
+atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

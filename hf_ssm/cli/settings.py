@@ -26,6 +26,7 @@ _TOKENS = ("pad", "bos", "eos")
 _MEANINGS = {
     "data.reverse_complement": "Replace each training sequence by its reverse complement with probability 1/2 (DNA).",
     "data.unknown_bases": "Replace up to this share of the bases of a training sequence by N, as probes do (DNA).",
+    "data.num_proc": "Processes that tokenize; None: one.",
     "data.normalization": "Scale of images and numbers, see hf_ssm.data.features.fit_extractor. None: by kind of data.",
     "data.streaming": "Read the training rows while the model trains: files, globs of files ('shards/*.jsonl.gz') and "
     "data of the Hub. validation_file and test_file are read into memory.",

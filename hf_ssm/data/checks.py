@@ -34,17 +34,21 @@ def check_column(argument: str, column: str, columns: Sequence[str], source: str
 
 
 def check_sequences(
-    column: str, values: Sequence[Any], source: str, row_name: RowName, argument: str = "sequence_column"
+    column: str, values: Iterable[Any], source: str, row_name: RowName, argument: str = "sequence_column"
 ) -> None:
     """Raise a `ValueError` if a row of a column does not hold text other than white space."""
-    wrong = [row for row, value in enumerate(values) if value is not None and not isinstance(value, str)]
+    kinds, wrong, empty = list[str](), list[int](), list[int]()
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, str):
+            kinds.append(type(value).__name__)
+            wrong.append(row)
+        elif not value or not value.strip():
+            empty.append(row)
     if wrong:
-        kind = type(values[wrong[0]]).__name__
         raise ValueError(
-            f"{argument}={column!r}: {source} has values of type {kind}, not text ({rows_text(wrong, row_name)}); give "
-            "the column of the sequences."
+            f"{argument}={column!r}: {source} has values of type {kinds[0]}, not text ({rows_text(wrong, row_name)}); "
+            "give the column of the sequences."
         )
-    empty = [row for row, value in enumerate(values) if not value or not value.strip()]
     if empty:
         raise ValueError(
             f"{argument}={column!r}: {source} has empty sequences ({rows_text(empty, row_name)}); fill them in or "

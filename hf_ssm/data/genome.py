@@ -13,6 +13,7 @@ from typing import Any
 
 from hf_ssm.data.checks import did_you_mean
 from hf_ssm.data.files import compression, decompress, opened
+from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.isolation import run_python
 
 __all__ = ["Genome", "Interval", "import_pysam", "quiet", "read_bed"]
@@ -47,10 +48,13 @@ class Genome:
     """Random access to the sequences of a FASTA file; a context manager.
 
     An index beside the file (`.fai`, and `.gzi` of a bgzip file) is used if it is not older than the file. Otherwise
-    one is built in a temporary folder, where a gzip file that is not of bgzip is also decompressed.
+    one is built in another folder, where a gzip file that is not of bgzip is also decompressed. Copies in other
+    processes, forked or pickled, open the file again, as positions in a file are shared by forked processes.
 
     Args:
         path: FASTA file, plain or compressed by bgzip or gzip.
+        folder: Folder of an index that is built, and used again by the next call for the same content; by default a
+            temporary one.
 
     Attributes:
         contigs: Length of each contig in letters, in the order of the file.
@@ -62,27 +66,42 @@ class Genome:
         ImportError: pysam is not installed.
     """
 
-    def __init__(self, path: str | Path):
-        pysam = import_pysam()
+    def __init__(self, path: str | Path, folder: Path | None = None):
+        import_pysam()
         self.path = Path(path)
-        self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
+            folder = Path(self._folder.name)
+        self._process: int | None = None
         try:
-            self._open(pysam)
+            if not self.path.is_file():
+                raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
+            self._source, self._indices = _prepared(self.path, folder)
+            file = self._opened()
         except BaseException:
-            self._folder.cleanup()
+            self._delete_folder()
             raise
+        self.contigs: dict[str, int] = dict(zip(file.references, file.lengths, strict=True))
 
-    def _open(self, pysam: ModuleType) -> None:
-        if not self.path.is_file():
-            raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
-        file, indices = _prepared(self.path, Path(self._folder.name))
-        try:
-            with quiet():
-                self._file: Any = pysam.FastaFile(str(file.absolute()), **indices)
-        except (OSError, ValueError) as error:
-            index = indices["filepath_index"]
-            raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
-        self.contigs: dict[str, int] = dict(zip(self._file.references, self._file.lengths, strict=True))
+    def _opened(self) -> Any:
+        """The file, opened by this process."""
+        if self._process != os.getpid():
+            try:
+                with quiet():
+                    self._file: Any = import_pysam().FastaFile(str(self._source.absolute()), **self._indices)
+            except (OSError, ValueError) as error:
+                index = self._indices["filepath_index"]
+                raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
+            self._process = os.getpid()
+        return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_process": None, "_folder": None}
+
+    def _delete_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __contains__(self, contig: str) -> bool:
         return contig in self.contigs
@@ -111,7 +130,7 @@ class Genome:
         self.check(contig, start, stop)
         try:
             with quiet():
-                letters: str = self._file.fetch(contig, start, stop)
+                letters: str = self._opened().fetch(contig, start, stop)
         except (OSError, ValueError):
             letters = ""
         if len(letters) != stop - start:
@@ -133,7 +152,7 @@ class Genome:
     def close(self) -> None:
         """Close the file and remove what was stored temporarily."""
         self._file.close()
-        self._folder.cleanup()
+        self._delete_folder()
 
     def __enter__(self) -> "Genome":
         return self
@@ -219,15 +238,17 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     changed = path.stat().st_mtime
     if kind != "gzip" and all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
-    file = path
-    if kind == "gzip":
-        file = folder / "genome.fa"
-        decompress(path, file)
-    with gzip.open(file) if kind == "bgzip" else file.open("rb") as lines:
-        _check_headers(lines, path)
-    new_indices = {name: str(folder / index.name) for name, index in indices.items()}
-    _build_index(file, path, list(new_indices.values()))
-    return file, new_indices
+    built = {name: folder / index.name for name, index in indices.items()}
+    file = folder / "genome.fa" if kind == "gzip" else path
+    if not all(part.is_file() for part in (file, *built.values())):
+        with staged_files(folder) as scratch:
+            if kind == "gzip":
+                decompress(path, scratch / file.name)
+            source = scratch / file.name if kind == "gzip" else path
+            with gzip.open(source) if kind == "bgzip" else source.open("rb") as lines:
+                _check_headers(lines, path)
+            _build_index(source, path, [str(scratch / index.name) for index in built.values()])
+    return file, {name: str(index) for name, index in built.items()}
 
 
 def _check_headers(lines: Iterable[bytes], path: Path) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, List, load_dataset
 
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
-from hf_ssm.data.fasta import FASTA_SUFFIXES, fasta_windows
+from hf_ssm.data.fasta import FASTA_SUFFIXES, load_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
@@ -19,9 +21,10 @@ from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.preparation import prepare
 from hf_ssm.data.signals import is_signal, row_keys
-from hf_ssm.data.splits import SPLITS, check_fractions, cut
+from hf_ssm.data.splits import SPLITS, Windows, check_fractions, cut, cut_windows, sequence_keys
 from hf_ssm.data.synthetic import associative_recall, induction_heads, selective_copying, smooth_function
 from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
+from hf_ssm.data.windows import FastaWindows
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ GENERATORS: dict[str, Callable[..., DatasetDict]] = {
 }
 """Source name, as in `load_sequences`, to the generator."""
 
+_ALSO_IN_TRAIN = "%s: %d sequences of split %r also occur in 'train'."
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -49,6 +53,10 @@ def load_sequences(
     window: int = 1024,
     min_window: int | None = None,
     keep_case: bool = False,
+    stride: int | None = None,
+    validation_contigs: list[str] | None = None,
+    test_contigs: list[str] | None = None,
+    lazy: bool = False,
     config_name: str | None = None,
     revision: str | None = None,
     pair_column: str | None = None,
@@ -84,9 +92,12 @@ def load_sequences(
     **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data
     without "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
 
-    **FASTA** records have no labels; they are cut into windows for language modelling.
+    **FASTA** records have no labels; they are cut into windows for language modelling. The windows of a file are
+    written to the Arrow cache of `datasets` once, and mapped by all processes that load the same bytes with the same
+    arguments; with `lazy` they are read from the file when a row is accessed. Windows that overlap (`stride`) are
+    split by blocks of the genome, and those that overlap a block of another split are dropped.
 
-    Local files are never cached.
+    Other local files are never cached.
 
     Args:
         source: See above.
@@ -102,6 +113,13 @@ def load_sequences(
         window: FASTA: bases per window.
         min_window: FASTA: least number of bases of the last window of a record; None (the default) means `window // 2`.
         keep_case: FASTA: keep lower-case letters (soft-masked repeats), which are read as capitals by default.
+        stride: FASTA: bases from the start of a window to that of the next, at most `window`; None (the default) means
+            `window`.
+        validation_contigs, test_contigs: FASTA: names of the records whose windows are that split, instead of a random
+            share.
+        lazy: FASTA: whether the splits are `FastaWindows`, which read windows by an index when they are accessed and
+            keep no copy of the file, instead of a `Dataset`. The rows are the same. Needs pysam
+            (`pip install "hf_ssm[genomics]"`).
         config_name: Hub: the configuration of a data set with several.
         revision: Hub: branch, tag or commit.
         pair_column: Column of a second text per row, for the classification of pairs.
@@ -147,13 +165,13 @@ def load_sequences(
     files = _split_files(validation_file=validation_file, test_file=test_file)
     if suffix not in TABLE_SUFFIXES:
         _refuse_table_options(name, files, column_names, quoted)
+    shares = {"validation": validation_fraction, "test": test_fraction}
+    contigs = {"validation": validation_contigs, "test": test_contigs}
     if suffix in FASTA_SUFFIXES:
-        texts, labels = {"sequence_column": "sequence"}, None
-        check_integer("window", window, 1)
-        least = max(1, window // 2) if min_window is None else min_window
-        check_integer("min_window", least, 1, window)
-        splits = {"train": Dataset.from_dict(fasta_windows(path, window, least, keep_case))}
-    elif suffix in TABLE_SUFFIXES:
+        rows = _load_windows(path, window, stride, min_window, keep_case, lazy)
+        return _split_windows(rows, {split: names for split, names in contigs.items() if names}, shares, seed, name)
+    _refuse_fasta_options(name, lazy=lazy, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
+    if suffix in TABLE_SUFFIXES:
         needed = {**texts, **label_columns(label_column)}
         loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
         names = " and ".join(file.name for file in (path, *files.values()))
@@ -167,7 +185,6 @@ def load_sequences(
         splits = prepare(name, loaded, texts, label_column, images, targets)
     else:
         raise _unknown_source(name, path)
-    shares = {"validation": validation_fraction, "test": test_fraction}
     return _cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 
@@ -218,6 +235,47 @@ def _refuse_table_options(
         raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit it.")
 
 
+def _refuse_fasta_options(source: str, **options: Any) -> None:
+    for argument, value in options.items():
+        if value:
+            raise ValueError(
+                f"{argument}={value!r} is for FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz), but "
+                f"source={source!r} is none; omit it."
+            )
+
+
+def _load_windows(
+    path: Path, window: int, stride: int | None, min_window: int | None, keep_case: bool, lazy: bool
+) -> Dataset | FastaWindows:
+    check_integer("window", window, 1)
+    step = window if stride is None else stride
+    check_integer("stride", step, 1, window)
+    least = max(1, window // 2) if min_window is None else min_window
+    check_integer("min_window", least, 1, window)
+    load: Callable[..., Dataset | FastaWindows] = FastaWindows.load if lazy else load_fasta
+    return load(path, window, step, least, keep_case)
+
+
+def _split_windows(
+    rows: Any, contigs: dict[str, list[str]], shares: dict[str, float], seed: int, source: str
+) -> DatasetDict:
+    """Splits of the windows of a FASTA file, a `Dataset` or `FastaWindows`."""
+    places = rows.places if isinstance(rows, FastaWindows) else _places_of(rows)
+    splits = cut_windows(places, contigs, shares, seed)
+    for name in SPLITS[1:]:
+        seen = int(np.isin(places.keys[splits[name]], places.keys[splits["train"]]).sum()) if name in splits else 0
+        if seen:
+            logger.warning(_ALSO_IN_TRAIN, source, seen, name)
+    return DatasetDict({name: rows.select(indices) for name, indices in splits.items()})
+
+
+def _places_of(rows: Dataset) -> Windows:
+    """The places of the windows of `load_fasta`."""
+    starts = rows.with_format("numpy", columns=["start"])["start"][:]
+    lengths = np.fromiter(map(len, values_of(rows, "sequence")), dtype=np.int64)
+    return Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
+
+
 def _cut_missing_splits(
     splits: dict[str, Dataset],
     text_columns: Sequence[str],
@@ -231,10 +289,9 @@ def _cut_missing_splits(
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
     for name in SPLITS[1:]:
         if name in splits:
-            training_texts = set(_texts(train, text_columns))
-            seen = sum(text in training_texts for text in _texts(splits[name], text_columns))
+            seen = int(np.isin(_keys(splits[name], text_columns), _keys(train, text_columns)).sum())
             if seen:
-                logger.warning("%s: %d sequences of split %r also occur in 'train'.", source, seen, name)
+                logger.warning(_ALSO_IN_TRAIN, source, seen, name)
     if label_column is not None:
         untrained = {label for split in splits.values() for label in classes_in(split, label_column)}
         untrained -= classes_in(train, label_column)
@@ -244,17 +301,18 @@ def _cut_missing_splits(
         labels = None
         if label_column is not None and label_kind(train, label_column) == "class":
             labels = list(train[label_column])
-        for name, rows in cut(_texts(train, text_columns), labels, wanted, seed).items():
+        for name, rows in cut(_keys(train, text_columns), labels, wanted, seed).items():
             splits[name] = train.select(rows)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
 
 
-def _texts(split: Dataset, columns: Sequence[str]) -> list[Any]:
-    """A hashable key of each row: its text, the key of its signal, or its pair of texts."""
-    texts = [
-        row_keys(split, column) if is_signal(split.features[column]) else list(split[column]) for column in columns
+def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:
+    """A key of each row, which has its place in comparisons: of its text, its signal, or its pair of texts."""
+    keys = [
+        sequence_keys(row_keys(split, column) if is_signal(split.features[column]) else values_of(split, column))
+        for column in columns
     ]
-    return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+    return keys[0] if len(keys) == 1 else sequence_keys(pair.tobytes() for pair in np.stack(keys, axis=1))
 
 
 def _unknown_source(name: str, path: Path) -> Exception:

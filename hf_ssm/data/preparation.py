@@ -6,6 +6,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, Image, List
 
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import RowName, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.images import ImageOptions, images_to_pixels
@@ -69,7 +70,7 @@ def prepare(
             splits = {name: split.cast_column(column, kind) for name, split in splits.items()}
         else:
             for name, split in splits.items():
-                check_sequences(column, list(split[column]), source, _row_name({name: split}, places), argument)
+                check_sequences(column, values_of(split, column), source, _row_name({name: split}, places), argument)
     return splits
 
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Array2D, Dataset, DatasetDict, LargeList, List, Value
 
+from hf_ssm.data.cache import batch_size
 from hf_ssm.data.checks import RowName, check_column
-
-_BATCH = 1000
 
 
 def is_signal(feature: Any) -> bool:
@@ -83,7 +82,8 @@ def is_pixels(split: Dataset, column: str) -> bool:
 
 def _arrays(split: Dataset, column: str) -> Iterator[Any]:
     """A column of lists as Arrow arrays, one for each batch."""
-    for table in split.select_columns([column]).with_format("arrow").iter(_BATCH):
+    chosen = split.select_columns([column])
+    for table in chosen.with_format("arrow").iter(batch_size(chosen)):
         values = table.column(0).combine_chunks()
         # The result type of `combine_chunks` depends on the version of pyarrow.
         values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values

@@ -1,18 +1,23 @@
 """Train, validation and test rows: generated ones, by a column of the data, or by a random split."""
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features
 
-from hf_ssm.data.checks import check_integer
+from hf_ssm.data.checks import check_integer, did_you_mean
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
+# Of the blocks of a genome by which overlapping windows are split: least and largest length in windows, and the number
+# that a genome should have.
+_SHORTEST_BLOCK, _LONGEST_BLOCK, _BLOCKS = 4, 16, 100
 _SPELLINGS = {
     "train": "train",
     "training": "train",
@@ -72,7 +77,7 @@ def rows_of_splits(values: Sequence[object], source: str) -> dict[str, np.ndarra
 
 
 def cut(
-    sequences: Sequence[Hashable], labels: Sequence[int] | None, fractions: dict[str, float], seed: int
+    sequences: Sequence[Hashable] | np.ndarray, labels: Sequence[int] | None, fractions: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
     """Split rows randomly into "train" and the splits of `fractions`, stratified by label.
 
@@ -80,7 +85,8 @@ def cut(
     shares are exact to one row per label if no sequence occurs twice.
 
     Args:
-        sequences, labels: Of each row; `labels` may be None.
+        sequences: Of each row the sequence, or what stands for it, such as `sequence_keys`.
+        labels: Of each row; may be None.
         fractions: Split name to its share of the rows, in [0, 1); splits with a share of 0 are omitted.
         seed: Seed of the random split.
 
@@ -90,9 +96,7 @@ def cut(
     Raises:
         ValueError: There are too few rows for one in each split.
     """
-    first: dict[Hashable, int] = {}
-    group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
-    _, leader = np.unique(group, return_index=True)
+    group, leader = _groups(sequences)
     kinds = np.zeros(len(leader), dtype=int) if labels is None else np.asarray(labels)[leader]
     rng = np.random.default_rng(seed)
     place = np.zeros(len(leader), dtype=int)
@@ -112,6 +116,138 @@ def cut(
                 f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0 or give more data."
             )
     return rows
+
+
+def _groups(sequences: Sequence[Hashable] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the group of equal sequences of each row, in order of appearance, and the first row of each."""
+    if isinstance(sequences, np.ndarray):
+        _, first_rows, numbers = np.unique(sequences, return_index=True, return_inverse=True)
+        appearance = np.argsort(np.argsort(first_rows))
+        return appearance[numbers], np.sort(first_rows)
+    first: dict[Hashable, int] = {}
+    group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
+    return group, np.unique(group, return_index=True)[1]
+
+
+def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
+    """Of each text a hash of 64 bits, which takes its place in comparisons of the texts of a large file.
+
+    Two different texts of a file with `n` rows have one hash with a probability of n² / 2**65; they would be in the
+    same split.
+    """
+    data = (text.encode() if isinstance(text, str) else text for text in texts)
+    digests = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True) for text in data)
+    return np.fromiter(digests, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of the contigs of a genome.
+
+    Attributes:
+        contigs: Name of the contig of each window.
+        starts, ends: First base of each window, and the one after the last.
+        keys: `sequence_keys` of the letters of each window.
+    """
+
+    contigs: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    keys: np.ndarray
+
+
+def cut_windows(
+    windows: Windows, contigs: Mapping[str, Sequence[str]], fractions: dict[str, float], seed: int
+) -> dict[str, np.ndarray]:
+    """Split the windows of a genome into "train" and other splits.
+
+    Windows that do not overlap are split by `cut`: equal ones are in the same split. Of windows that do, all that
+    start in the same block of the genome are in one split, and those that reach into a block of another split are
+    dropped with a warning, so that no base of a validation or test window is trained on.
+
+    Args:
+        windows: The windows.
+        contigs: Split name to the contigs of which it has all windows.
+        fractions: Split name to its share of the other windows, or of their blocks; splits of `contigs` are ignored.
+        seed: Seed of the random split.
+
+    Returns:
+        Split name to ascending row indices.
+
+    Raises:
+        ValueError: There is no such contig, a contig is in two splits, or there are too few windows for a split.
+    """
+    splits = _splits_of_contigs(windows.contigs, contigs)
+    rest = splits.pop("train")
+    if not len(rest):
+        raise ValueError(f"{_arguments(contigs)}: no contig is left for 'train'; omit one.")
+    wanted = {name: share for name, share in fractions.items() if name not in contigs and share > 0.0}
+    names, starts, ends = windows.contigs[rest], windows.starts[rest], windows.ends[rest]
+    overlap = bool(((starts[1:] < ends[:-1]) & (names[1:] == names[:-1])).any())
+    if wanted and overlap:
+        rows = _cut_blocks(names, starts, ends, wanted, seed)
+    else:
+        rows = cut(windows.keys[rest], None, wanted, seed)
+    return {name: splits[name] if name in splits else rest[rows[name]] for name in SPLITS if name in {**rows, **splits}}
+
+
+def _arguments(contigs: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{split}_contigs={list(names)!r}" for split, names in contigs.items())
+
+
+def _splits_of_contigs(names: np.ndarray, contigs: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+    """Rows of each split, and of "train" those of the contigs that are in no other."""
+    existing = np.unique(names).tolist()
+    chosen = [name for members in contigs.values() for name in members]
+    for split, members in contigs.items():
+        for name in members:
+            if name not in existing:
+                raise ValueError(
+                    f"{split}_contigs={list(members)!r}: there is no window of a contig {name!r}"
+                    f"{did_you_mean(name, existing)}; the contigs begin with {existing[:10]}."
+                )
+            if chosen.count(name) > 1:
+                raise ValueError(f"{_arguments(contigs)}: the contig {name!r} is named twice; name it once.")
+    rows = {split: np.flatnonzero(np.isin(names, list(members))) for split, members in contigs.items()}
+    return {**rows, "train": np.flatnonzero(~np.isin(names, chosen))}
+
+
+def _cut_blocks(
+    names: np.ndarray, starts: np.ndarray, ends: np.ndarray, fractions: dict[str, float], seed: int
+) -> dict[str, np.ndarray]:
+    """Split windows by the blocks of the genome in which they start."""
+    window = int((ends - starts).max())
+    _, contigs = np.unique(names, return_inverse=True)
+    lengths = np.zeros(contigs.max() + 1, dtype=np.int64)
+    np.maximum.at(lengths, contigs, ends)
+    # Long blocks lose few windows at their ends, and many blocks give exact shares.
+    size = window * max(_SHORTEST_BLOCK, min(_LONGEST_BLOCK, int(lengths.sum()) // (_BLOCKS * window)))
+    offsets = np.cumsum(lengths // size + 1)
+    offsets = np.concatenate([[0], offsets[:-1]])[contigs]
+    first_blocks, last_blocks = offsets + starts // size, offsets + (ends - 1) // size
+    try:
+        split_rows = cut(first_blocks, None, fractions, seed)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Overlapping windows are split by blocks of {size} bases, of which there are "
+            f"{len(np.unique(first_blocks))}: use a lower window, or whole contigs (validation_contigs, test_contigs)."
+        ) from None
+    split_of_block = np.full(last_blocks.max() + 1, -1)
+    for number, rows in enumerate(split_rows.values()):
+        split_of_block[first_blocks[rows]] = number
+    kept = {}
+    for number, (name, rows) in enumerate(split_rows.items()):
+        reached = split_of_block[last_blocks[rows]]
+        kept[name] = rows[(reached == number) | (reached == -1)]
+        if not len(kept[name]):
+            raise ValueError(
+                f"{name}_fraction={fractions.get(name)}: no window of {name!r} lies apart from those of other splits; "
+                "give a longer genome, or choose whole contigs (validation_contigs, test_contigs)."
+            )
+    dropped = len(starts) - sum(map(len, kept.values()))
+    if dropped:
+        logger.warning("dropped %d of %d windows, which overlap windows of another split.", dropped, len(starts))
+    return kept
 
 
 def check_fractions(validation_fraction: float, test_fraction: float) -> None:

@@ -1,21 +1,29 @@
 """Tokenization of data sets for the collators of transformers."""
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Features, List, Value
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from datasets.fingerprint import Hasher
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_ssm.data.cache import FORMAT, batch_size, cache_folder
 from hf_ssm.data.checks import check_column, check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
+from hf_ssm.data.letters import LetterTable
+from hf_ssm.data.windows import FastaWindows
 
 logger = logging.getLogger(__name__)
 
 _NO_LIMIT = 10**12  # transformers represents "no limit" by int(1e30)
 _MANY_UNKNOWN = 0.1
 _LENGTH, _UNKNOWN, _CUT = "__length__", "__unknown__", "__cut__"
-_ROWS = 32  # per batch; a tokenizer needs hundreds of bytes per token of a batch
+_MOST_IN_MEMORY = 2**24
+_BATCH_BYTES = 2**18  # of texts; a tokenizer needs hundreds of bytes for each token
 
 
 def tokenize(
@@ -27,8 +35,13 @@ def tokenize(
     pair_column: str | None = None,
     *,
     separate: bool = False,
+    num_proc: int | None = None,
 ) -> DatasetDict:
     """Replace sequences, or pairs of texts, by token ids, without padding.
+
+    The token ids of data that are in the Arrow cache of `datasets`, such as those of FASTA files and of the Hub, and of
+    all splits of more than 16 MiB, are written there in batches; later calls with the same rows and tokenizer map
+    them. Those of `FastaWindows` are made when a row is read.
 
     Collators such as `DataCollatorWithPadding(tokenizer)` pad each batch. Warnings give the number of truncated rows
     per split, and splits of which more than a tenth of the tokens is unknown to the tokenizer.
@@ -44,6 +57,7 @@ def tokenize(
         pair_column: Column of the second text of each row, or None.
         separate: Whether the texts of a pair are tokenized separately, for a model that encodes each by itself
             (`PairCollator` makes its batches); `max_length` is then that of each text.
+        num_proc: Number of processes that tokenize; None (the default) means this one.
 
     Returns:
         The splits with the columns `input_ids` (of separate texts two lists in each row) and, if `label_column` is
@@ -59,14 +73,16 @@ def tokenize(
         check_integer("max_length", max_length, 1)
     if pair_column == sequence_column:
         raise ValueError(f"pair_column={pair_column!r} equals sequence_column; give the column of the second text.")
+    if num_proc is not None:
+        check_integer("num_proc", num_proc, 1)
     limit = tokenizer.model_max_length if max_length is None else max_length
-    texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
-    return DatasetDict(
-        {
-            name: _tokenize_split(split, name, tokenizer, texts, label_column, limit, separate)
-            for name, split in data.items()
-        }
-    )
+    needed = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
+    encoder = _Encoder(tokenizer, list(needed.values()), limit, separate)
+    needed |= {} if label_column is None else {"label_column": label_column}
+    splits = {name: _tokenize_split(split, name, encoder, needed, num_proc) for name, split in data.items()}
+    if label_column is not None and label_column != "labels":
+        splits = {name: split.rename_column(label_column, "labels") for name, split in splits.items()}
+    return DatasetDict(splits)
 
 
 class PairCollator:
@@ -89,82 +105,142 @@ class PairCollator:
 
 
 def _tokenize_split(
-    split: Dataset,
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    text_columns: dict[str, str],
-    label_column: str | None,
-    limit: int,
-    separate: bool,
+    split: Any, name: str, encoder: "_Encoder", needed: dict[str, str], num_proc: int | None
 ) -> Dataset:
-    source, columns = f"split {name!r}", list(text_columns.values())
-    needed = {**text_columns, **({} if label_column is None else {"label_column": label_column})}
+    """The token ids and labels of a split, in the Arrow cache of `datasets`."""
     for argument, column in needed.items():
-        check_column(argument, column, split.column_names, source)
+        check_column(argument, column, split.column_names, f"split {name!r}")
+    if isinstance(split, FastaWindows):
+        return _tokenize_when_read(split, name, encoder)
+    rows = split.select_columns(list(needed.values()))
+    labels = {column: kind for column, kind in rows.features.items() if column not in encoder.columns}
+    # The hash that `datasets` makes of a tokenizer changes with its last call.
+    key = Hasher.hash((FORMAT, rows._fingerprint, list(needed.values()), encoder.state()))
+    file: Path | None = None
+    if not rows.cache_files and rows.data.nbytes > _MOST_IN_MEMORY:
+        file = cache_folder("tokens", key) / "tokens.arrow"
+        file.parent.mkdir(parents=True, exist_ok=True)
     # The counts are columns, because `map` does not call the function when it loads its result from the cache.
-    tokens = split.select_columns(list(needed.values())).map(
-        _encode_separately if separate else _encode,
+    tokens = rows.map(
+        encoder,
         batched=True,
-        batch_size=_ROWS,
-        remove_columns=columns,
-        fn_kwargs={"tokenizer": tokenizer, "columns": columns, "limit": limit},
+        batch_size=batch_size(rows, _BATCH_BYTES),
+        remove_columns=encoder.columns,
+        features=Features({**labels, **encoder.features}),
+        new_fingerprint=key,
+        cache_file_name=None if file is None else str(file),
+        num_proc=num_proc,
         desc=f"Tokenizing {name}",
     )
-    _report(tokens, source, columns[0], limit)
-    tokens = tokens.remove_columns([_LENGTH, _UNKNOWN, _CUT])
-    if label_column is not None and label_column != "labels":
-        tokens = tokens.rename_column(label_column, "labels")
-    return tokens
+    _report(tokens, f"split {name!r}", encoder)
+    return tokens.remove_columns([_LENGTH, _UNKNOWN, _CUT])
 
 
-def _encode(
-    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int
-) -> dict[str, list[Any]]:
-    """Token ids of a batch; per row also their number, the number of unknown ones, and whether it was truncated."""
-    texts = [batch[column] for column in columns]
-    # verbose=False suppresses the warning for rows over the limit, which are truncated next.
-    ids = tokenizer(*texts, return_attention_mask=False, verbose=False)["input_ids"]
-    cut = [len(row) > limit and limit < _NO_LIMIT for row in ids]
-    for index in [index for index, too_long in enumerate(cut) if too_long]:
-        # Truncation by the tokenizer keeps the special token at the end of the sequence.
-        row = [column[index] for column in texts]
-        ids[index] = tokenizer(*row, truncation=True, max_length=limit, return_attention_mask=False)["input_ids"]
-    unknown = [row.count(tokenizer.unk_token_id) for row in ids]
-    return {"input_ids": ids, _LENGTH: [len(row) for row in ids], _UNKNOWN: unknown, _CUT: cut}
+def _tokenize_when_read(windows: FastaWindows, name: str, encoder: "_Encoder") -> Any:
+    if windows.longest > encoder.limit:
+        logger.warning("split %r: windows are truncated to %d tokens when they are read.", name, encoder.limit)
+    return windows.with_transform(
+        encoder.input_ids_of,
+        Features({"input_ids": encoder.features["input_ids"]}),
+        encoder.longest(windows.longest),
+        encoder.state(),
+    )
 
 
-def _encode_separately(
-    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int
-) -> dict[str, list[Any]]:
-    """As `_encode`, for each text by itself; the counts are sums, but the length is 0 if a text has no token."""
-    encoded = [_encode({column: batch[column]}, tokenizer, [column], limit) for column in columns]
-    counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
-    return {
-        "input_ids": [list(pair) for pair in zip(*(of_text["input_ids"] for of_text in encoded), strict=True)],
-        _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
-        _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
-        _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
-    }
+class _Encoder:
+    """Replaces the texts of a batch by their token ids, and counts tokens per row.
+
+    Attributes:
+        columns: The columns of the texts.
+        features: The columns that it makes: `input_ids`, number of tokens, number of unknown ones, and whether the row
+            was truncated.
+        limit: Most tokens of a row, or of each text of a pair that is tokenized separately.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int, separate: bool):
+        self.columns, self.limit = columns, limit
+        self._tokenizer, self._separate = tokenizer, separate
+        self._table = LetterTable.of(tokenizer)
+        ids: Any = List(Value("int32"))
+        counts = {_LENGTH: Value("int64"), _UNKNOWN: Value("int64"), _CUT: Value("bool")}
+        self.features = Features({"input_ids": List(ids) if separate else ids, **counts})
+
+    def state(self) -> str:
+        """A text that differs for encoders that make other tokens."""
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, PreTrainedTokenizerFast):
+            stored = json.loads(tokenizer.backend_tokenizer.to_str())
+            # Calls change these two.
+            content = json.dumps({name: part for name, part in stored.items() if name not in ("truncation", "padding")})
+        else:
+            content = Hasher.hash(tokenizer)
+        options = (tokenizer.truncation_side, getattr(tokenizer, "split_special_tokens", False))
+        return repr((type(tokenizer).__name__, content, options, self.columns, self.limit, self._separate))
+
+    def longest(self, num_bytes: int) -> int:
+        """Upper bound of the number of tokens of a text of so many bytes."""
+        return min(num_bytes + self._tokenizer.num_special_tokens_to_add(), self.limit)
+
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if not self._separate:
+            return self._encode([batch[column] for column in self.columns])
+        encoded = [self._encode([batch[column]]) for column in self.columns]
+        counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
+        pairs = zip(*(of_text["input_ids"] for of_text in encoded), strict=True)
+        return {
+            "input_ids": [[ids.tolist() for ids in pair] for pair in pairs],
+            # The length of the row is 0 if one of its texts has no token.
+            _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
+            _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
+            _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
+        }
+
+    def input_ids_of(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The token ids of a batch only, as lists."""
+        return {"input_ids": [ids.tolist() for ids in self(batch)["input_ids"]]}
+
+    def _encode(self, texts: list[list[str]]) -> dict[str, list[Any]]:
+        """Encode one text for each row, or a pair."""
+        rows: list[Any] = [None] * len(texts[0])
+        if self._table is not None and len(texts) == 1:
+            rows = [self._table.encode(text, self.limit) for text in texts[0]]
+        others = [index for index, row in enumerate(rows) if row is None]
+        if others:
+            for index, row in zip(others, self._by_tokenizer([[of[i] for i in others] for of in texts]), strict=True):
+                rows[index] = row
+        # Letters that the table has are not unknown.
+        unknown = [row.count(self._tokenizer.unk_token_id) if isinstance(row, list) else 0 for row, _ in rows]
+        ids = [np.asarray(row, dtype=np.int32) for row, _ in rows]
+        return {"input_ids": ids, _LENGTH: list(map(len, ids)), _UNKNOWN: unknown, _CUT: [cut for _, cut in rows]}
+
+    def _by_tokenizer(self, texts: list[list[str]]) -> list[tuple[list[int], bool]]:
+        """Token ids of each row, and whether it was truncated."""
+        # verbose=False suppresses the warning for rows over the limit, which are truncated next.
+        ids = self._tokenizer(*texts, return_attention_mask=False, verbose=False)["input_ids"]
+        cut = [len(row) > self.limit and self.limit < _NO_LIMIT for row in ids]
+        for index in [index for index, too_long in enumerate(cut) if too_long]:
+            # Truncation by the tokenizer keeps the special token at the end of the sequence.
+            row = [column[index] for column in texts]
+            shorter = self._tokenizer(*row, truncation=True, max_length=self.limit, return_attention_mask=False)
+            ids[index] = shorter["input_ids"]
+        return list(zip(ids, cut, strict=True))
 
 
-def _report(tokens: Dataset, source: str, sequence_column: str, limit: int) -> None:
+def _report(tokens: Dataset, source: str, encoder: _Encoder) -> None:
     """Raise for rows without tokens; warn of truncated rows and unknown tokens."""
-    lengths = list(tokens[_LENGTH])
-    empty = [row for row, length in enumerate(lengths, start=1) if length == 0]
-    if empty:
+    counts = tokens.with_format("numpy", columns=[_LENGTH, _UNKNOWN, _CUT])[:]
+    empty = np.flatnonzero(counts[_LENGTH] == 0)
+    if len(empty):
         raise ValueError(
-            f"sequence_column={sequence_column!r}: {len(empty)} sequences of {source} have no token (first: row "
-            f"{empty[0]}); remove these rows."
+            f"sequence_column={encoder.columns[0]!r}: {len(empty)} sequences of {source} have no token (first: row "
+            f"{empty[0] + 1}); remove these rows."
         )
-    cut, unknown = sum(tokens[_CUT]), sum(tokens[_UNKNOWN])
+    cut, unknown, total = (int(counts[name].sum()) for name in (_CUT, _UNKNOWN, _LENGTH))
     if cut:
-        logger.warning("%s: truncated %d of %d sequences to %d tokens.", source, cut, len(lengths), limit)
-    if unknown > _MANY_UNKNOWN * sum(lengths):
+        logger.warning("%s: truncated %d of %d sequences to %d tokens.", source, cut, len(tokens), encoder.limit)
+    if unknown > _MANY_UNKNOWN * total:
         logger.warning(
-            "%s: %d of %d tokens are unknown to the tokenizer; check that it fits the data.",
-            source,
-            unknown,
-            sum(lengths),
+            "%s: %d of %d tokens are unknown to the tokenizer; check that it fits the data.", source, unknown, total
         )
 
 

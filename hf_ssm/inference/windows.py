@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from hf_ssm.data.fasta import spans
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import SequenceModel
 
-__all__ = ["GENOME_SPAN", "Window", "Windows", "groups_of", "spans"]
+__all__ = ["GENOME_SPAN", "Window", "Windows", "groups_of"]
 
 T = TypeVar("T")
 
@@ -84,11 +85,6 @@ class Windows:
         if not is_longer and len(self._tokenizer(text, verbose=False)["input_ids"]) <= self._longest:
             return len(text)
         return max(self._longest - self._added, 1)
-
-
-def spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """First letters and the ones after the last of the windows of a sequence, which cover all of it."""
-    return [(start, min(start + window, length)) for start in range(0, max(length - window + stride, 1), stride)]
 
 
 def groups_of(items: Iterable[T], letters: Callable[[T], int]) -> Iterator[list[T]]:

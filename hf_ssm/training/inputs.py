@@ -1,7 +1,7 @@
 """The inputs of a run: token ids of texts or numbers of signals, their labels, and the collation of rows to batches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hf_ssm.data import (
     tokenize,
 )
 from hf_ssm.data.augment import random_reverse_complement, random_unknown_bases
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
@@ -34,6 +35,7 @@ from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channel
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 from hf_ssm.data.tokenized import align_labels
+from hf_ssm.data.windows import FastaWindows
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
@@ -121,7 +123,10 @@ class RunData:
         if self.stream is not None and self.max_length is not None:
             return self.max_length
         lengths = inner_lengths if self.has_pairs else row_lengths
-        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
+        longest = max(
+            split.longest if isinstance(split, FastaWindows) else int(lengths(split, self._input_column).max())
+            for split in self.splits.values()
+        )
         return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
@@ -138,7 +143,7 @@ class RunData:
 
     def batch(self, rows: Dataset) -> dict[str, Any]:
         """The inputs of some rows as one padded batch, without labels."""
-        return dict(self.collator(list(rows.select_columns([self._input_column]))))
+        return dict(self.collator([{self._input_column: row[self._input_column]} for row in rows]))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """The inputs of some rows as padded batches of at most `size` rows."""
@@ -206,14 +211,19 @@ def _rows_of_stream(settings: RunSettings, labelled: bool) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
-    """The data of the settings in splits, with all columns; `labelled`: with checked and converted labels.
+def load_rows(settings: RunSettings, labelled: bool = True, lazy: bool = False) -> DatasetDict:
+    """The data of the settings in splits, with all columns; of a stream, the training split has the first rows only.
 
-    Of a stream, the training split has the first rows only.
+    Args:
+        settings: The settings.
+        labelled: With checked and converted labels.
+        lazy: Whether `data.lazy` applies; the rows are the same without it.
     """
     if settings.data["streaming"]:
         return _rows_of_stream(settings, labelled)
     source, arguments = settings.data["dataset"], settings.loader_arguments
+    if not lazy:
+        arguments.pop("lazy", None)
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
@@ -248,7 +258,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     if settings.model["checkpoint"] is not None:
         check_source(settings.model["checkpoint"])
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
-    rows = load_rows(settings, labelled)
+    rows = load_rows(settings, labelled, lazy=True)
     kind = classes = None
     if labels is not None:
         check_column("label_column", labels, rows["train"].column_names, "the data")
@@ -272,7 +282,8 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         pairs = settings.data.get("pair_column")
         if reads_only_dna(processor):
             _check_letters(rows, [settings.sequence_column, *([pairs] if pairs else [])])
-        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, separate=task.reads_pairs)
+        options = {"separate": task.reads_pairs, "num_proc": settings.data["num_proc"]}
+        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, **options)
         if kind == "classes":
             splits = align_labels(splits, processor, limit)
     description = rows["train"].info.description if source in GENERATORS else ""
@@ -288,8 +299,16 @@ def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
     remedy = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
     for name, split in rows.items():
         for column in columns:
-            for number, text in enumerate(split[column], start=1):
-                check_letters(text, f"column {column!r}, row {number} of {name!r}", remedy)
+            for row, text in _texts(split, column):
+                check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", remedy)
+
+
+def _texts(split: Dataset | FastaWindows, column: str) -> Iterator[tuple[int, str]]:
+    """Number and text of the rows that may have other letters than those of DNA."""
+    if isinstance(split, FastaWindows):
+        yield from ((row, split[row][column]) for row in split.doubtful)
+    else:
+        yield from enumerate(values_of(split, column))
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:

@@ -61,7 +61,11 @@ def locked(output: Path) -> Iterator[None]:
 
 
 def main_first(function: Callable[[], T]) -> T:
-    """Call `function` in the main process and then in the others, which find its results in caches."""
+    """Call `function` in the main process and then in the others, which find its results in caches.
+
+    The first process of another machine, which may have caches of its own, precedes the others of that machine.
+    """
     results: list[T] = []
     on_main(lambda: results.append(function()))
-    return results[0] if results else function()
+    with PartialState().local_main_process_first():
+        return results[0] if results else function()

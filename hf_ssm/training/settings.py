@@ -44,6 +44,7 @@ _DATA_TYPES: dict[str, Any] = {
     "reverse_complement": bool,
     "unknown_bases": float,
     "normalization": str | None,
+    "num_proc": int | None,
     "streaming": bool,
     "shuffle_buffer": int | None,
     "epoch_rows": int | None,
@@ -51,6 +52,7 @@ _DATA_TYPES: dict[str, Any] = {
 }
 _OF_STREAMS = ("shuffle_buffer", "epoch_rows", "classes")
 DEFAULT_SHUFFLE_BUFFER = 1000
+_WITHOUT_EFFECT_ON_ROWS = ("num_proc",)
 # Fields of the training arguments that options of the command determine.
 _MANAGED = {
     "output_dir": "--output",
@@ -185,8 +187,9 @@ class RunSettings:
             longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
             complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
             that N replaces), `normalization` (of images and numbers, see
-            `hf_ssm.data.features.fit_extractor`), `streaming` (whether training rows are read while the model trains),
-            for streams `shuffle_buffer`, `epoch_rows` (of one pass) and `classes`, and arguments of the loader.
+            `hf_ssm.data.features.fit_extractor`), `num_proc` (processes that tokenize), `streaming` (whether training
+            rows are read while the model trains), for streams `shuffle_buffer`, `epoch_rows` (of one pass) and
+            `classes`, and arguments of the loader.
         training: Fields of `SSMTrainingArguments`.
     """
 
@@ -279,7 +282,7 @@ def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]
         # Runs of earlier versions lack settings.
         now, then = getattr(settings, section), {**DATA_DEFAULTS, **stored.get(section, {})}
         for key in now:
-            if now[key] != then.get(key):
+            if now[key] != then.get(key) and key not in _WITHOUT_EFFECT_ON_ROWS:
                 raise ValueError(
                     f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} "
                     "now: leave it unchanged, or start a new run in another --output"
@@ -356,6 +359,13 @@ def _check_data(settings: RunSettings) -> None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if not 0 <= data["unknown_bases"] <= 1:
         raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
+    if data["num_proc"] is not None and data["num_proc"] < 1:
+        raise ValueError(f"data.num_proc={data['num_proc']!r}: give a positive number of processes")
+    if data["num_proc"] is not None and data.get("lazy"):
+        raise ValueError(
+            f"data.num_proc={data['num_proc']!r}: with data.lazy, the processes that read windows tokenize them: set "
+            "training.dataloader_num_workers instead"
+        )
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
     _check_stream(settings)

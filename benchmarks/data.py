@@ -1,0 +1,230 @@
+"""Loading of a FASTA file larger than the memory that it may take: memory of each route, and rows against steps.
+
+    python benchmarks/data.py                # generates 500 MB, needs 4 GB of disk; minutes on two cores
+    python benchmarks/data.py --megabases 50
+    python benchmarks/data.py --tiny         # takes seconds; the numbers are meaningless
+
+The routes of `hf-ssm train` for a language model on windows of a genome: `arrow`, tokens in the Arrow cache of
+`datasets`, and `lazy`, windows that are read and tokenized when a batch is made (`data.lazy`).
+
+`memory`: each route prepares the file and reads batches in a process of its own, first with an empty cache and then
+with the cache of the first. Private memory is what the process needs; resident memory also counts pages of the cached
+files, which the system may drop at any time and shares among processes. Bytes are also given for each base.
+
+`loading`: batches of both routes and training steps (forward, backward, AdamW) on them alternate in one process. A
+ratio is the number of rows that one process loads in the time in which a model trains on one row.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
+
+ROUTES = ("arrow", "lazy")
+MODELS = ("S4D", "SSD")
+
+
+def write_genome(path: Path, bases: int, contigs: int = 4) -> None:
+    """Random contigs with soft-masked letters and a run of N, in lines of 60 letters."""
+    rng, letters = np.random.default_rng(0), np.frombuffer(b"ACGT", dtype=np.uint8)
+    with path.open("wb") as file:
+        for contig in range(contigs):
+            file.write(b">chr%d\n" % (contig + 1))
+            lines = bases // contigs // 60
+            for first in range(0, lines, 1000):
+                drawn = letters[rng.integers(0, 4, (min(1000, lines - first), 60))]
+                drawn[:10] += 32  # lower case
+                if first == 0:
+                    drawn[-len(drawn) // 4 :] = ord("N")
+                file.write(b"\n".join(line.tobytes() for line in drawn) + b"\n")
+
+
+def load_splits(path: Path, route: str, window: int) -> Any:
+    from hf_ssm.training.inputs import load_data
+    from hf_ssm.training.settings import resolve
+
+    data = {"dataset": str(path), "tokenizer": "dna", "window": window, "lazy": route == "lazy"}
+    return load_data(resolve({"data": data, "model": {"task": "causal-lm"}}))
+
+
+def loader(loaded: Any, batch_size: int) -> torch.utils.data.DataLoader:
+    """Batches in random order, as the Trainer reads them."""
+    from transformers import DataCollatorForLanguageModeling
+
+    collator = DataCollatorForLanguageModeling(loaded.tokenizer, mlm=False)
+    generator = torch.Generator().manual_seed(0)
+    rows = loaded.splits["train"]
+    return torch.utils.data.DataLoader(rows, batch_size, shuffle=True, collate_fn=collator, generator=generator)
+
+
+class PrivateMemory(threading.Thread):
+    """The largest `RssAnon` of this process while it runs, in bytes, looked up a hundred times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self._done = 0, threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.01):
+            self.peak = max(self.peak, status("RssAnon"))
+
+    def stop(self) -> int:
+        self._done.set()
+        self.join()
+        return self.peak
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def use(path: Path, route: str, window: int, batches: int) -> dict[str, float]:
+    """Memory of a process that prepares a file and reads batches of it, without libraries, and CPU time to prepare."""
+    import hf_ssm.training.run  # noqa: F401
+
+    before, start, watch = status("RssAnon"), time.process_time(), PrivateMemory()
+    watch.start()
+    loaded = load_splits(path, route, window)
+    longest = loaded.longest
+    seconds = time.process_time() - start
+    for number, batch in enumerate(loader(loaded, 32)):
+        if number == batches:
+            break
+        assert batch["input_ids"].shape[1] <= longest
+    return {"private": watch.stop() - before, "resident": status("VmHWM"), "seconds": seconds}
+
+
+def use_apart(path: Path, route: str, window: int, batches: int, cache: str) -> dict[str, float]:
+    """`use` in a process of its own, with its own cache."""
+    command = [sys.executable, __file__, "--use", route, "--file", str(path), "--window", str(window)]
+    command += ["--batches", str(batches)]
+    environment = {**os.environ, "HF_DATASETS_CACHE": cache, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{route}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def compare_memory(path: Path, window: int, batches: int, apart: bool) -> list[Row]:
+    size, rows, first_seconds = path.stat().st_size, [], dict[str, float]()
+    print(f"A FASTA file of {size:,} bytes, windows of {window}.\n\n{TABLE_HEAD}")
+    for route in ROUTES:
+        with tempfile.TemporaryDirectory(dir=path.parent) as cache:
+            for when in ("first run", "later runs"):
+                found = use_apart(path, route, window, batches, cache) if apart else use(path, route, window, batches)
+                first_seconds.setdefault(route, found["seconds"])
+                section = f"{route}, {when}"
+                rows += [
+                    Row("memory", section, "private memory", [found["private"] / 2**20], "MiB"),
+                    Row("memory", section, "resident memory", [found["resident"] / 2**20], "MiB"),
+                    Row(
+                        "memory",
+                        section,
+                        "CPU time to prepare / first of arrow",
+                        [found["seconds"] / first_seconds["arrow"]],
+                    ),
+                ]
+                print(*rows[-3:], sep="\n", flush=True)
+            stored = sum(file.stat().st_size for file in Path(cache).rglob("*") if file.is_file())
+            rows.append(Row("memory", route, "files in the cache / file", [stored / size]))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def build_model(name: str, hidden_size: int) -> torch.nn.Module:
+    import hf_ssm
+
+    torch.manual_seed(0)
+    common = {"hidden_size": hidden_size, "num_hidden_layers": 2, "vocab_size": 12, "use_cache": False}
+    if name == "SSD":
+        return hf_ssm.SSDForCausalLM(hf_ssm.SSDConfig(head_dim=min(16, hidden_size), **common))
+    return hf_ssm.S4ForCausalLM(hf_ssm.S4Config(**common))
+
+
+def compare_loading(path: Path, window: int, batch_size: int, hidden_size: int, **how: Any) -> list[Row]:
+    loaded = {route: load_splits(path, route, window) for route in ROUTES}
+    # Each iterator draws the same rows.
+    batches = {route: iter(loader(data, batch_size)) for route, data in loaded.items()}
+    endless = {route: iter(lambda route=route: next_batch(route), None) for route in ROUTES}
+
+    def next_batch(route: str) -> Any:
+        try:
+            return next(batches[route])
+        except StopIteration:
+            batches[route] = iter(loader(loaded[route], batch_size))
+            return next(batches[route])
+
+    first = {route: next(endless[route]) for route in ROUTES}
+    assert torch.equal(first["arrow"]["input_ids"], first["lazy"]["input_ids"])
+    print(f"\nBatches of {batch_size} windows of {window}, one process.\n\n{TABLE_HEAD}")
+    rows = []
+    for name in MODELS:
+        model = build_model(name, hidden_size)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(model: torch.nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> tuple[()]:
+            model(**first["arrow"]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return ()
+
+        calls: dict[str, Any] = {"step": step}
+        calls |= {route: lambda route=route: tuple(next(endless[route]).values())[:0] for route in ROUTES}
+        times = race(calls, check_agreement(calls, 0.0), how["repetitions"], how["turn"])
+        for route in ROUTES:
+            what = f"{route}, {name} of hidden size {hidden_size}"
+            rows.append(Row("loading", what, "rows loaded / trained", ratios(times, ["step"], [route])))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabases", type=float, default=500, help="size of the generated file (default: 500)")
+    parser.add_argument("--window", type=int, default=1024, help="default: 1024")
+    parser.add_argument("--batches", type=int, default=200, help="batches that are read (default: 200)")
+    parser.add_argument("--batch-size", type=int, default=32, help="default: 32")
+    parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
+    parser.add_argument("--repetitions", type=int, default=5, help="default: 5")
+    parser.add_argument("--tiny", action="store_true", help="a small file, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the generated file (default: the system's for temporary files)"
+    )
+    parser.add_argument("--use", choices=ROUTES, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.use:
+        print(json.dumps(use(args.file, args.use, args.window, args.batches)))
+        return
+    if args.tiny:
+        args.megabases, args.window, args.batches, args.batch_size, args.hidden_size = 0.02, 64, 2, 4, 8
+        args.repetitions = 2
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        # Read when `datasets` is imported, by the first section that needs it.
+        os.environ["HF_DATASETS_CACHE"] = str(Path(folder) / "cache")
+        path = Path(folder) / "genome.fa"
+        write_genome(path, int(args.megabases * 1e6))
+        rows = compare_memory(path, args.window, args.batches, apart=not args.tiny)
+        small = Path(folder) / "small.fa"
+        write_genome(small, min(int(args.megabases * 1e6), 5_000_000))
+        how = {"repetitions": args.repetitions, "turn": 0.0 if args.tiny else 0.5}
+        rows += compare_loading(small, args.window, args.batch_size, args.hidden_size, **how)
+    write_rows(args.output, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Ranks of a machine: the first one makes the rows, and the others map its files."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_one_rank_reads_and_tokenizes(tmp_path) -> None:
+    rng = random.Random(0)
+    (tmp_path / "genome.fa").write_text(">a\n" + "".join(rng.choices("ACGT", k=4000)) + "\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    common |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HERE / "data_worker.py", tmp_path],
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    # A batch for each of the three splits.
+    assert first["counts"] == {"files": 1, "batches": 3}
+    assert second["counts"] == {"files": 0, "batches": 0}
+    assert first["rows"] == second["rows"] and len(first["rows"]["train"]) == 51
+    assert first["files"] == second["files"]
+    assert all(file.startswith(str(tmp_path / "cache")) for file in first["files"])
