@@ -1,6 +1,7 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.pushes import PushingTrainer
 from hf_ssm.training.rescale import rescale_init_
-from hf_ssm.utils.processes import check_processes_are_joined, is_sharded
+from hf_ssm.training.sharded import enable_sharding, shard_for_training, whole_state_dict
+from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
 
@@ -102,6 +104,7 @@ class SSMTrainer(PushingTrainer):
         # That of `accelerate launch` comes from the environment.
         _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
         check_processes_are_joined(self.accelerator.num_processes)
+        self.is_fsdp_enabled = enable_sharding(self.accelerator, self.args.fsdp_plugin_args)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
@@ -153,6 +156,8 @@ class SSMTrainer(PushingTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """transformers' optimizer, with separate groups for dynamics and Sobolev orders."""
         fresh = self.optimizer is None
+        if fresh and self.is_fsdp_enabled:
+            shard_for_training(self.model if model is None else model, self.accelerator)
         optimizer = super().create_optimizer() if model is None else super().create_optimizer(model)
         if not fresh:
             return optimizer
@@ -172,7 +177,17 @@ class SSMTrainer(PushingTrainer):
             if moved:
                 optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
         self._decay_state_matrices(optimizer, trained, dynamics_rate)
+        self._parameter_groups = [list(group["params"]) for group in optimizer.param_groups]
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """As in transformers, after which training begins."""
+        if self.is_fsdp_enabled and self.optimizer is not None:
+            # accelerate has looked up the sharded parameters of each group by their addresses, which are the same for
+            # all those of which this process has no part.
+            for group, parameters in zip(self.optimizer.param_groups, self._parameter_groups, strict=True):
+                group["params"] = parameters
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _decay_state_matrices(self, optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
         decay = getattr(self.args, "dynamics_weight_decay", 0.0)
@@ -197,9 +212,15 @@ class SSMTrainer(PushingTrainer):
         """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
         # The local part of a parameter sharded by FSDP2.
         weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._unwrapped.parameters())
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        is_bad = not all(bool(torch.isfinite(weight).all()) for weight in weights)
+        processes = all_processes() if self.is_fsdp_enabled else None
+        if processes is not None:
+            # All processes stop, or those that did not would wait for the others.
+            is_bad = bool(processes.largest(int(is_bad), self.args.device))
+        if is_bad:
             raise self._divergence(f"weights are not finite after step {self.state.global_step}")
-        super().save_model(output_dir, _internal_call)
+        with whole_state_dict(self.accelerator) if self.is_fsdp_enabled else nullcontext():
+            super().save_model(output_dir, _internal_call)
 
     def _divergence(self, what: str) -> FloatingPointError:
         last = get_last_checkpoint(self.args.output_dir) if Path(str(self.args.output_dir)).is_dir() else None
