@@ -121,7 +121,7 @@ class LongConvolution(SequenceOperator):
         if state is not None:
             return self.forward_with_state(inputs, state, group=group)
         channels = slice(group, None, self.groups)
-        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
+        kernels = (self.kernels(self.longest(inputs, rows)) if kernels is None else kernels)[:, channels]
         dtype = inputs.dtype
         with no_autocast(inputs.device):
             if rows.observer is not None or self.sobolev_mode == "zero_phase":
@@ -135,7 +135,10 @@ class LongConvolution(SequenceOperator):
             return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs).to(dtype)
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
-        """The `kernels` that `forward` needs for inputs `(B, L, ...)`."""
+        """The `kernels` that `forward` needs for inputs `(B, L, ...)`, for mixers that share them among groups.
+
+        Not called by `forward`: sharded parameters are gathered for each of both methods.
+        """
         return self.kernels(self.longest(inputs, rows))
 
     def mean_kernel(

@@ -1,12 +1,19 @@
 """Weights, gradients and optimizer states divided among processes by `torch.distributed.fsdp.fully_shard` (FSDP2)."""
 
+import warnings
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
@@ -62,6 +69,8 @@ def shard_model(
     Source: Zhao et al. 2023 (PyTorch FSDP); `fully_shard` of PyTorch.
     """
     check_model(model)
+    # Mixers do not change the outputs of operators in place, of which FSDP2 warns if they are views.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise ValueError(f"{type(model).__name__} is sharded already: call `shard_model` once, on a whole model.")
     blocks = [module for module in model.modules() if isinstance(module, Block)]
@@ -84,9 +93,14 @@ def shard_model(
                 for projection in _others(operator):
                     fully_shard(projection, mp_policy=policy, **common)
                 fully_shard(operator, mp_policy=kept, **common)
+                if hasattr(operator, "kernels_for"):
+                    # Mixers with several groups of channels compute their common kernels before.
+                    register_fsdp_forward_method(operator, "kernels_for")
         fully_shard(block, mp_policy=policy, **common)
     # The root is needed first in the backward pass: it stays gathered.
     fully_shard(model, mp_policy=policy, **{**common, "reshard_after_forward": None})
+    if hasattr(model, "generate"):
+        register_fsdp_forward_method(model, "generate")
     return model
 
 

@@ -1,6 +1,6 @@
 """FSDP2 in the Trainer: sharding before the optimizer is created, whole weights in checkpoints, and CPUs.
 
-accelerate knows what was asked for and saves and loads the checkpoints; `hf_ssm.parallel.shard_model` shards.
+accelerate holds the options and writes the checkpoints; `hf_ssm.parallel.shard_model` shards.
 """
 
 import os
@@ -15,22 +15,22 @@ from torch.distributed.fsdp import StateDictType
 
 from hf_ssm.parallel import shard_model
 
-__all__ = ["enable_sharding", "shard_for_training", "whole_state_dict"]
+__all__ = ["Sharding", "sharding_of"]
 
 
-def enable_sharding(accelerator: Accelerator, plugin_args: dict[str, Any] | None) -> bool:
-    """Whether the processes of an accelerator shard the model by FSDP2; makes those on CPUs do so.
+def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) -> "Sharding | None":
+    """How the processes of an accelerator share the model; `None` where each has all of it.
 
-    accelerate (1.15, `AcceleratorState.__init__`) reads its FSDP plugin where the processes have GPUs or other
-    accelerators only, and would train by DDP on CPUs.
+    accelerate (1.15, `AcceleratorState.__init__`) reads its FSDP plugin only where the processes have GPUs or other
+    accelerators, and would train by DDP on CPUs. There, this function sets the public attributes that it would set.
 
     Args:
-        accelerator: The accelerator; its public state changes.
-        plugin_args: `TrainingArguments.fsdp_plugin_args`; `None`: `accelerate launch` may ask for FSDP in the
+        accelerator: The accelerator.
+        plugin_args: `TrainingArguments.fsdp_plugin_args`; `None`: only `accelerate launch` may ask for FSDP, in the
             environment.
 
     Raises:
-        ValueError: FSDP1.
+        ValueError: FSDP1, or `ignored_modules`.
     """
     state: Any = accelerator.state
     plugin = getattr(state, "fsdp_plugin", None)
@@ -43,59 +43,76 @@ def enable_sharding(accelerator: Accelerator, plugin_args: dict[str, Any] | None
         # Each of both states copies the other one's.
         state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     if plugin is None:
-        return False
+        return None
     if plugin.fsdp_version != 2:
         raise ValueError(
             f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, by `accelerate launch --fsdp_version 2` "
             'or TrainingArguments(fsdp=True, fsdp_config={"version": 2}).'
         )
-    return True
-
-
-def shard_for_training(model: Any, accelerator: Accelerator) -> None:
-    """Shard a model as the FSDP plugin asks for, before accelerate does.
-
-    accelerate leaves a model as it is that is sharded already. It would round the dynamics, τ and the sampling times to
-    the half precision of the projections, and would leave processes with weights of their own.
-
-    Args:
-        model: The model of the Trainer.
-        accelerator: An accelerator for which `enable_sharding` is true.
-
-    Raises:
-        ValueError: `ignored_modules`, which are not supported.
-    """
-    plugin: Any = accelerator.state.fsdp_plugin
     if plugin.ignored_modules is not None:
         raise ValueError(
             f"`ignored_modules`={plugin.ignored_modules!r} of the FSDP plugin is not supported, as nothing would "
             "average the gradients of these modules: leave it out."
         )
-    if plugin.activation_checkpointing:
-        # That of accelerate does not restore the random numbers of dropout.
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        plugin.activation_checkpointing = False
-    # The groups are those of `shard_model`; accelerate would look for classes that have other names once sharded.
-    plugin.auto_wrap_policy = None
-    mesh: Any = getattr(accelerator, "torch_device_mesh", None)
-    policy = plugin.mixed_precision_policy
-    shard_model(
-        model,
-        None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)],
-        dtype=None if policy is None else policy.param_dtype,
-        reshard_after_forward=plugin.reshard_after_forward,
-        # On CPUs nothing is elsewhere.
-        offload_policy=None if accelerator.device.type == "cpu" else plugin.cpu_offload,
-    )
+    return Sharding(accelerator)
 
 
-@contextmanager
-def whole_state_dict(accelerator: Accelerator) -> Iterator[None]:
-    """Have the Trainer save whole weights, which `from_pretrained` loads, also with SHARDED_STATE_DICT."""
-    plugin: Any = accelerator.state.fsdp_plugin
-    kind = plugin.state_dict_type
-    plugin.state_dict_type = StateDictType.FULL_STATE_DICT
-    try:
-        yield
-    finally:
-        plugin.state_dict_type = kind
+class Sharding:
+    """Shards a model as the FSDP plugin of an accelerator asks for, before accelerate does, which then leaves it alone.
+
+    accelerate itself would round the dynamics, τ and sampling times to the half precision of the projections, would
+    leave processes with weights of their own, and its activation checkpointing draws other random numbers for dropout
+    when it computes a block again.
+
+    Args:
+        accelerator: The accelerator.
+    """
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator = accelerator
+        self._plugin: Any = accelerator.state.fsdp_plugin
+        self._checkpoints = self._plugin.activation_checkpointing
+        self._groups: list[list[Any]] = []
+
+    def shard(self, model: Any) -> None:
+        """Shard a model whose optimizer is not made yet; the classes that a wrapping policy names are not read."""
+        accelerator, plugin = self._accelerator, self._plugin
+        if self._checkpoints:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        # accelerate would look for these classes, which have other names once they are sharded.
+        plugin.activation_checkpointing, plugin.auto_wrap_policy = False, None
+        mesh: Any = getattr(accelerator, "torch_device_mesh", None)
+        policy = plugin.mixed_precision_policy
+        shard_model(
+            model,
+            None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)],
+            dtype=None if policy is None else policy.param_dtype,
+            reshard_after_forward=plugin.reshard_after_forward,
+            # On CPUs nothing is elsewhere.
+            offload_policy=None if accelerator.device.type == "cpu" else plugin.cpu_offload,
+        )
+
+    def remember_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the parameters of each group of a new optimizer."""
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+
+    def restore_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Undo what accelerate has changed in the groups, and in its plugin.
+
+        accelerate looks the parameters of an optimizer up by their addresses, which are the same for all those of which
+        this process has no part.
+        """
+        for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = parameters
+        self._plugin.activation_checkpointing = self._checkpoints
+
+    @contextmanager
+    def saving_whole_weights(self) -> Iterator[None]:
+        """Have the Trainer save whole weights, which `from_pretrained` loads, also with SHARDED_STATE_DICT."""
+        kind = self._plugin.state_dict_type
+        self._plugin.state_dict_type = StateDictType.FULL_STATE_DICT
+        try:
+            yield
+        finally:
+            self._plugin.state_dict_type = kind
