@@ -194,6 +194,11 @@ class SSMTrainer(PushingTrainer):
         decay = getattr(self.args, "dynamics_weight_decay", 0.0)
         if decay == 0:
             return
+        if self.is_deepspeed_enabled:
+            raise ValueError(
+                f"`dynamics_weight_decay`={decay} has no effect on the parameters of DeepSpeed's optimizer, which are "
+                "joined to one vector: set it to 0, or shard by FSDP2."
+            )
         if rate * decay >= 1:
             raise ValueError(
                 f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "

@@ -2,9 +2,11 @@
 
     accelerate launch --use_fsdp ... sharded_worker.py train FOLDER OPTION ...
     accelerate launch --use_fsdp ... sharded_worker.py resume FOLDER
+    torchrun ... sharded_worker.py zero-3 FOLDER
 
 `train` trains by the command with the options into FOLDER/run, and models of all families by the Trainer, each into a
 folder of its own. `resume` continues the run FOLDER/checkpoints from its checkpoint, with any number of processes.
+`zero-2` and `zero-3` train one model by DeepSpeed into FOLDER.
 """
 
 import json
@@ -26,7 +28,7 @@ from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.training.trainer import SSMTrainingArguments
 
 FAMILIES = ("S4D, batch norm", "Hyena, sinusoid", "S5, two-sided", "Mamba-2", "selective")
-ACCUMULATED, RESUMED = "selective", "Mamba-2"
+ACCUMULATED, RESUMED, DEEPSPEED = "selective", "Mamba-2", "Hyena, sinusoid"
 ROWS = 24
 
 
@@ -105,6 +107,15 @@ def train_in_half_precision(output: Path) -> dict[str, Any]:
 
 
 def main(phase: str, folder: Path, *options: str) -> None:
+    if phase.startswith("zero-"):
+        zero = {"stage": int(phase[-1]), "stage3_gather_16bit_weights_on_model_save": True}
+        automatic = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_clipping"), "auto")
+        settings = {**automatic, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+        trainer = make_trainer(DEEPSPEED, folder, deepspeed=settings, dynamics_weight_decay=0.0)
+        trainer.train()
+        trainer.save_model()
+        dist.destroy_process_group()
+        return
     if phase == "resume":
         world = int(os.environ["WORLD_SIZE"])
         trainer = resumable(folder / f"resumed-{world}")

@@ -90,8 +90,7 @@ def test_the_trainer_shards_every_family(sharded: Path, tmp_path: Path, name: st
 def test_the_command_trains_as_one_process(sharded: Path, tmp_path: Path) -> None:
     assert cli.main(["train", *together.options(16), "--output", str(tmp_path / "one")]) == 0
     run, one = sharded / "run", tmp_path / "one"
-    # Frequency responses need whole parameters.
-    assert {path.name for path in one.iterdir()} - {path.name for path in run.iterdir()} <= {"responses.json"}
+    assert {path.name for path in one.iterdir()} == {path.name for path in run.iterdir()}
     together.check_logs(*(json.loads((folder / "training_log.json").read_text()) for folder in (one, run)))
     check_weights(run, load_file(one / "model.safetensors"))
     model = hf_ssm.HyenaForSequenceClassification.from_pretrained(run)
@@ -114,6 +113,7 @@ def test_another_number_of_processes_resumes(sharded: Path, processes: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_weights_of_a_checkpoint_are_also_whole(sharded: Path) -> None:
     folder = sharded / "checkpoints" / "checkpoint-2"
     whole = load_file(folder / "model.safetensors")
@@ -135,6 +135,29 @@ def test_half_precision_in_the_trainer(sharded: Path) -> None:
     precise = json.loads((sharded / "logs.json").read_text())["selective"]
     for entry, other in zip(found["log"], precise, strict=True):
         assert entry["task_loss"] == pytest.approx(other["task_loss"], rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed(stage: int, tmp_path: Path) -> None:
+    """On CPUs, where DeepSpeed is installed; the test environment does not have it."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", together.free_port(), str(HERE / "sharded_worker.py"), f"zero-{stage}"]
+    environ = together.environment(HF_SSM_KERNELS="torch", DS_ACCELERATOR="cpu")
+    done = subprocess.run([*command, str(tmp_path / "two")], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    trainer = worker.make_trainer(worker.DEEPSPEED, tmp_path / "one")
+    trainer.train()
+    check_weights(tmp_path / "two", trainer.model.state_dict())
+
+
+def test_the_decay_of_state_matrices_by_deepspeed_is_refused(tmp_path: Path) -> None:
+    trainer = worker.make_trainer("S5, two-sided", tmp_path)
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(ValueError, match=r"`dynamics_weight_decay`=0.5 has no effect .* shard by FSDP2"):
+        trainer.create_optimizer()
 
 
 def fake_accelerator(**plugin: Any) -> Any:
