@@ -100,7 +100,7 @@ def test_the_command_trains_as_one_process(sharded: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
 def test_another_number_of_processes_resumes(sharded: Path, processes: int) -> None:
-    """The checkpoint, written by `torch.distributed.checkpoint`, has weights and the state of the optimizer in parts."""
+    """`torch.distributed.checkpoint` writes weights and the state of the optimizer in parts."""
     expected, found = (torch.load(sharded / f"optimizer{end}.pt") for end in ("", f"-{processes}"))
     assert expected.keys() == found.keys() and "model.layers.0.mixer.scan.A_log" in expected
     for name, state in expected.items():
