@@ -46,8 +46,8 @@ def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) ->
         return None
     if plugin.fsdp_version != 2:
         raise ValueError(
-            f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, by `accelerate launch --fsdp_version 2` or "
-            'TrainingArguments(fsdp=True, fsdp_config={"version": 2}).'
+            f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, by `accelerate launch --fsdp_version "
+            '2` or TrainingArguments(fsdp=True, fsdp_config={"version": 2}).'
         )
     if plugin.ignored_modules is not None:
         raise ValueError(
