@@ -95,6 +95,7 @@ def shard_model(
                 fully_shard(operator, mp_policy=kept, **common)
                 if hasattr(operator, "kernels_for"):
                     # Mixers with several groups of channels compute their common kernels before.
+                    operator.kernels_for = _copied(operator.kernels_for)
                     register_fsdp_forward_method(operator, "kernels_for")
         fully_shard(block, mp_policy=policy, **common)
     # The root is needed first in the backward pass: it stays gathered.
@@ -102,6 +103,11 @@ def shard_model(
     if hasattr(model, "generate"):
         register_fsdp_forward_method(model, "generate")
     return model
+
+
+def _copied(method: Any) -> Any:
+    """A method whose result is no view: FSDP2 cannot attach a hook to one that was changed in place."""
+    return lambda *arguments: method(*arguments).clone()
 
 
 def _others(operator: SequenceOperator) -> list[nn.Module]:
