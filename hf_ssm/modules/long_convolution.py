@@ -125,7 +125,7 @@ class LongConvolution(SequenceOperator):
         dtype = inputs.dtype
         if self._scans(rows):
             return self._scanned(inputs, rows, channels)
-        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
+        kernels = (self.kernels(self.longest(inputs, rows)) if kernels is None else kernels)[:, channels]
         with no_autocast(inputs.device):
             if rows.observer is not None or self.sobolev_mode == "zero_phase":
                 # The convolution converts half precision itself, as it reads it.
@@ -163,7 +163,10 @@ class LongConvolution(SequenceOperator):
         return recurrent and rows.observer is None and is_shared(rows.layout)
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
-        """The `kernels` that `forward` needs for inputs `(B, L, ...)`."""
+        """The `kernels` that `forward` needs for inputs `(B, L, ...)`, for mixers that share them among groups.
+
+        Not called by `forward`: sharded parameters are gathered for each of both methods.
+        """
         return self.kernels(1 if self._scans(rows) else self.longest(inputs, rows))
 
     def mean_kernel(

@@ -27,6 +27,7 @@ from transformers.utils import logging
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, has_frequency_responses
 from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
 from hf_ssm.analysis.response_summary import write_response_summary
+from hf_ssm.checkpoint import family_of
 from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.data.windows import FastaWindows
@@ -289,7 +290,7 @@ def train(
     if trainer.is_world_process_zero():
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle with local paths
         folder.write_log(output, trainer.state.log_history)
-        responses = _responses_before_and_after(model, movement)
+        responses = _responses_before_and_after(_whole(model, output), movement)
         if responses[0]:
             with staged_files(output) as scratch:
                 write_response_summary(*responses, scratch / folder.RESPONSE_NAME)
@@ -308,11 +309,22 @@ def train(
     )
 
 
+def _whole(model: PreTrainedModel, output: Path) -> PreTrainedModel:
+    """The model; for one whose parameters processes share, the copy that they have saved."""
+    if has_whole_parameters(model):
+        return model
+    family = family_of(model.config)
+    assert family is not None
+    model_class = next(cls for cls in family.model_classes.values() if isinstance(model, cls))
+    copy: PreTrainedModel = model_class.from_pretrained(output)
+    return copy
+
+
 def _responses_before_and_after(
     model: PreTrainedModel, movement: ParameterMovement
 ) -> tuple[list[FrequencyResponse], list[FrequencyResponse]]:
-    """Responses of the long convolutions with the parameters before and after training; none of a sharded model."""
-    if not has_whole_parameters(model) or not has_frequency_responses(model) or movement.since_step:
+    """Responses of the long convolutions with the parameters before and after training."""
+    if not has_frequency_responses(model) or movement.since_step:
         return [], []
     with movement.start(model):
         before = frequency_responses(model)

@@ -1,6 +1,7 @@
 """transformers' Trainer with the τ regulariser, the rescaled initialisation and the optimizer groups of SSMs."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from hf_ssm.training.chunks import PieceTrainer, without_place
 from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import rescale_init_
+from hf_ssm.training.sharded import sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
-from hf_ssm.utils.processes import check_processes_are_joined, is_sharded
+from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
 
@@ -95,6 +97,8 @@ class SSMTrainer(PieceTrainer):
       (the sum over layers), `tau_loss` (λ times it) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
       and `tau_loss`. Evaluation reports the task loss only.
     - In distributed training τ, also that of the rescaling, is that of the rows of all processes.
+    - Shards the model by `hf_ssm.parallel.shard_model` where TrainingArguments(fsdp=True) or `accelerate launch` ask
+      for FSDP2, also on CPUs. Checkpoints then have whole weights beside the parts that a run resumes from.
     - With `config.rescale_init=True`, calls `rescale_init_` on the first batch before the first step of a fresh
       model; never for weights that were loaded, nor for a resumed run, nor twice.
     - Step sizes, state matrices and trainable Sobolev orders have their own learning rates. No weight decay applies to
@@ -138,6 +142,8 @@ class SSMTrainer(PieceTrainer):
         # That of `accelerate launch` comes from the environment.
         _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
         check_processes_are_joined(self.accelerator.num_processes)
+        self._sharding = sharding_of(self.accelerator, self.args.fsdp_plugin_args)
+        self.is_fsdp_enabled = self._sharding is not None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
@@ -221,6 +227,8 @@ class SSMTrainer(PieceTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """transformers' optimizer, with separate groups for dynamics and Sobolev orders."""
         fresh = self.optimizer is None
+        if fresh and self._sharding is not None:
+            self._sharding.shard(self.model if model is None else model)
         optimizer = super().create_optimizer() if model is None else super().create_optimizer(model)
         if not fresh:
             return optimizer
@@ -240,12 +248,25 @@ class SSMTrainer(PieceTrainer):
             if moved:
                 optimizer.add_param_group({"params": moved, "lr": own_rate, "weight_decay": 0.0})
         self._decay_state_matrices(optimizer, trained, dynamics_rate)
+        if self._sharding is not None:
+            self._sharding.remember_groups(optimizer)
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """As in transformers, which calls this method after accelerate has prepared model and optimizer."""
+        if self._sharding is not None and self.optimizer is not None:
+            self._sharding.restore_groups(self.optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _decay_state_matrices(self, optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
         decay = getattr(self.args, "dynamics_weight_decay", 0.0)
         if decay == 0:
             return
+        if self.is_deepspeed_enabled:
+            raise ValueError(
+                f"`dynamics_weight_decay`={decay} has no effect on the parameters of DeepSpeed's optimizer, which are "
+                "joined to one vector: set it to 0, or shard by FSDP2."
+            )
         if rate * decay >= 1:
             raise ValueError(
                 f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "
@@ -265,9 +286,15 @@ class SSMTrainer(PieceTrainer):
         """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
         # The local part of a parameter sharded by FSDP2.
         weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._unwrapped.parameters())
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        is_bad = not all(bool(torch.isfinite(weight).all()) for weight in weights)
+        processes = None if self._sharding is None else all_processes()
+        if processes is not None:
+            # All processes stop, or those that did not would wait for the others.
+            is_bad = bool(processes.largest(int(is_bad), self.args.device))
+        if is_bad:
             raise self._divergence(f"weights are not finite after step {self.state.global_step}")
-        super().save_model(output_dir, _internal_call)
+        with nullcontext() if self._sharding is None else self._sharding.saving_whole_weights():
+            super().save_model(output_dir, _internal_call)
 
     def _divergence(self, what: str) -> FloatingPointError:
         last = get_last_checkpoint(self.args.output_dir) if Path(str(self.args.output_dir)).is_dir() else None

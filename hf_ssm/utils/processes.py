@@ -1,5 +1,6 @@
 """Sums over the processes of a distributed run, through which gradients flow."""
 
+import importlib
 import os
 from typing import Any
 
@@ -7,7 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Processes", "all_processes", "check_processes_are_joined", "has_whole_parameters", "is_sharded"]
+__all__ = [
+    *("Processes", "all_processes", "check_processes_are_joined"),
+    *("has_whole_parameters", "is_sharded", "whole_state_dict"),
+]
 
 
 class _Sum(torch.autograd.Function):
@@ -84,6 +88,18 @@ def is_sharded(tensor: Tensor) -> bool:
 def has_whole_parameters(model: nn.Module) -> bool:
     """Whether this process holds all of the parameters of a model."""
     return not any(map(is_sharded, model.parameters()))
+
+
+def whole_state_dict(model: nn.Module) -> dict[str, Any]:
+    """The weights of a model that processes share, in the memory of the first process; empty in the others.
+
+    All processes have to call this.
+    """
+    # The module takes a second to import.
+    functions: Any = importlib.import_module("torch.distributed.checkpoint.state_dict")
+    options = functions.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state_dict: dict[str, Any] = functions.get_model_state_dict(model, options=options)
+    return state_dict
 
 
 def check_processes_are_joined(count: int) -> None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ssm
 from hf_ssm.analysis.parameter_change import ParameterMovement
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.parallel import shard_model
 
 Found = dict[str, Any]
 
@@ -58,6 +60,9 @@ ACCUMULATED = "S4D, gradient by statistics"
 PACKED = ("S4D, gradient by statistics", "S4D, batch norm", "Hyena, sinusoid", "selective")
 SHARDED = ("S4D, gradient by statistics", "S4D, batch norm", "S4", "Hyena of order 3", "selective, two-sided")
 TRAINED = "S4D, batch norm"
+# A group for the dynamics of each layer, and half precision elsewhere.
+GROUPED = ("S4D", "Hyena, sinusoid", "S5, two-sided", "Mamba-2", "selective, two-sided")
+HALVED = ("S4D", "Hyena of order 3", "S5, two-sided", "Mamba-2", "selective, two-sided")
 
 
 def build(name: str, seed: int = 0) -> Any:
@@ -157,12 +162,51 @@ def whole(state: dict[str, Tensor]) -> Found:
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
 
 
-def shard(model: Any) -> Any:
-    """Shard the parameters of each layer, and those that are left, over all processes."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+def shard(model: Any, **options: Any) -> Any:
+    """Shard the parameters of a model over all processes."""
+    return shard_model(model, init_device_mesh("cpu", (dist.get_world_size(),)), **options)
+
+
+def in_half_precision(name: str, batch: dict[str, Tensor]) -> tuple[Found, Found]:
+    """One step of a sharded model with bfloat16 beside the dynamics, and what is expected of it.
+
+    Expected is the model in bfloat16, whose dynamics stay in float32, in each process, with gradients that are averaged
+    in float32.
+    """
+    dtypes: dict[str, torch.dtype] = {}
+
+    def note_types(module: Any, *_: Any) -> None:
+        dtypes.update({name: parameter.dtype for name, parameter in module.named_parameters()})
+
+    model, expected = build(name), build(name).bfloat16()
+    precise = {key for key, parameter in expected.named_parameters() if parameter.dtype == torch.float32}
+    model = shard(model, dtype=torch.bfloat16)
+    operators = [(path, module) for path, module in model.named_modules() if isinstance(module, SequenceOperator)]
+    for _, operator in operators:
+        operator.register_forward_pre_hook(note_types)
+    found = step(model, [batch], share(2))
+    own = {key for path, _ in operators for key in dtypes if f"{path}.{key}" in precise}
+    assert own and all(dtypes[key] == torch.float32 for key in own), dtypes
+    values = step(expected, [batch], share(2))
+    for key in [key for key in values if key != "tau"]:
+        values[key] = values[key].float()
+        dist.all_reduce(values[key])
+        values[key] /= 2
+    return found, values
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """Save a sharded classifier and a sharded language model with tied weights; tokens that the latter generates."""
+    shard(build("S4D, batch norm")).save_pretrained(folder / "classifier")
+    model = shard(build_language_model())
+    model.save_pretrained(folder / "language_model")
+    return {"tokens": model.eval().generate(whole_batch()["input_ids"][-2:], max_new_tokens=3, do_sample=False)}
+
+
+def build_language_model() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 6, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.4, "vocab_size": 12}
+    return hf_ssm.SelectiveSSMForCausalLM(hf_ssm.SelectiveSSMConfig(**sizes, tie_word_embeddings=True))
 
 
 def rescaled(
@@ -189,7 +233,7 @@ def changes_of_sharded_parameters(rank: int) -> dict[str, float]:
     return movement.changes(model)
 
 
-def run(rank: int, world: int) -> dict[str, Found]:
+def run(rank: int, world: int, folder: Path) -> dict[str, Found]:
     """Everything that takes several processes."""
     batch, wrap, found = batches()[rank], DistributedDataParallel, {}
     for name in FAMILIES:
@@ -206,6 +250,12 @@ def run(rank: int, world: int) -> dict[str, Found]:
     found["trained, sharded"] = trained(build(TRAINED).double(), batch, share(world), shard)
     for name in SHARDED:
         found[f"{name}, sharded"] = step(build(name).double(), [batch], share(world), shard)
+    for name in GROUPED:
+        in_groups = partial(shard, dtype=torch.float64)
+        found[f"{name}, trained in groups"] = trained(build(name).double(), batch, share(world), in_groups)
+    for name in HALVED:
+        found[f"{name}, half"], found[f"{name}, half, expected"] = in_half_precision(name, batch)
+    found["saved"] = saved(folder)
     found["selective, packed and sharded"] = step(build("selective").double(), [packed(batch)], share(world), shard)
     found["change"] = {"values": changes_of_sharded_parameters(rank)}
     one_row = {name: value[:1] for name, value in batch.items()}
@@ -215,6 +265,10 @@ def run(rank: int, world: int) -> dict[str, Found]:
         model = build(name).double()
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         found[f"{name}, checkpointed, {reentrant}"] = step(model, [batch], share(world), wrap)
+    for name in CHECKPOINTED:
+        model = build(name).double()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        found[f"{name}, checkpointed, sharded"] = step(model, [batch], share(world), shard)
     found["accumulated"] = step(build(ACCUMULATED).double(), micro_batches(batch), share(world), wrap)
     if rank == 0:  # alone: it must not wait for the others
         with torch.no_grad():
@@ -226,7 +280,7 @@ def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{(folder / 'store').absolute()}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=600))
-    torch.save(run(rank, world), folder / f"{rank}.pt")
+    torch.save(run(rank, world, folder), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

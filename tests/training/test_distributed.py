@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+import hf_ssm
 from hf_ssm import cli
 from hf_ssm.utils import processes
 
@@ -59,7 +60,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         part.wait()
     told = "\n".join(log.read_text() for log in logs)
     assert [part.returncode for part in running] == [0, 0], told
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return [{**torch.load(folder / f"{rank}.pt"), "folder": folder} for rank in range(2)]
 
 
 def check(found: list[dict[str, Any]], expected: dict[str, Any], **tolerance: float) -> None:
@@ -131,6 +132,31 @@ def test_six_steps_with_batch_norm_are_those_of_one_process(both, key: str) -> N
     check([part[key] for part in both], expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", worker.GROUPED)
+def test_six_steps_with_a_group_for_the_dynamics(both, name: str) -> None:
+    expected = worker.trained(worker.build(name).double(), worker.whole_batch(), worker.share(1))
+    check([part[f"{name}, trained in groups"] for part in both], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", worker.HALVED)
+def test_half_precision_leaves_the_dynamics_in_float32(both, name: str) -> None:
+    # The same numbers, averaged in another order.
+    check([part[f"{name}, half"] for part in both], both[0][f"{name}, half, expected"], rtol=0, atol=1e-6)
+    rounded = worker.step(worker.build(name), [worker.whole_batch()], worker.share(1))
+    assert not torch.allclose(both[0][f"{name}, half"]["tau"], rounded["tau"], rtol=1e-5)
+
+
+def test_a_sharded_model_is_saved_whole(both) -> None:
+    folder, batch = both[0]["folder"], worker.whole_batch()
+    classifier = hf_ssm.S4ForSequenceClassification.from_pretrained(folder / "classifier").train()
+    expected = worker.build("S4D, batch norm")
+    assert torch.equal(classifier(**batch).logits, expected(**batch).logits)
+    model = hf_ssm.SelectiveSSMForCausalLM.from_pretrained(folder / "language_model")
+    tokens = model.generate(batch["input_ids"][-2:], max_new_tokens=3, do_sample=False)
+    assert model.config.architectures == ["SelectiveSSMForCausalLM"]
+    assert all(torch.equal(part["saved"]["tokens"], tokens) for part in both)
+
+
 @pytest.mark.parametrize("name", worker.RESCALED_SHARDED)
 def test_the_rescaling_of_sharded_parameters(both, name: str) -> None:
     expected = worker.rescaled(name, worker.whole_batch())
@@ -147,8 +173,8 @@ def test_changes_of_sharded_parameters_are_those_of_the_whole(both) -> None:
 
 
 @pytest.mark.parametrize("name", worker.CHECKPOINTED)
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(both, reentrant: bool, name: str) -> None:
+@pytest.mark.parametrize("reentrant", [True, False, "sharded"])
+def test_gradient_checkpointing_changes_nothing(both, reentrant: bool | str, name: str) -> None:
     check([part[f"{name}, checkpointed, {reentrant}"] for part in both], both[0][name], rtol=0, atol=1e-10)
 
 

@@ -18,6 +18,7 @@ from hf_ssm.models.views.extra_inputs import declaring
 from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
+from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
 
 _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
@@ -117,7 +118,16 @@ class SSMPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
-        """As in transformers, together with the code that loads the model without hf_ssm."""
+        """As in transformers, together with the code that loads the model without hf_ssm.
+
+        Of a model whose parameters are sharded by FSDP2, the first process writes whole weights; all have to call this.
+        """
+        is_shared = kwargs.get("state_dict") is None and not has_whole_parameters(self)
+        # Models that transformers has sharded know how to gather their weights.
+        is_gathered = is_shared and getattr(self.config, "distributed_config", None) is None
+        if is_gathered:
+            kwargs["state_dict"] = whole_state_dict(self)
+            is_main_process = is_main_process and torch.distributed.get_rank() == 0
         # transformers itself copies the code of classes that were loaded from a checkpoint.
         writes_code = is_main_process and not self.is_remote_code() and not os.path.isfile(save_directory)
         if writes_code and not getattr(self, "_hf_peft_config_loaded", False):
@@ -128,6 +138,8 @@ class SSMPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, **kwargs)
         if is_pushed:
             self.push_to_hub(pushed.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **pushed)
+        if is_gathered:
+            torch.distributed.barrier()
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers, with an error that names the cause if the Hub cannot be reached."""

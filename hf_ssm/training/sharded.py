@@ -1,0 +1,118 @@
+"""FSDP2 in the Trainer: sharding before the optimizer is created, whole weights in checkpoints, and CPUs.
+
+accelerate holds the options and writes the checkpoints; `hf_ssm.parallel.shard_model` shards.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import StateDictType
+
+from hf_ssm.parallel import shard_model
+
+__all__ = ["Sharding", "sharding_of"]
+
+
+def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) -> "Sharding | None":
+    """How the processes of an accelerator share the model; `None` where each has all of it.
+
+    accelerate (1.15, `AcceleratorState.__init__`) reads its FSDP plugin only where the processes have GPUs or other
+    accelerators, and would train by DDP on CPUs. There, this function sets the public attributes that it would set.
+
+    Args:
+        accelerator: The accelerator.
+        plugin_args: `TrainingArguments.fsdp_plugin_args`; `None`: only `accelerate launch` may ask for FSDP, in the
+            environment.
+
+    Raises:
+        ValueError: FSDP1, or `ignored_modules`.
+    """
+    state: Any = accelerator.state
+    plugin = getattr(state, "fsdp_plugin", None)
+    requested = plugin_args is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+    if plugin is None and requested and state.distributed_type == DistributedType.MULTI_CPU:
+        plugin = FullyShardedDataParallelPlugin(**(plugin_args or {}))
+        if state.mixed_precision != "no":
+            plugin.set_mixed_precision(state.mixed_precision)
+        state.fsdp_plugin = plugin
+        # Each of both states copies the other one's.
+        state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    if plugin is None:
+        return None
+    if plugin.fsdp_version != 2:
+        raise ValueError(
+            f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, by `accelerate launch --fsdp_version "
+            '2` or TrainingArguments(fsdp=True, fsdp_config={"version": 2}).'
+        )
+    if plugin.ignored_modules is not None:
+        raise ValueError(
+            f"`ignored_modules`={plugin.ignored_modules!r} of the FSDP plugin is not supported, as nothing would "
+            "average the gradients of these modules: leave it out."
+        )
+    return Sharding(accelerator)
+
+
+class Sharding:
+    """Shards a model as the FSDP plugin of an accelerator asks for, before accelerate does, which then leaves it alone.
+
+    accelerate itself would round the dynamics, τ and sampling times to the half precision of the projections, would
+    leave processes with weights of their own, and its activation checkpointing draws other random numbers for dropout
+    when it computes a block again.
+
+    Args:
+        accelerator: The accelerator.
+    """
+
+    def __init__(self, accelerator: Accelerator):
+        self._accelerator = accelerator
+        self._plugin: Any = accelerator.state.fsdp_plugin
+        self._checkpoints = self._plugin.activation_checkpointing
+        self._groups: list[list[Any]] = []
+
+    def shard(self, model: Any) -> None:
+        """Shard a model whose optimizer is not made yet; the classes that a wrapping policy names are not read."""
+        accelerator, plugin = self._accelerator, self._plugin
+        if self._checkpoints:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        # accelerate would look for these classes, which have other names once they are sharded.
+        plugin.activation_checkpointing, plugin.auto_wrap_policy = False, None
+        mesh: Any = getattr(accelerator, "torch_device_mesh", None)
+        policy = plugin.mixed_precision_policy
+        shard_model(
+            model,
+            None if mesh is None else mesh[tuple(accelerator.parallelism_config.fsdp_dim_names)],
+            dtype=None if policy is None else policy.param_dtype,
+            reshard_after_forward=plugin.reshard_after_forward,
+            # On CPUs nothing is elsewhere.
+            offload_policy=None if accelerator.device.type == "cpu" else plugin.cpu_offload,
+        )
+
+    def remember_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the parameters of each group of a new optimizer."""
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+
+    def restore_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Undo what accelerate has changed in the groups, and in its plugin.
+
+        accelerate looks the parameters of an optimizer up by their addresses, which are the same for all those of which
+        this process has no part.
+        """
+        for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = parameters
+        self._plugin.activation_checkpointing = self._checkpoints
+
+    @contextmanager
+    def saving_whole_weights(self) -> Iterator[None]:
+        """Have the Trainer save whole weights, which `from_pretrained` loads, also with SHARDED_STATE_DICT."""
+        kind = self._plugin.state_dict_type
+        self._plugin.state_dict_type = StateDictType.FULL_STATE_DICT
+        try:
+            yield
+        finally:
+            self._plugin.state_dict_type = kind
