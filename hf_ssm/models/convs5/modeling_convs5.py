@@ -159,7 +159,8 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is None:
-            all_hidden_states, taus = self.run(hidden_states, Rows(observer=TauMeter() if output_tau else None))
+            rows = Rows(observer=TauMeter() if output_tau else None)
+            all_hidden_states, taus = self.run_whole_rows(hidden_states, rows)
         else:
             self._check_size(hidden_states, cache)
             cache.claim(self)

@@ -1,0 +1,1 @@
+"""Inputs larger than a device: recomputation along the sequence."""
