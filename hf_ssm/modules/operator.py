@@ -210,6 +210,10 @@ class SequenceOperator(nn.Module):
         """Whether incremental execution keeps a state of fixed size (otherwise it keeps past inputs)."""
         return False
 
+    def shared_constants(self) -> dict[str, Any]:
+        """Costly values with gradients for `LayerState.constants`, which all segments of one training step share."""
+        return {}
+
     @property
     def is_causal(self) -> bool:
         """Whether the output at a position depends on this and earlier positions only."""

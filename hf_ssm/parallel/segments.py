@@ -103,6 +103,7 @@ class Segments:
         # Not slices, whose gradients would be added in full size.
         pieces = hidden_states.split(self.sizes(hidden_states.shape[1]), dim=1)
         states: States = [{} for _ in model.layers]
+        constants = [_shared_constants(layer) for layer in model.layers]
         outputs: list[list[Tensor]] = []
         start = 0
         for number, piece in enumerate(pieces, start=1):
@@ -110,7 +111,7 @@ class Segments:
             read_rows = rows.moved(lambda values, at=positions: values[:, at])
             # The backward pass begins with the last segment, whose activations can be kept until then.
             read = _read_segment if number == len(pieces) else partial(self.recompute, _read_segment)
-            read_outputs, states = read(model, keep_all, piece, read_rows, states)
+            read_outputs, states = read(model, keep_all, constants, piece, read_rows, states)
             outputs.append(read_outputs)
             start = positions.stop
         return [torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)], []
@@ -160,14 +161,25 @@ def reads_in_segments(model: Any, rows: Rows, views: Sequence[View] = ()) -> boo
 
 
 def _read_segment(
-    model: Any, keep_all: bool, hidden_states: Tensor, rows: Rows, before: States
+    model: Any,
+    keep_all: bool,
+    constants: Sequence[dict[str, Any]],
+    hidden_states: Tensor,
+    rows: Rows,
+    before: States,
 ) -> tuple[list[Tensor], States]:
     """The outputs of `SSMModel.run` for one segment, and the states of the layers after it."""
     states = [LayerState() for _ in before]
-    for state, tensors in zip(states, before, strict=True):
-        state.tensors = dict(tensors)
+    for state, tensors, shared in zip(states, before, constants, strict=True):
+        state.tensors, state.constants = dict(tensors), dict(shared)
     outputs, _ = model.run(hidden_states, rows, states, keep_all=keep_all)
     return outputs, [state.tensors for state in states]
+
+
+def _shared_constants(layer: nn.Module) -> dict[str, Any]:
+    """What the operators of a layer compute once for all segments."""
+    operators = (module for module in layer.modules() if isinstance(module, SequenceOperator))
+    return {name: value for operator in operators for name, value in operator.shared_constants().items()}
 
 
 def _loss_of_segment(head: Any, hidden_states: Tensor, targets: Tensor, count: Any, is_causal: bool) -> Tensor:
