@@ -12,7 +12,8 @@ backward computes one segment after the other again, from the last to the first,
 states. The memory of activations is that of one segment, L / S positions, instead of L.
 
 Other models (long convolutions without a recurrence, two-sided models, both strands), and calls that need whole rows
-(packed rows, τ, batch norm, tied dropout), are computed again layer by layer, as by `activation_checkpointing_enable()`.
+(packed rows, τ, batch norm, tied dropout), are computed again layer by layer, as `activation_checkpointing_enable()`
+does.
 
 The heads that predict tokens compute the loss of one segment after the other, too. While they do so (in training, with
 labels), the output has no logits.

@@ -180,7 +180,8 @@ def test_saved_tensors_do_not_grow_with_the_number_of_layers(make_pair):
     """Kept between forward and backward: the embedding, the states, and one segment."""
     sizes = {}
     for layers in (2, 6):
-        for name, model in zip(("usual", "segments"), make_pair("S5", "Model", 16, num_hidden_layers=layers), strict=True):
+        models = make_pair("S5", "Model", 16, num_hidden_layers=layers)
+        for name, model in zip(("usual", "segments"), models, strict=True):
             kept = {}
 
             def pack(tensor, kept=kept):

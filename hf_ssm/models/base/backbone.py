@@ -149,7 +149,7 @@ class SSMModel(SSMPreTrainedModel):
         views: Sequence[View] = (),
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """All layers: the embedding and each layer's output (or the last only), the last after the final norm; and τ."""
+        """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
         dtype, outputs, taus = hidden_states.dtype, [hidden_states], []
         for index, layer in enumerate(self.layers):
             for view in views:

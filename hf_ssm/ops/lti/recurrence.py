@@ -186,7 +186,7 @@ class Recurrence:
             )
 
     def share_tables(self) -> "Recurrence":
-        """Compute the tables now, with gradients, for all calls until the next backward pass; returns the recurrence."""
+        """Compute the tables now, with gradients, for all calls until the next backward pass; returns `self`."""
         self.__dict__["_shared_tables"] = self._make_tables()
         return self
 
