@@ -41,6 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mamba, two-sided": ("SelectiveSSM", {"bidirectional": True}),
 }
 ROUTES = ("usual", "layers", "segments")
+QUANTITIES = ("memory per token", "memory / usual", "time per 1,000 tokens", "time / usual")
 WARM_UP = 256
 
 
@@ -119,14 +120,12 @@ def compare(family: str, length: int, routes: Sequence[str], repetitions: int, s
     return rows
 
 
-def print_table(results: Sequence[tuple[str, int, Sequence[Row]]], routes: Sequence[str]) -> None:
-    """One line for each family, length and route: the medians."""
-    quantities = ("memory per token", "memory / usual", "time per 1,000 tokens", "time / usual")
-    print(f"| family | tokens | route | {' | '.join(quantities)} |\n|{'---|' * (3 + len(quantities))}")
-    for family, length, rows in results:
-        for route in routes:
-            found = {row.quantity: f"{row.middle[1]:.3g} {row.unit}".strip() for row in rows if row.what == route}
-            print(f"| {family} | {length:,} | {route} | {' | '.join(found.get(name, '') for name in quantities)} |")
+def print_lines(family: str, length: int, rows: Sequence[Row], routes: Sequence[str]) -> None:
+    """One line of the table for each route: the medians."""
+    for route in routes:
+        medians = {row.quantity: f"{row.middle[1]:.3g} {row.unit}".strip() for row in rows if row.what == route}
+        cells = [family, f"{length:,}", route, *(medians.get(name, "") for name in QUANTITIES)]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -149,13 +148,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.lengths, args.segments, args.hidden_size, args.layers, args.repetitions = [512], 4, 8, 2, 1
     sizes = {"hidden_size": args.hidden_size, "layers": args.layers, "segments": args.segments, "device": args.device}
     print(f"Hidden size {args.hidden_size}, {args.layers} layers, 256 bytes, {args.segments} segments.\n")
-    results = [
-        (family, length, compare(family, length, args.routes, args.repetitions, sizes))
-        for length in args.lengths
-        for family in args.families
-    ]
-    print_table(results, args.routes)
-    write_rows(args.output, [row for *_, rows in results for row in rows], args.device)
+    print(f"| family | tokens | route | {' | '.join(QUANTITIES)} |\n|{'---|' * (3 + len(QUANTITIES))}", flush=True)
+    rows = []
+    for length in args.lengths:
+        for family in args.families:
+            family_rows = compare(family, length, args.routes, args.repetitions, sizes)
+            print_lines(family, length, family_rows, args.routes)
+            rows += family_rows
+    write_rows(args.output, rows, args.device)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.modules.state import LayerState
+from hf_ssm.utils.processes import has_whole_parameters
 
 __all__ = ["Segments", "recompute_in_segments"]
 
@@ -179,6 +180,9 @@ def _read_segment(
 
 def _shared_constants(layer: nn.Module) -> dict[str, Any]:
     """What the operators of a layer compute once for all segments."""
+    if not has_whole_parameters(layer):
+        # FSDP2 gathers them while the layer is called.
+        return {}
     operators = (module for module in layer.modules() if isinstance(module, SequenceOperator))
     return {name: value for operator in operators for name, value in operator.shared_constants().items()}
 
