@@ -105,7 +105,8 @@ class Segments:
         # Not slices, whose gradients would be added in full size.
         pieces = hidden_states.split(self.sizes(hidden_states.shape[1]), dim=1)
         states: States = [{} for _ in model.layers]
-        constants = [_shared_constants(layer) for layer in model.layers]
+        # Computed again in the backward pass, too: the steps between the weights and the constants are large.
+        constants = [self.recompute(_shared_constants, layer) for layer in model.layers]
         outputs: list[list[Tensor]] = []
         start = 0
         for number, piece in enumerate(pieces, start=1):
