@@ -17,7 +17,11 @@ _MODELS = frozenset({"ops", "theory", "modules", "models", "utils"})
 _LEAVES = frozenset({"tokenization", "data", "metrics", "plotting"})
 _TOP = frozenset({"training", "probes", "hub"})
 # (file, target): a saved model writes its code, which is bundled from modules of models and those below.
-LOADED_BY_NAME = {("models/base/pretrained.py", "hf_ssm.checkpoint")}
+LOADED_BY_NAME = {
+    ("models/base/pretrained.py", "hf_ssm.checkpoint"),
+    # Recomputation along the sequence is no part of a checkpoint.
+    ("models/base/pretrained.py", "hf_ssm.parallel.segments"),
+}
 # Package -> the other packages it may import from. "" is hf_ssm/__init__.py.
 ALLOWED = {
     "utils": frozenset(),

@@ -248,14 +248,23 @@ class LongConvolution(SequenceOperator):
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
             # With gradients, a stored recurrence would belong to the graph of an earlier call.
-            recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
+            stored = f"shared_{name}" if torch.is_grad_enabled() else name
+            recurrence: Any = state.constants.get(stored)
             if recurrence is None:
-                channels = slice(group, None, self.groups)
-                recurrence = self.filter(lambda filter: filter.recurrence(channels, self.D))
+                recurrence = self._recurrence(group)
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
             output, state.tensors[name] = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
             return output
+
+    def _recurrence(self, group: int) -> Any:
+        channels = slice(group, None, self.groups)
+        return self.filter(lambda filter: filter.recurrence(channels, self.D))
+
+    def shared_constants(self) -> dict[str, Any]:
+        with materialized(self), no_autocast(next(self.parameters()).device):
+            recurrences = (self._recurrence(group).share_tables() for group in range(self.groups))
+            return {f"shared_long_conv_{group}": recurrence for group, recurrence in enumerate(recurrences)}
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self.kernels(length)[0, group :: self.groups]

@@ -125,14 +125,15 @@ class SSMModel(SSMPreTrainedModel):
         hidden_states = self.embed(name, inputs, views)
         cache = cache_for(self, past_key_values, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
+        requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         taus: list[Tensor] = []
         if cache is not None:
             outputs, views = read_next(self, hidden_states, rows, views, cache, call), []
         else:
             for view in views:
                 hidden_states, rows = view.arrange(hidden_states, rows)
-            outputs, taus = self.run(hidden_states, rows, views=views)
-        requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            keep_all = requested is not None and requested is not False
+            outputs, taus = self.run_whole_rows(hidden_states, rows, views=views, keep_all=keep_all)
         chosen = selected_states(outputs, requested)
         return SSMModelOutput(
             last_hidden_state=restored(views, outputs[-1]),
@@ -147,22 +148,21 @@ class SSMModel(SSMPreTrainedModel):
         rows: Rows,
         states: Sequence[LayerState] | None = None,
         views: Sequence[View] = (),
+        keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """All layers: the embedding and the output of each layer, the last one after the final norm; and τ."""
-        dtype = hidden_states.dtype
-        outputs, taus = [hidden_states], []
+        """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
+        dtype, outputs, taus = hidden_states.dtype, [hidden_states], []
         for index, layer in enumerate(self.layers):
             for view in views:
                 hidden_states = view.between(hidden_states, rows)
             hidden_states, *results = layer(hidden_states, rows, None if states is None else states[index])
-            outputs.append(hidden_states)
+            outputs = [*outputs, hidden_states] if keep_all else [hidden_states]
             taus += results
         # End of a residual stream in float32.
         hidden_states = hidden_states.to(dtype)
         if self.norm is not None:
             hidden_states = normalized(self.norm, hidden_states, rows.mask, self.config.norm_type)
-        outputs[-1] = hidden_states
-        return outputs, taus
+        return [*outputs[:-1], hidden_states], taus
 
     def run_states(self, hidden_states: Tensor, rows: Rows, states: Sequence[LayerState] | None) -> list[Tensor]:
         """The outputs of `run`, for the next positions of the sequences that the states remember."""

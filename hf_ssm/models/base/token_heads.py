@@ -97,6 +97,12 @@ class _TokenHead(SSMPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def scores(self, hidden_states: Tensor) -> Tensor:
+        """The logits `(B, L, V)` of hidden states."""
+        if self.config.rc_equivariant:
+            return token_logits(self.lm_head, hidden_states, self.config)
+        return self.lm_head(hidden_states)
+
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Cross-entropy; see `forward` for the labels, and `counted_labels` and transformers' loss for `kwargs`."""
         size = self.config.vocab_size
@@ -162,10 +168,13 @@ class _TokenHead(SSMPreTrainedModel):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         last = outputs.last_hidden_state[:, keep]
-        logits = token_logits(self.lm_head, last, self.config) if self.config.rc_equivariant else self.lm_head(last)
         if labels is not None:
             check_is_tensor("labels", labels)
-        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
+        if self.segments and self.training and labels is not None:
+            logits, loss = self.segments.loss(self, last, labels, attention_mask, **packing, **kwargs)
+        else:
+            logits = self.scores(last)
+            loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
         return SSMHeadOutput(
             loss=loss,
             logits=logits,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.linear_scan import as_complex
+from hf_ssm.ops.linear_scan import as_complex, linear_scan
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import check_system, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
@@ -169,21 +169,17 @@ class Recurrence:
 
     def _carry_over(
         self, blocks: torch.Tensor, state: torch.Tensor, tables: _BlockTables
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The states before each block, and the last state."""
-        arriving = self._from_real(blocks @ tables.inward).unflatten(1, (state.shape[0], -1)).unbind(2)
-        x = state.transpose(0, 1)
-        before = []
-        for arrived in arriving:
-            before.append(self._to_real(x).to(self.dtype))
-            x = self._carry(arrived, x, tables.carry)
-        return before, x.transpose(0, 1).to(self.b_bar.dtype).contiguous()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states before each block, real, `(D, B, K, N)`, and the last state."""
+        arriving = self._from_real(blocks @ tables.inward).unflatten(1, (state.shape[0], -1))
+        before, last = self._carry(arriving, state.transpose(0, 1), tables.carry)
+        return self._to_real(before).to(self.dtype), last.transpose(0, 1).to(self.b_bar.dtype).contiguous()
 
     def _scan_blocks(self, u: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`scan` for a length of `K M`."""
         tables, blocks = self._tables(), self._to_blocks(u)
         before, state = self._carry_over(blocks, state, tables)
-        y = torch.baddbmm(blocks @ tables.local, torch.stack(before, dim=2).flatten(1, 2), tables.outward)
+        y = torch.baddbmm(blocks @ tables.local, before.flatten(1, 2), tables.outward)
         return y.unflatten(1, (u.shape[0], -1)).flatten(2).permute(1, 2, 0), state
 
     def _check_shapes(self, u: torch.Tensor, dims: int, state: torch.Tensor | None) -> None:
@@ -197,7 +193,15 @@ class Recurrence:
                 f"{tuple(state.shape)}; start with initial_state"
             )
 
+    def share_tables(self) -> "Recurrence":
+        """Compute the tables now, with gradients, for all calls until the next backward pass; returns `self`."""
+        self.__dict__["_shared_tables"] = self._make_tables()
+        return self
+
     def _tables(self) -> _BlockTables:
+        shared: _BlockTables | None = self.__dict__.get("_shared_tables")
+        if shared is not None:
+            return shared
         # Tables that are part of an autograd graph can be used for one backward pass only.
         constants = (self.a_bar, self.b_bar, self.c, self.skip)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in constants):
@@ -226,8 +230,16 @@ class Recurrence:
         """The state after the input `(B, D, 1)`."""
         raise NotImplementedError
 
-    def _carry(self, arrived: torch.Tensor, state: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
-        """The state, `(D, B, ...)`, at the end of a block."""
+    def _carry(
+        self, arriving: torch.Tensor, state: torch.Tensor, carry: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states before each block, `(D, B, K, ...)`, and at the end, `(D, B, ...)`.
+
+        Args:
+            arriving: What the inputs of each block add to the state at its end, `(D, B, K, ...)`.
+            state: The state before the first block, `(D, B, ...)`.
+            carry: That of the tables.
+        """
         raise NotImplementedError
 
     def _make_tables(self) -> _BlockTables:
@@ -246,8 +258,11 @@ class _DiagonalRecurrence(Recurrence):
     def _update(self, u: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(self.b_bar * u, self.a_bar, state)
 
-    def _carry(self, arrived: torch.Tensor, state: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(arrived, carry.unsqueeze(1), state)
+    def _carry(
+        self, arriving: torch.Tensor, state: torch.Tensor, carry: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ends = linear_scan(carry, arriving.permute(1, 2, 0, 3), state.transpose(0, 1)).permute(2, 0, 1, 3)
+        return torch.cat([state.unsqueeze(2), ends[:, :, :-1]], dim=2), ends[:, :, -1]
 
     def _make_tables(self) -> _BlockTables:
         a_bar, b_bar = self.a_bar.unsqueeze(1), self.b_bar.unsqueeze(1)
@@ -286,8 +301,14 @@ class _DenseRecurrence(Recurrence):
         change = torch.bmm(state.to(self.dtype).transpose(0, 1), self.drift)
         return torch.addcmul(state, self.b_bar, u) + change.transpose(0, 1)
 
-    def _carry(self, arrived: torch.Tensor, state: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
-        return torch.baddbmm(arrived, state.to(self.dtype), carry)
+    def _carry(
+        self, arriving: torch.Tensor, state: torch.Tensor, carry: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        before = []
+        for arrived in arriving.unbind(2):
+            before.append(state.to(self.dtype))
+            state = torch.baddbmm(arrived, before[-1], carry)
+        return torch.stack(before, dim=2), state
 
     def _make_tables(self) -> _BlockTables:
         power, right, left = self.a_bar, self.b_bar.unsqueeze(-1), self.c.unsqueeze(-2)

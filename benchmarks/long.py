@@ -1,0 +1,162 @@
+"""Training on long sequences: memory and time of the routes, one sequence at a time.
+
+    python benchmarks/long.py                                        # some ten minutes on two cores
+    python benchmarks/long.py --families S4D Mamba --lengths 131072 --segments 32
+    python benchmarks/long.py --lengths 1048576 --routes segments --repetitions 0
+    python benchmarks/long.py --tiny                                 # takes seconds; the numbers are meaningless
+
+A step is the loss of a byte language model on one sequence, and its gradients. Routes: `usual`; `layers`, which keeps
+the inputs of layers and computes them again (`activation_checkpointing_enable()`); `segments`, which keeps the states
+between segments (`activation_checkpointing_enable({"segments": ...})`). Peak memory is the largest resident memory
+during a step minus the resident memory before it, in a fresh process after a small step. Times are CPU seconds on a
+CPU, which other processes change less than the time on the clock; the routes alternate in one process, and their
+losses and gradients must agree. Ratios are those of a route to `usual`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _measure import Row, check_agreement, write_rows
+from _memory import _ALLOCATOR, can_measure, measure
+from torch import Tensor
+
+import hf_ssm
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "S4D": ("S4", {}),
+    "S4": ("S4", {"kernel_type": "s4"}),
+    "S5": ("S5", {}),
+    "Mamba": ("SelectiveSSM", {}),
+    "Mamba-2": ("SSD", {}),
+    "Hyena, S4D filters": ("Hyena", {"filter_type": "s4d"}),
+    "Hyena": ("Hyena", {}),
+    "Mamba, two-sided": ("SelectiveSSM", {"bidirectional": True}),
+}
+ROUTES = ("usual", "layers", "segments")
+QUANTITIES = ("memory per token", "memory / usual", "time per 1,000 tokens", "time / usual")
+WARM_UP = 256
+
+
+def build(family: str, route: str, length: int, sizes: dict[str, Any]) -> Callable[[], tuple[Tensor, ...]]:
+    """A training step without optimizer: the loss and the gradients of all parameters."""
+    name, flags = FAMILIES[family]
+    flags = {"max_position_embeddings": length, **flags} if name == "Hyena" else flags
+    fields = {"hidden_size": sizes["hidden_size"], "num_hidden_layers": sizes["layers"], "vocab_size": 256}
+    if name == "SSD":
+        fields["head_dim"] = min(64, sizes["hidden_size"])
+    head = "ForMaskedLM" if flags.get("bidirectional") else "ForCausalLM"
+    torch.manual_seed(0)
+    model = getattr(hf_ssm, f"{name}{head}")(getattr(hf_ssm, f"{name}Config")(**fields, **flags)).to(sizes["device"])
+    if route != "usual":
+        model.activation_checkpointing_enable({"segments": sizes["segments"]} if route == "segments" else None)
+    tokens = torch.randint(0, 256, (1, length)).to(sizes["device"])
+
+    def step() -> tuple[Tensor, ...]:
+        model.zero_grad()
+        loss = model.train()(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return loss.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+    return step
+
+
+def peak(family: str, route: str, length: int, sizes: dict[str, Any]) -> int:
+    """Peak memory of a step in bytes, in a fresh process."""
+    request = json.dumps({"family": family, "route": route, "length": length, "sizes": sizes})
+    command = [sys.executable, str(Path(__file__).resolve()), "--measure", request]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_ALLOCATOR})
+    if done.returncode:
+        raise RuntimeError(f"peak memory of {family}, {route}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    extra: int = json.loads(done.stdout.splitlines()[-1])["extra"]
+    return extra
+
+
+def print_peak(request: dict[str, Any]) -> None:
+    family, route, length, sizes = (request[name] for name in ("family", "route", "length", "sizes"))
+    build(family, route, WARM_UP, sizes)()
+    print(json.dumps(measure(build(family, route, length, sizes), sizes["device"])))
+
+
+def seconds(step: Callable[[], object], device: str) -> float:
+    """CPU seconds of a call, of all threads; on a GPU seconds on the clock."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = clock()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def compare(family: str, length: int, routes: Sequence[str], repetitions: int, sizes: dict[str, Any]) -> list[Row]:
+    rows = []
+    section = f"{family}, {length:,} tokens"
+    memory = {route: peak(family, route, length, sizes) for route in routes} if can_measure(sizes["device"]) else {}
+    for route, size in memory.items():
+        rows.append(Row(section, route, "memory per token", [size / length / 1024], "KiB"))
+        if route != "usual" and "usual" in memory:
+            rows.append(Row(section, route, "memory / usual", [size / memory["usual"]]))
+    if repetitions:
+        steps = {route: build(family, route, length, sizes) for route in routes}
+        check_agreement(steps, 1e-3)
+        times: dict[str, list[float]] = {route: [] for route in routes}
+        for _ in range(repetitions):
+            for route, step in steps.items():
+                times[route].append(seconds(step, sizes["device"]))
+        for route in routes:
+            rows.append(Row(section, route, "time per 1,000 tokens", [t / length * 1e6 for t in times[route]], "ms"))
+            if route != "usual" and "usual" in times:
+                paired = zip(times[route], times["usual"], strict=True)
+                rows.append(Row(section, route, "time / usual", [one / other for one, other in paired]))
+    return rows
+
+
+def print_lines(family: str, length: int, rows: Sequence[Row], routes: Sequence[str]) -> None:
+    """One line of the table for each route: the medians."""
+    for route in routes:
+        medians = {row.quantity: f"{row.middle[1]:.3g} {row.unit}".strip() for row in rows if row.what == route}
+        cells = [family, f"{length:,}", route, *(medians.get(name, "") for name in QUANTITIES)]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[65_536], help="default: 65536")
+    parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES, help=f"default: {' '.join(ROUTES)}")
+    parser.add_argument("--segments", type=int, default=16, help="segments of a sequence (default: 16)")
+    parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
+    parser.add_argument("--layers", type=int, default=4, help="default: 4")
+    parser.add_argument("--repetitions", type=int, default=3, help="timed steps of each route (default: 3; 0: memory)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.measure:
+        return print_peak(json.loads(args.measure))
+    if args.tiny:
+        args.lengths, args.segments, args.hidden_size, args.layers, args.repetitions = [512], 4, 8, 2, 1
+    sizes = {"hidden_size": args.hidden_size, "layers": args.layers, "segments": args.segments, "device": args.device}
+    print(f"Hidden size {args.hidden_size}, {args.layers} layers, 256 bytes, {args.segments} segments.\n")
+    print(f"| family | tokens | route | {' | '.join(QUANTITIES)} |\n|{'---|' * (3 + len(QUANTITIES))}", flush=True)
+    rows = []
+    for length in args.lengths:
+        for family in args.families:
+            family_rows = compare(family, length, args.routes, args.repetitions, sizes)
+            print_lines(family, length, family_rows, args.routes)
+            rows += family_rows
+    write_rows(args.output, rows, args.device)
+
+
+if __name__ == "__main__":
+    main()
