@@ -122,7 +122,9 @@ def rows_of(plan: Plan, measured_size: int, measured_length: int) -> list[list[s
         sent = traffic(name, config, plan) * plan.layers * 4
         gathered = 3 * parameters * plan.bytes
         amounts = (sharded, layer * plan.layers + logits, inputs + layer + logits, sent, gathered)
-        cells.append([name, f"{parameters / 1e6:,.0f} M", f"{kept:.0f}", *(f"{amount / GIB:.2f}" for amount in amounts)])
+        cells.append(
+            [name, f"{parameters / 1e6:,.0f} M", f"{kept:.0f}", *(f"{amount / GIB:.2f}" for amount in amounts)]
+        )
     return cells
 
 
