@@ -23,6 +23,7 @@ Values and gradients are those of the usual step, up to rounding; dropout draws 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ class Segments:
         start = 0
         for number, piece in enumerate(pieces, start=1):
             positions = slice(start, start + piece.shape[1])
-            read_rows = rows.moved(lambda values, at=positions: values[:, at])
+            read_rows = rows.moved(itemgetter((slice(None), positions)))
             # The backward pass begins with the last segment, whose activations can be kept until then.
             read = _read_segment if number == len(pieces) else partial(self.recompute, _read_segment)
             read_outputs, states = read(model, keep_all, constants, piece, read_rows, states)

@@ -161,7 +161,7 @@ class SSMPreTrainedModel(PreTrainedModel):
             ) from error
 
     # The one method that both public methods of transformers, under their old and new names, and their inverse call.
-    def _set_gradient_checkpointing(
+    def _set_gradient_checkpointing(  # type: ignore[override]  # arguments of later versions are passed on
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
     ) -> None:
         options = dict(getattr(gradient_checkpointing_func, "keywords", {}))
