@@ -7,7 +7,8 @@
 
 A step is the loss of a byte language model on one sequence, and its gradients. Routes: `usual`; `layers`, which keeps
 the inputs of layers and computes them again (`activation_checkpointing_enable()`); `segments`, which keeps the states
-between segments (`activation_checkpointing_enable({"segments": ...})`). Peak memory is the largest resident memory
+between segments (`activation_checkpointing_enable({"segments": ...})`); `shared`, where two processes hold half of the
+positions each (`hf_ssm.parallel.split_sequences`), of which only the memory of the larger one is measured. Peak memory is the largest resident memory
 during a step minus the resident memory before it, in a fresh process after a small step. Times are CPU seconds on a
 CPU, which other processes change less than the time on the clock; the routes alternate in one process, and their
 losses and gradients must agree. Ratios are those of a route to `usual`.
@@ -18,17 +19,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from _measure import Row, check_agreement, write_rows
 from _memory import _ALLOCATOR, can_measure, measure
 from torch import Tensor
 
 import hf_ssm
+from hf_ssm.parallel import split_sequences
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "S4D": ("S4", {}),
@@ -40,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hyena": ("Hyena", {}),
     "Mamba, two-sided": ("SelectiveSSM", {"bidirectional": True}),
 }
-ROUTES = ("usual", "layers", "segments")
+ROUTES = ("usual", "layers", "segments", "shared")
 QUANTITIES = ("memory per token", "memory / usual", "time per 1,000 tokens", "time / usual")
 WARM_UP = 256
 
@@ -55,7 +59,9 @@ def build(family: str, route: str, length: int, sizes: dict[str, Any]) -> Callab
     head = "ForMaskedLM" if flags.get("bidirectional") else "ForCausalLM"
     torch.manual_seed(0)
     model = getattr(hf_ssm, f"{name}{head}")(getattr(hf_ssm, f"{name}Config")(**fields, **flags)).to(sizes["device"])
-    if route != "usual":
+    if route == "shared":
+        split_sequences(model)
+    elif route != "usual":
         model.activation_checkpointing_enable({"segments": sizes["segments"]} if route == "segments" else None)
     tokens = torch.randint(0, 256, (1, length)).to(sizes["device"])
 
@@ -69,18 +75,29 @@ def build(family: str, route: str, length: int, sizes: dict[str, Any]) -> Callab
 
 
 def peak(family: str, route: str, length: int, sizes: dict[str, Any]) -> int:
-    """Peak memory of a step in bytes, in a fresh process."""
+    """Peak memory of a step in bytes, in a fresh process; of `shared` that of the larger one of two processes."""
     request = json.dumps({"family": family, "route": route, "length": length, "sizes": sizes})
     command = [sys.executable, str(Path(__file__).resolve()), "--measure", request]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_ALLOCATOR})
-    if done.returncode:
-        raise RuntimeError(f"peak memory of {family}, {route}: exit {done.returncode}\n{done.stderr[-2000:]}")
-    extra: int = json.loads(done.stdout.splitlines()[-1])["extra"]
-    return extra
+    count = 2 if route == "shared" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {**os.environ, **_ALLOCATOR, "WORLD_SIZE": str(count), "MEETING_POINT": f"file://{folder}/store"}
+        processes = [
+            subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env={**variables, "RANK": str(rank)})
+            for rank in range(count)
+        ]
+        outputs = [process.communicate() for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"peak memory of {family}, {route}: exit {process.returncode}\n{errors[-2000:]}")
+    return max(json.loads(printed.splitlines()[-1])["extra"] for printed, _ in outputs)
 
 
 def print_peak(request: dict[str, Any]) -> None:
     family, route, length, sizes = (request[name] for name in ("family", "route", "length", "sizes"))
+    if route == "shared":
+        backend = "nccl" if sizes["device"] == "cuda" else "gloo"
+        where = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group(backend, init_method=os.environ["MEETING_POINT"], **where)
     build(family, route, WARM_UP, sizes)()
     print(json.dumps(measure(build(family, route, length, sizes), sizes["device"])))
 
@@ -106,13 +123,13 @@ def compare(family: str, length: int, routes: Sequence[str], repetitions: int, s
         if route != "usual" and "usual" in memory:
             rows.append(Row(section, route, "memory / usual", [size / memory["usual"]]))
     if repetitions:
-        steps = {route: build(family, route, length, sizes) for route in routes}
+        steps = {route: build(family, route, length, sizes) for route in routes if route != "shared"}
         check_agreement(steps, 1e-3)
-        times: dict[str, list[float]] = {route: [] for route in routes}
+        times: dict[str, list[float]] = {route: [] for route in steps}
         for _ in range(repetitions):
             for route, step in steps.items():
                 times[route].append(seconds(step, sizes["device"]))
-        for route in routes:
+        for route in steps:
             rows.append(Row(section, route, "time per 1,000 tokens", [t / length * 1e6 for t in times[route]], "ms"))
             if route != "usual" and "usual" in times:
                 paired = zip(times[route], times["usual"], strict=True)
