@@ -189,13 +189,12 @@ class SSDScan(FilteredScan):
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
         return y, after
 
-    def _continued(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _continued(self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """`_scan` of a segment after a state, where rotated states are complex, `(B, H, P, N/2)`."""
-        *segment, before = tensors
         if self.A_imag is None:
-            return self._scan(*segment, before, is_continued=True)
+            return self._scan(x, step, B, C, before, is_continued=True)
         before = None if before is None else torch.view_as_real(before).flatten(-2)
-        y, after = self._scan(*segment, before, is_continued=True)
+        y, after = self._scan(x, step, B, C, before, is_continued=True)
         return y, torch.view_as_complex(after.unflatten(-1, (-1, 2)).contiguous())
 
     def _decay(self, step: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.views.selection import VIEWS
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.documents import Documents
-from hf_ssm.parallel.collectives import gather, gather_positions
 from hf_ssm.parallel.layout import SharedLayout
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
@@ -30,10 +29,13 @@ class SequenceSharing:
     Args:
         group: A process group.
         cuts: Number of positions of each process for rows of a length; default: as equal as possible.
+
+    Attributes:
+        length: L of the rows that were read last.
     """
 
     def __init__(self, group: Any, cuts: Callable[[int], Sequence[int]] | None = None):
-        self.group, self.cuts = group, cuts
+        self.group, self.cuts, self.length = group, cuts, 0
         self.processes = Processes(group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SequenceSharing":
@@ -64,6 +66,7 @@ class SequenceSharing:
             )
         equal = [length // self.size + (place < length % self.size) for place in range(self.size)]
         lengths = tuple(equal if self.cuts is None else self.cuts(length))
+        self.length = length
         return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
 
     def cut(self, values: Tensor) -> Tensor:
@@ -71,14 +74,12 @@ class SequenceSharing:
         return self.layout(values.shape[1]).cut(values)
 
     def join(self, values: Tensor) -> Tensor:
-        """All positions, `(B, L, ...)`, of values of which each process has its own, `(B, l, ...)`."""
-        length = torch.tensor([values.shape[1]], device=values.device)
-        lengths = [int(other) for other in gather(length, self.group)]
-        return gather_positions(values, lengths, range(self.size), self.group)
+        """All positions of outputs of the last call, `(B, L, ...)`, from those of this process, `(B, l, ...)`."""
+        return self.layout(self.length).whole(values)
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of the whole rows."""
-        batch, length = hidden_states.shape[0], self.processes.total(hidden_states.shape[1], hidden_states.device)
+        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+        batch, length = hidden_states.shape[0], self.length
         if documents is None:
             tokens = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask.bool()
             numbers = torch.arange(batch).unsqueeze(1).expand(batch, length)
@@ -166,13 +167,15 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
         TypeError: Not a model of hf_ssm.
         ValueError: A mesh of several dimensions.
 
-    Communication of a layer and a forward pass, numbers that each process receives (the backward pass has the same):
+    Communication: numbers that a process sends in a layer and a training step, of which 1 of R + 1 parts in the forward
+    pass, for B rows and D channels:
 
-    - scans (S4, S5, ConvS5, Mamba, Mamba-2, without Sobolev filter): `2 R B S` for each direction, independent of L;
-    - short convolutions with k taps: `R B (k - 1) D`, independent of L;
-    - long convolutions (Hyena, Sobolev filters): `2 B L D / R` for each group of channels;
-    - τ, rescaling: `B L D`, the whole input of an operator; both strands: `2 B L D`, once for each forward pass (with
-      `rc_swap` for each layer).
+    - scans (S4, S5, ConvS5, Mamba, Mamba-2, without Sobolev filter): `(R + 1) (B S + P)` for each direction, with S
+      numbers of a state (D N of Mamba) and P of the product of its decays (B D N of Mamba); independent of L;
+    - short convolutions with k taps: `(R + 1) B (k - 1) D`, independent of L;
+    - long convolutions (Hyena, Sobolev filters): `4 B L D / R` for each group of channels;
+    - τ and rescaling: `(R + 1) B L D / R` for the input of an operator, and for Δ, B and C of selective scans. Both
+      strands: the same once in a step, with `rc_swap` in each layer.
     """
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
@@ -204,7 +207,15 @@ def backbone_of(model: Any) -> SSMModel:
 
 
 def join_positions(model: Any, values: Tensor) -> Tensor:
-    """Outputs of a model whose sequences are shared, for all positions, `(B, L, ...)`, from `(B, l, ...)`."""
+    """The outputs of the last call of a model whose sequences are shared, for all positions, with gradients.
+
+    Args:
+        model: The model; all processes of the group call the function.
+        values: The positions of this process, `(B, l, ...)`.
+
+    Returns:
+        `(B, L, ...)`.
+    """
     return backbone_of(model).sharing.join(values)
 
 

@@ -25,8 +25,8 @@ __all__ = ["SharedLayout"]
 class SharedLayout:
     """The layout of rows `(B, L, ...)` of which each process of a group holds the positions `start` to `stop`.
 
-    It is used like the layout of packed documents (`ops/documents.py`), as `Rows.layout`; a function that mixes positions
-    is computed in the way that its `split` names:
+    It is used like the layout of packed documents (`ops/documents.py`), as `Rows.layout`. A function that mixes
+    positions is computed in the way that its `split` names:
 
     - `Scan`: each process scans its own positions twice, from the zero state and then from the state that the others
       leave, and sends one state (and the product of its decays): `R B S` numbers for each, whatever L.
@@ -112,7 +112,7 @@ class SharedLayout:
             return self._with_halo(function, tensors, split)
         if isinstance(split, Scan):
             return self._scanned(split, tensors)
-        (first, *others) = tensors
+        first = tensors[0]
         if isinstance(split, ByChannel) and first is not None and first.shape[-1] >= len(self.order):
             return self._by_channel(split.function, first)
         with _same_random_numbers(self.group):
@@ -199,11 +199,9 @@ class SharedLayout:
             ends.append(scan.run(*(None if t is None else t[places] for t in tensors), None)[1])
         device = ends[0].device
         rest = ends[0].new_zeros(held.shape[0], *ends[0].shape[1:])
-        if leaving:
-            rest = rest.index_add(0, held.rows[leaving].to(device), torch.cat(ends))
-        else:
-            # The states of all processes are part of the graph.
-            rest = rest + 0 * ends[0]
+        # The states of all processes are part of the graph, also one that no other process reads.
+        rows, states = held.rows[leaving or [0]].to(device), torch.cat(ends)
+        rest = rest.index_add(0, rows, states if leaving else torch.where(torch.zeros_like(states).bool(), states, 0))
         firsts = [sum(self.lengths[:place]) for place in range(len(self.lengths))]
         keeps = [
             _Pieces(documents, first, first + length).keeps.to(device)

@@ -48,10 +48,6 @@ class Processes:
         """The largest `number` of all processes, by way of `device`."""
         return int(self.reduced(torch.tensor(number, device=device), dist.ReduceOp.MAX))
 
-    def total(self, number: int, device: torch.device) -> int:
-        """The sum of `number` over all processes, by way of `device`."""
-        return int(self.reduced(torch.tensor(number, device=device), dist.ReduceOp.SUM))
-
     def reduced(self, value: Tensor, operation: Any) -> Tensor:
         """`value` of all processes, joined by an operation, without gradient."""
         carried = self._carried(value)

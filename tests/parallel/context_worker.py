@@ -7,9 +7,8 @@ The first process writes the differences from one process alone, by case and qua
 
 import copy
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import dropout
 
 import hf_ssm
+from hf_ssm.modules.rows import Rows
 from hf_ssm.parallel import join_positions, split_sequences
+from hf_ssm.parallel.context import SequenceSharing
 
 LENGTH = 21
 SMALL = {"hidden_size": 6, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.4, "vocab_size": 12}
@@ -33,6 +35,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "S4D, two-sided": ("S4", "ForMaskedLM", {}),
     "S4D, causal filter": ("S4", "ForTokenClassification", {"sobolev_order": 0.5}),
     "S4D, zero-phase filter": ("S4", "ForMaskedLM", {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}),
+    "S4D, checkpointed": ("S4", "ForCausalLM", {"norm_type": "batch"}),
     "S4D, batch norm": ("S4", "ForSequenceClassification", {"norm_type": "batch", "pooling": "mean"}),
     "S4D, strands": ("S4", "ForMaskedLM", {"rc_equivariant": True, "bidirectional": True}),
     "Hyena": ("Hyena", "ForCausalLM", {"hyena_order": 3}),
@@ -50,6 +53,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mamba, plain": ("SelectiveSSM", "ForCausalLM", {"block": "plain", "sobolev_order": 0.3}),
     "Mamba-2": ("SSD", "ForCausalLM", {}),
     "Mamba-2, rotated": ("SSD", "ForMaskedLM", {"complex_state": True, "rescale_init": True}),
+    "Mamba-2, two-sided": ("SSD", "ForSequenceClassification", {"bidirectional": True, "pooling": "first"}),
+    "S4D, signals": ("S4", "ForSignalRegression", {"num_labels": 2, "vocab_size": 4}),
+    "Mamba, pairs": ("SelectiveSSM", "ForSequencePairClassification", {"pooling": "mean"}),
+    "S4D, conjoined": ("S4", "ForSequenceClassification", {"rc_conjoin": "always", "bidirectional": True}),
+    "ConvS5": ("ConvS5", "ForVideoPrediction", {}),
+    "ConvS5, filter": ("ConvS5", "ForVideoPrediction", {"sobolev_order": 0.4}),
 }  # fmt: skip
 
 
@@ -57,16 +66,26 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
     """The model of a case, in training mode without dropout."""
     family, head, options = MODELS[name]
     defaults = SMALL | {"Hyena": HYENA, "SSD": SSD}.get(family, {})
+    if family == "ConvS5":
+        defaults = {**SMALL, "hidden_size": 4, "patch_size": 2, "num_channels": 1}
+        del defaults["vocab_size"]
     torch.manual_seed(0)
     model = getattr(hf_ssm, f"{family}{head}")(getattr(hf_ssm, f"{family}Config")(**(defaults | options)))
+    if name.endswith("checkpointed"):
+        model.gradient_checkpointing_enable()
     return model.to(dtype).train()
 
 
-def batch_of(name: str, kind: str, length: int = LENGTH) -> dict[str, Tensor]:
+def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str, Tensor]:
     """Whole rows: without padding, with padding on the right or left, or packed."""
     torch.manual_seed(1)
     head = MODELS[name][1]
+    if MODELS[name][0] == "ConvS5":
+        return {"pixel_values": torch.rand(2, length, 8, 8, 1, dtype=torch.float64)}
     ids = torch.randint(7, 11, (3, length))
+    if head == "ForSequencePairClassification":
+        pairs = torch.stack([ids, ids.flip(0)], dim=1)
+        return {"input_ids": pairs, "attention_mask": torch.ones_like(pairs), "labels": torch.tensor([0, 1, 1])}
     batch = {"input_ids": ids}
     if kind in ("right", "left"):
         mask = torch.ones_like(ids)
@@ -77,14 +96,18 @@ def batch_of(name: str, kind: str, length: int = LENGTH) -> dict[str, Tensor]:
         ends = ([length], [4, 5, length - 1, length], [length // 2, length])
         numbers = [[sum(position >= end for end in row) for position in range(length)] for row in ends]
         batch["seq_idx"] = torch.tensor(numbers)
-    if head == "ForSequenceClassification":
+    if head == "ForSignalRegression":
+        batch["input_values"] = torch.randn(3, length, 1, dtype=torch.float64)
+        batch["labels"] = torch.randn(3, length, 2, dtype=torch.float64)
+        del batch["input_ids"]
+    elif head == "ForSequenceClassification":
         count = 7 if kind == "packed" else 3
         batch["labels"] = torch.arange(count) % 2
     elif head == "ForTokenClassification":
         batch["labels"] = ids % 2
     else:
         batch["labels"] = ids.clone()
-    if MODELS[name][0] == "S5" and "sobolev_order" not in MODELS[name][2]:
+    if MODELS[name][0] == "S5" and "sobolev_order" not in MODELS[name][2] and not tau:
         batch["time_deltas"] = torch.rand(3, length, dtype=torch.float64) + 0.5
     return batch
 
@@ -111,7 +134,7 @@ def compare(
     """Largest differences of a model whose sequences are shared from the same model in one process."""
     model = build(name, dtype)
     alone = copy.deepcopy(model)
-    batch = batch_of(name, kind)
+    batch = batch_of(name, kind, tau, LENGTH if cuts is None else sum(cuts(0)))
     # In one process: without the exchange of statistics that training in several processes has.
     expected = alone_in_one_process(alone, batch, tau)
     found = measured(split_sequences(model, cuts=cuts), batch, tau)
@@ -134,6 +157,49 @@ def compare(
     return worst
 
 
+def traffic(name: str, length: int) -> int:
+    """Numbers that this process hands to collectives in a forward and a backward pass."""
+    model, batch = split_sequences(build(name)), batch_of(name, "none", True, length)
+    sent: list[int] = []
+
+    def counted(function: Callable, tensor: int) -> Callable:
+        def call(*arguments: Any, **options: Any) -> Any:
+            sent.append(arguments[tensor].numel())
+            return function(*arguments, **options)
+
+        return call
+
+    before = dist.all_gather, dist.all_to_all_single, dist.all_reduce
+    dist.all_gather, dist.all_to_all_single = counted(before[0], 1), counted(before[1], 1)
+    dist.all_reduce = counted(before[2], 0)
+    try:
+        measured(model, batch, tau=False)
+    finally:
+        dist.all_gather, dist.all_to_all_single, dist.all_reduce = before
+    return sum(sent)
+
+
+def mapped() -> dict[str, Any]:
+    """What operations make of shared rows that do not say how they can be split: cumulative sums and tied dropout."""
+    layout = SequenceSharing(dist.group.WORLD).layout(7)
+    whole = torch.arange(28, dtype=torch.float64).view(2, 7, 2).requires_grad_()
+    rows = Rows(layout=layout)
+    sums = rows.map(lambda batch, _: batch.cumsum(1), layout.cut(whole))
+    # The sum of the losses of all processes.
+    sums.square().sum().backward()
+    dist.all_reduce(whole.grad)
+    expected = whole.detach().clone().requires_grad_()
+    expected.cumsum(1).square().sum().backward()
+    ones = layout.cut(torch.ones(2, 7, 32))
+    torch.manual_seed(dist.get_rank())
+    dropped = layout.whole(rows.map(lambda batch, _: batch * dropout(torch.ones_like(batch[:, :1])), ones))
+    return {
+        "values": difference(layout.whole(sums.detach()), expected.detach().cumsum(1)),
+        "gradient": difference(whole.grad, expected.grad),
+        "dropped the same": bool((dropped == dropped[:, :1]).all()) and 0 < int((dropped == 0).sum()) < dropped.numel(),
+    }
+
+
 def alone_in_one_process(model: Any, batch: dict[str, Tensor], tau: bool) -> dict[str, Tensor]:
     import hf_ssm.modules.norms
     import hf_ssm.modules.observers
@@ -154,6 +220,12 @@ def main(folder: str, *cases: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {}
     for case in cases:
+        if case == "mapped":
+            results[case] = mapped()
+            continue
+        if case.startswith("traffic/"):
+            results[case] = [traffic(case.removeprefix("traffic/"), length) for length in (12, 24)]
+            continue
         name, kind, tau, cut = case.split("/")
         cuts = None if cut == "equal" else (lambda length, c=cut: list(map(int, c.split("-"))))
         results[case] = compare(name, kind, tau == "tau", cuts)

@@ -1,0 +1,109 @@
+"""Sequences that several processes share: values, τ and gradients are those of one process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from context_worker import MODELS
+
+WORKER = Path(__file__).with_name("context_worker.py")
+PADDED = [
+    name for name, (_, head, _) in MODELS.items() if head not in ("ForVideoPrediction", "ForSequencePairClassification")
+]
+FAMILIES = ("S4D", "Hyena", "S5", "Mamba", "Mamba-2")
+
+TWO = [
+    *(f"{name}/none/tau/{'5-16' if index % 2 else 'equal'}" for index, name in enumerate(MODELS)),
+    *(f"{name}/none/no/3-4" for name in MODELS),
+    *(f"{name}/{side}/no/equal" for name in PADDED for side in ("left", "right")),
+    *(f"{name}/{side}/tau/20-1" for name in ("S4D", "S5, two-sided", "Mamba, complex") for side in ("left", "right")),
+    *(f"{name}/packed/no/11-10" for name in PADDED),
+    *(f"{name}/packed/tau/2-19" for name in ("S4", "Hyena, two-sided", "S5, two-sided", "Mamba-2, two-sided")),
+    # Every cut of a short row, so that documents begin and end at, before and after it.
+    *(f"{name}/packed/no/{cut}-{7 - cut}" for name in FAMILIES for cut in range(1, 7)),
+]
+RECURRENT = ("S4D", "S4", "S5, bilinear", "Mamba", "Mamba-2, two-sided")
+OTHERS = ("mapped", *(f"traffic/{name}" for name in (*RECURRENT, "Hyena")))
+FOUR = [
+    "S4/packed/tau/5-1-2-13",
+    "S4D, two-sided/right/no/1-2-1-3",
+    "S4D, strands/packed/no/equal",
+    "Hyena/packed/no/2-2-16-1",
+    "S5, two-sided/right/tau/equal",
+    "Mamba, complex/packed/tau/1-1-1-18",
+    "Mamba, strands/left/no/equal",
+    "Mamba-2, rotated/packed/no/1-9-1-10",
+    "ConvS5/none/tau/equal",
+]
+
+
+def run_workers(folder: Path, size: int, *arguments: str) -> None:
+    """Run the worker in so many processes; raises an error with the output of the first one that fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    shared = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(size),
+    }
+    command = [sys.executable, str(WORKER), str(folder), *arguments]
+    logs = [folder / f"rank{rank}.log" for rank in range(size)]
+    processes = []
+    for rank, log in enumerate(logs):
+        with log.open("w", encoding="utf-8") as output:
+            environment = shared | {"RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+    codes = [process.wait(timeout=600) for process in processes]
+    failed = [log.read_text(encoding="utf-8")[-3000:] for code, log in zip(codes, logs, strict=True) if code]
+    assert not failed, failed[0]
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory) -> dict[str, dict[str, float]]:
+    """Differences from one process by case and quantity, of two and of four processes."""
+    results = {}
+    for size, cases in ((2, [*TWO, *OTHERS]), (4, FOUR)):
+        folder = tmp_path_factory.mktemp(f"processes{size}")
+        run_workers(folder, size, *cases)
+        measured = json.loads((folder / "differences.json").read_text(encoding="utf-8"))
+        results |= {f"{size}/{case}": values for case, values in measured.items()}
+    return results
+
+
+@pytest.mark.parametrize("case", [*(f"2/{case}" for case in TWO), *(f"4/{case}" for case in FOUR)])
+def test_shared_sequences_equal_those_of_one_process(differences, case):
+    worst = differences[case]
+    assert {"loss", "logits", "grad"} <= worst.keys() and ("tau" in worst) == ("/tau/" in case)
+    for quantity, value in worst.items():
+        # transformers computes losses in float32.
+        assert value < (1e-6 if quantity == "loss" else 1e-10), quantity
+
+
+def test_operations_that_cannot_be_split_are_computed_as_a_whole(differences):
+    found = differences["2/mapped"]
+    assert found["values"] < 1e-10 and found["gradient"] < 1e-10 and found["dropped the same"]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_traffic_of_recurrent_operators_does_not_depend_on_the_length(differences, name):
+    shorter, longer = differences[f"2/traffic/{name}"]
+    assert 0 < shorter == longer
+
+
+def test_traffic_of_mamba_is_that_of_the_formula(differences):
+    # Two layers, three rows, two processes; the mean loss is one number in each pass.
+    channels, states, taps = 12, 4, 4
+    assert differences["2/traffic/Mamba"][0] == 2 * (2 + 1) * 3 * channels * (2 * states + taps - 1) + 2
+
+
+def test_traffic_of_long_convolutions_grows_with_the_length(differences):
+    shorter, longer = differences["2/traffic/Hyena"]
+    assert longer > 1.5 * shorter
