@@ -27,6 +27,7 @@ ALLOWED = {
     # A converted checkpoint gets its original tokenizer.
     "models": frozenset({"ops", "theory", "modules", "tokenization", "utils"}),
     "checkpoint": _MODELS,
+    "parallel": _MODELS,
     "tokenization": frozenset({"utils"}),
     "data": frozenset({"utils"}),
     "metrics": frozenset({"utils"}),
@@ -34,7 +35,7 @@ ALLOWED = {
     "analysis": _MODELS | {"plotting"},
     **dict.fromkeys(_TOP, _MODELS | _LEAVES | {"analysis", "checkpoint"}),
     # The Trainer pushes.
-    "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub"},
+    "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub", "parallel"},
     "inference": _MODELS | _LEAVES | {"probes"},
     "": _MODELS | _LEAVES | _TOP | {"analysis", "inference"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},

@@ -44,8 +44,8 @@ class SequenceSharing:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "A model whose sequences are shared by processes cannot be pickled: write it by `save_pretrained`, or end the "
-            "sharing by `join_sequences`."
+            "A model whose sequences are shared by processes cannot be pickled: write it by `save_pretrained`, or end "
+            "the sharing by `join_sequences`."
         )
 
     @property

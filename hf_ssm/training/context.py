@@ -2,8 +2,8 @@
 
 accelerate's context parallelism splits the batches of attention models and refuses recurrent layers. A model of hf_ssm
 reads whole batches and exchanges what crosses the cuts itself (`hf_ssm.parallel`). So accelerate is told of data
-parallel training only, with DDP or FSDP2 over all processes; but its data loaders give the processes of a group the same
-rows, and what it gathers has each row once.
+parallel training only, with DDP or FSDP2 over all processes; but its data loaders give the processes of a group the
+same rows, and what it gathers has each row once.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def context_size(args: Any) -> int:
     if (sequence_size := getattr(config, "sp_size", 1)) > 1:
         raise ValueError(
             f"`sp_size`={sequence_size} of accelerate's ParallelismConfig is DeepSpeed's exchange of attention heads, "
-            "which state space models lack: set it to 1, and `cp_size` to the number of processes that share a sequence."
+            "which state space models lack: set it to 1, and `cp_size` to the number of processes of a sequence."
         )
     if size is not None and configured not in (1, size):
         raise ValueError(f"`cp_size`={size} contradicts `parallelism_config.cp_size`={configured}: give one of them.")
@@ -58,16 +58,16 @@ def context_size(args: Any) -> int:
     processes = args.world_size
     if processes % size:
         raise ValueError(
-            f"`cp_size`={size} processes share each sequence, but there are {processes}: start a multiple of {size}, as "
-            f"by `accelerate launch --multi_gpu --num_processes {size}`."
+            f"`cp_size`={size} processes share each sequence, but there are {processes}: start a multiple of {size}, "
+            f"as by `accelerate launch --multi_gpu --num_processes {size}`."
         )
     if config is not None and config.tp_size > 1:
         raise ValueError(f"`cp_size`={size} and `tp_size`={config.tp_size} cannot be combined: set one of them to 1.")
     rows = 1 if config is None else config.data_parallel_size
     if rows not in (1, processes // size):
         raise ValueError(
-            f"`dp_replicate_size` times `dp_shard_size` is {rows}, but {processes} processes with `cp_size`={size} make "
-            f"{processes // size} groups: leave both out, or let their product be {processes // size}."
+            f"`dp_replicate_size` times `dp_shard_size` is {rows}, but {processes} processes with `cp_size`={size} "
+            f"make {processes // size} groups: leave both out, or let their product be {processes // size}."
         )
     if getattr(args, "chunk_length", None) is not None:
         raise ValueError(
@@ -174,7 +174,7 @@ class ContextParallelism:
             )
 
     def joined(self, outputs: Any) -> Any:
-        """Outputs of a model, nested in tuples, of all positions; those without positions have two dimensions or less."""
+        """Outputs of a model, nested in tuples, of all positions; those of whole rows have two dimensions or less."""
         if self.sharing is None or outputs is None:
             return outputs
         join = self.sharing.join
@@ -184,19 +184,17 @@ class ContextParallelism:
         """transformers' loss with smoothed labels, of the positions of all processes of a group."""
         if self.sharing is None:
             return smoother
-        mean_loss = self.sharing.mean_loss
+        sharing = self.sharing
 
         def smoothed(
             outputs: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Tensor | int | None = None
         ) -> Tensor:
-            logits = outputs["logits"]
-            if logits.dim() < 3:
+            if outputs["logits"].dim() < 3:
                 return smoother(outputs, labels, num_items_in_batch=num_items_in_batch)
-
-            def sum_of(labels: Tensor, num_items_in_batch: int, **unused: Any) -> Tensor:
-                return smoother({"logits": logits}, labels, num_items_in_batch=num_items_in_batch)
-
-            return mean_loss(sum_of, labels, shifts=shift_labels, num_items_in_batch=num_items_in_batch)
+            if shift_labels:
+                labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+            return sharing.processes.sum(smoother(outputs, sharing.cut(labels), num_items_in_batch=count))
 
         return smoothed
 

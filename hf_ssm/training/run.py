@@ -31,6 +31,7 @@ from hf_ssm.data import with_random_reverse_complement, with_random_unknown_base
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields
+from hf_ssm.training.context import context_size
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics, constant_value_metrics, token_frequency_metrics
 from hf_ssm.training.settings import RunSettings
@@ -109,7 +110,7 @@ class RunPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a pass over the training split."""
-        rows, size = len(self.rows), self.args.train_batch_size * self.args.world_size
+        rows, size = len(self.rows), self.args.train_batch_size * self.args.world_size // context_size(self.args)
         batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
         return max(1, math.ceil(batches / self.args.gradient_accumulation_steps))
 

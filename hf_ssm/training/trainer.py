@@ -57,8 +57,8 @@ class SSMTrainingArguments(TrainingArguments):
     cp_size: int | None = field(
         default=None,
         metadata={
-            "help": "Context parallelism: number of processes that share each sequence, whose positions they divide among "
-            "them; the batch of such a group is per_device_train_batch_size. Default: that of parallelism_config or of "
+            "help": "Context parallelism: number of processes that share each sequence, of which each computes a "
+            "slice; such a group of processes has per_device_train_batch_size rows. Default: that of parallelism_config or of "
             "`accelerate launch`, else 1."
         },
     )
@@ -87,9 +87,9 @@ class SSMTrainer(PushingTrainer):
     - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
       False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
-    - With `cp_size` processes to a sequence (also `ParallelismConfig(cp_size=...)` of accelerate), each computes a slice
-      of every sequence, as `hf_ssm.parallel.split_sequences` explains; the others of its group get the same rows. Losses,
-      gradients, τ, rescaling, metrics and predictions are those of whole sequences, of which each counts once.
+    - With `cp_size` processes to a sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of processes
+      gets the same rows, and each computes a slice of them; see `hf_ssm.parallel.split_sequences`. Losses, gradients, τ,
+      rescaling, metrics and predictions are those of whole sequences, of which each counts once.
     - Refuses DeepSpeed's sequence parallelism (`sp_size`), and processes of a launcher that accelerate has not joined.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
@@ -100,7 +100,8 @@ class SSMTrainer(PushingTrainer):
         super().__init__(*args, **kwargs)
         if self.model_init is None:
             self._context.split(self._unwrapped)
-        if isinstance(self.compute_loss_func, TauLoss) and self._unwrapped.config.tau_weight > 0:
+        is_counted = self._unwrapped.config.tau_weight > 0 or self._context.size > 1
+        if isinstance(self.compute_loss_func, TauLoss) and is_counted:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
                 f"tau_weight={self._unwrapped.config.tau_weight}). Remove one of the two."

@@ -1,12 +1,18 @@
 """Runs of the Trainer of `test_context_trainer.py`, in one process or in several that share the sequences.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... python context_trainer_worker.py FOLDER CASE...
+    RANK=0 WORLD_SIZE=4 MASTER_ADDR=... python context_trainer_worker.py FOLDER CASE...
+
+A case is one of `CASES` after the number of processes that share a sequence ("2/S4D"), or "sharded: S4D", "analysed:
+S4D" and "command: S4D" for the functions below.
 
 The first process writes what it has measured, by case, into FOLDER/measured.pt.
 """
 
+import copy
 import functools
+import json
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from context_worker import build
+from accelerate import PartialState
+from context_worker import batch_of, build
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import DataCollatorWithFlattening
 
 import hf_ssm
+from hf_ssm import cli
+from hf_ssm.analysis.report import theory_report
+from hf_ssm.parallel import join_sequences, split_sequences
 from hf_ssm.training.trainer import SSMTrainingArguments
 
 ROWS, BATCH, STEPS = 12, 4, 3
@@ -104,7 +117,7 @@ def trainer_of(case: str, folder: Path, world: int, cp_size: int, **more: Any) -
         **{"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_steps": STEPS, **options},
         **({"cp_size": cp_size} if cp_size > 1 else {}),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), rows),
-        **{"output_dir": str(folder), "use_cpu": not torch.cuda.is_available(), "report_to": "none", "seed": 3},
+        **{"output_dir": str(folder), "use_cpu": device() == "cpu", "report_to": "none", "seed": 3},
         **{"logging_steps": 1, "save_steps": 2, "disable_tqdm": True, "save_strategy": "steps"},
         remove_unused_columns=False,
     )
@@ -152,12 +165,126 @@ def measure(case: str, folder: Path, world: int = 1, cp_size: int = 1) -> dict[s
     return measured
 
 
-def main(folder: str, cp_size: str, *cases: str) -> None:
+def device() -> str:
+    """Type of the devices of the processes."""
+    return "cuda" if torch.cuda.device_count() >= int(os.environ.get("WORLD_SIZE", 1)) else "cpu"
+
+
+def step_of(name: str, mesh: DeviceMesh | None = None, group: int | None = None) -> dict[str, Tensor]:
+    """Loss, τ and gradients of a step on four rows, or on those of a group of processes that share them."""
+    model = build(name).to(device())
+    if mesh is not None:
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    batch = batch_of(name, "none", True)
+    batch = {key: value.repeat(2, *[1] * (value.dim() - 1))[:4].to(device()) for key, value in batch.items()}
+    batch = {**batch, "input_ids": torch.cat([batch["input_ids"][:2], batch["input_ids"][2:].flip(1)])}
+    if group is not None:
+        split_sequences(model, init_device_mesh(device(), (2, 2), mesh_dim_names=("dp", "cp"))["cp"])
+        batch = {key: value[2 * group : 2 * group + 2] for key, value in batch.items()}
+    outputs = model(**batch, output_tau=True)
+    (outputs.loss + 0.3 * outputs.tau.sum()).backward()
+    loss = outputs.loss.detach().double()
+    if group is not None:
+        dist.all_reduce(loss)
+        loss /= dist.get_world_size()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in gradients.items()}
+    found = {"loss": loss, "tau": outputs.tau.detach(), **{f"grad {name}": grad for name, grad in gradients.items()}}
+    return {name: value.cpu() for name, value in found.items()}
+
+
+def sharded(name: str) -> dict[str, dict[str, Tensor]]:
+    """Steps of a model whose parameters `fully_shard` divides among four processes, of which pairs share sequences."""
+    meshes = {
+        "over all processes": init_device_mesh(device(), (4,)),
+        # Each process has the same part of the parameters as the one that it shares sequences with.
+        "over groups": DeviceMesh(device(), torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("replicate", "shard")),
+    }
+    return {where: step_of(name, mesh, dist.get_rank() // 2) for where, mesh in meshes.items()}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The message of the error that a call raises."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
+def report_of(model: Any, batches: list[dict[str, Tensor]]) -> Tensor:
+    """Numbers of the theory report."""
+    report = theory_report(model, batches)
+    numbers = [[layer.tau, layer.measure, layer.squared_l2_norm, *layer.tau_of_channels] for layer in report.complexity]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def analysed(name: str) -> dict[str, Any]:
+    """What functions of models return with shared sequences, and with whole ones; and what is refused."""
+    batch = {key: value.to(device()) for key, value in batch_of(name, "right", True).items()}
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    results: dict[str, Any] = {}
+    for where in ("whole", "shared"):
+        model = build(name).to(device())
+        if where == "shared":
+            split_sequences(model)
+            model = copy.deepcopy(model)
+            results["pickled"] = refusal(lambda model=model: pickle.dumps(model))
+            results["generated"] = refusal(lambda model=model: model.generate(batch["input_ids"], use_cache=False))
+            results["last logits"] = refusal(lambda model=model: model(batch["input_ids"], logits_to_keep=1))
+        model.eval()
+        found = {"report": report_of(model, [inputs])}
+        probe = hf_ssm.MaskingProbe(model, mask=7, allow_wrong=True)
+        found["probe"] = probe.run(batch["input_ids"][0, :7].tolist(), target=5, progress=False).probabilities
+        found["rescaled"] = hf_ssm.rescale_init_(model.train(), inputs)
+        found["weights"] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        if where == "shared":
+            join_sequences(model)
+        found["loss"] = model(**batch).loss.detach()
+        results |= {f"{key}, {where}": value.cpu() for key, value in found.items()}
+    return results
+
+
+def trained_by_command(folder: Path, world: int = 1, cp_size: int = 1) -> dict[str, Any]:
+    """Files, log and weights of a run of `hf-ssm train`."""
+    size = BATCH * 2 * cp_size // world
+    settings = {
+        **{"data.length": 40, "data.num_train": 24, "data.num_validation": 16, "data.num_test": 8},
+        **{"data.motif_length": 8, "data.copies": 1, "model.hidden_size": 8, "model.num_hidden_layers": 1},
+        **{"model.rescale_init": True, "model.tau_weight": 1e-3, "training.logging_steps": 1},
+        **{"training.optim": "sgd", "training.lr_scheduler_type": "constant", "training.num_train_epochs": 1},
+        **{"training.per_device_train_batch_size": size, "training.per_device_eval_batch_size": size},
+        **{"training.use_cpu": device() == "cpu"},
+        **({"training.cp_size": cp_size} if cp_size > 1 else {}),
+    }
+    assignments = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    assert cli.main(["train", "--dataset", "planted-motifs", *assignments, "--output", str(folder)]) == 0
+    dist.barrier() if world > 1 else None
+    return {
+        "files": sorted(path.name for path in folder.iterdir()),
+        "log": json.loads((folder / "training_log.json").read_text(encoding="utf-8")),
+        **load_file(folder / "model.safetensors"),
+    }
+
+
+def main(folder: str, *cases: str) -> None:
     torch.set_num_threads(1)
+    PartialState(cpu=device() == "cpu")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     results = {}
     for case in cases:
-        results[case] = measure(case, Path(folder, case), world, int(cp_size))
+        kind, _, name = case.partition(": ")
+        if kind == "sharded":
+            results[case] = sharded(name)
+        elif kind == "analysed":
+            results[case] = analysed(name)
+        elif kind == "command":
+            results[case] = trained_by_command(Path(folder, "command"), world, cp_size=2)
+        else:
+            size, name = case.split("/")
+            results[case] = measure(name, Path(folder, case), world, int(size))
         if "-v" in sys.argv and rank == 0:
             print(case, flush=True)
     if rank == 0:

@@ -125,6 +125,8 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        if self.model.sharing is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+            raise ValueError("`logits_to_keep` counts positions of whole rows, which processes share: leave it out.")
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
         outputs = self.model(
@@ -200,6 +202,8 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         max_cache_length: int,
     ) -> Any:
         # No public method allows an error before the first token, or makes the cache that chunked prefill needs.
+        if self.model.sharing is not None:
+            raise ValueError("Processes that share sequences cannot generate: end it by `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
             raise ValueError(
