@@ -27,7 +27,7 @@ ALLOWED = {
     # A converted checkpoint gets its original tokenizer.
     "models": frozenset({"ops", "theory", "modules", "tokenization", "utils"}),
     "checkpoint": _MODELS,
-    "parallel": _MODELS,
+    "parallel": _MODELS | {"checkpoint"},
     "tokenization": frozenset({"utils"}),
     "data": frozenset({"utils"}),
     "metrics": frozenset({"utils"}),
@@ -37,7 +37,7 @@ ALLOWED = {
     # The Trainer pushes.
     "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub", "parallel"},
     "inference": _MODELS | _LEAVES | {"probes"},
-    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference"},
+    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
     "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "app", ""},
 }

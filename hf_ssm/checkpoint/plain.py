@@ -35,6 +35,10 @@ FIXED_CALLS: dict[str, Any] = {
     "in_function_transform": True,
     # A checkpoint is loaded by those who trust its code; weights that do not fit are reported by transformers.
     "check_fit": None,
+    # Processes share sequences by `hf_ssm.parallel`.
+    "is_shared": False,
+    "self._scans": False,
+    **dict.fromkeys(("Halo", "ByChannel", "SegmentScan")),
     # It is not that of another library.
     "foreign_arguments": None,
     "foreign_config": None,
@@ -44,7 +48,14 @@ FIXED_CALLS: dict[str, Any] = {
 }
 """Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
 
-ABSENT = frozenset({"ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"})
+ABSENT = frozenset(
+    {
+        *("ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
+        *("LongConvolution._scans", "LongConvolution._scanned", "LongConvolution._by_recurrence"),
+        *("SelectiveScan._decay", "SSDScan._continued", "SSDScan._decay", "S5StateSpace._product"),
+        *("Recurrence.power", "Recurrence.carried", "_DenseRecurrence.power", "_DenseRecurrence.carried"),
+    }
+)
 """Classes and methods that are not part of a checkpoint."""
 
 SHOWN = frozenset({"Block", "SSMModel"})

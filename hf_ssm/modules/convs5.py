@@ -20,7 +20,7 @@ from hf_ssm.modules.operator import (
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import ByChannel, Reading, Rows, Scan
+from hf_ssm.modules.rows import ByChannel, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
@@ -146,7 +146,7 @@ class ConvS5(SequenceOperator):
             system = self.state_space()
             if state is None:
                 # `ops/conv_ssm/reference.py` has the loop over frames that this computes.
-                split = Scan(
+                split = SegmentScan(
                     lambda frames, before: conv_ssm(frames, *system, self.D, before),
                     lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],
                 )

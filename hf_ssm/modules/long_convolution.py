@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
-from hf_ssm.modules.rows import ByChannel, Halo, Rows, Scan
+from hf_ssm.modules.rows import ByChannel, Halo, Rows, SegmentScan, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import add_feed_through_, long_conv
@@ -123,10 +123,9 @@ class LongConvolution(SequenceOperator):
             return self.forward_with_state(inputs, state, group=group)
         channels = slice(group, None, self.groups)
         dtype = inputs.dtype
-        kernels = self.kernels_for(inputs, rows) if kernels is None else kernels
-        if kernels is None:
+        if self._scans(rows):
             return self._scanned(inputs, rows, channels)
-        kernels = kernels[:, channels]
+        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
         with no_autocast(inputs.device):
             if rows.observer is not None or self.sobolev_mode == "zero_phase":
                 # The convolution converts half precision itself, as it reads it.
@@ -155,14 +154,17 @@ class LongConvolution(SequenceOperator):
         self, inputs: Tensor, rows: Rows, channels: slice, skip: Tensor | None, direction: int
     ) -> Tensor:
         recurrence: Any = self.filter(lambda filter: filter.recurrence(channels, skip, direction))
-        split = Scan(recurrence.scan, lambda u: recurrence.power(u.shape[1]), apply=recurrence.carried)
+        split = SegmentScan(recurrence.scan, lambda u: recurrence.power(u.shape[1]), apply=recurrence.carried)
         return rows.map(lambda u, _: recurrence.scan(u)[0], inputs, split=split)
 
-    def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor | None:
-        """The `kernels` that `forward` needs for inputs `(B, L, ...)`; `None` where it scans instead."""
-        if rows.is_shared and rows.observer is None and self._has_recurrence and not self.has_sobolev_filter:
-            return None
-        return self.kernels(self.longest(inputs, rows))
+    def _scans(self, rows: Rows) -> bool:
+        """Whether `forward` scans instead, by a recurrence for each direction."""
+        recurrent = self._has_recurrence and not self.has_sobolev_filter
+        return recurrent and rows.observer is None and is_shared(rows.layout)
+
+    def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
+        """The `kernels` that `forward` needs for inputs `(B, L, ...)`."""
+        return self.kernels(1 if self._scans(rows) else self.longest(inputs, rows))
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0

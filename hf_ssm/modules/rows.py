@@ -11,12 +11,17 @@ from torch import Tensor
 
 from hf_ssm.ops.documents import Documents
 
-__all__ = ["ByChannel", "Halo", "Reading", "Rows", "Scan", "View", "zero_padding"]
+__all__ = ["ByChannel", "Halo", "Reading", "Rows", "SegmentScan", "View", "is_shared", "zero_padding"]
 
 
 def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
     """`hidden_states` `(B, L, D)` with zeros where `mask` `(B, L)` is false."""
     return hidden_states if mask is None else hidden_states * mask.unsqueeze(-1).to(hidden_states.dtype)
+
+
+def is_shared(holder: Any) -> bool:
+    """Whether several processes hold some positions of the same rows each, for a layout or the `sharing` of a model."""
+    return holder is not None and holder.is_shared
 
 
 class Halo(NamedTuple):
@@ -32,7 +37,7 @@ class ByChannel(NamedTuple):
     function: Callable[[Tensor, slice], Tensor]
 
 
-class Scan(NamedTuple):
+class SegmentScan(NamedTuple):
     """How a function of rows may be computed for a segment of the positions, from a state to a state.
 
     The state after a segment is affine in the state before it, `after = product ⊙ before + rest`: the same map for the
@@ -77,23 +82,19 @@ class Rows(NamedTuple):
         self,
         function: Callable[..., Tensor],
         *tensors: Tensor | None,
-        split: Halo | ByChannel | Scan | None = None,
+        split: Any = None,
     ) -> Tensor:
         """`function(*tensors, mask)` for operations that mix positions: on all rows, or on each bucket of documents.
 
         Args:
             function: Maps a batch to `(B, L, ...)`.
             tensors: `(B, L, ...)`, or `None`.
-            split: How processes that share the rows compute the function together; default: each for all positions.
+            split: How processes that share the rows compute the function together: a `Halo`, `ByChannel` or
+                `SegmentScan`; default: each process computes it for all positions.
         """
         return (
             function(*tensors, self.mask) if self.layout is None else self.layout.map(function, *tensors, split=split)
         )
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes hold some positions of the rows each."""
-        return self.layout is not None and self.layout.is_shared
 
     def longest(self, hidden_states: Tensor) -> int:
         """Length of the rows, or of the longest document."""

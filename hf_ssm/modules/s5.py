@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Halo, Reading, Rows, Scan
+from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.discretize import bilinear, zoh
@@ -182,7 +182,9 @@ class S5StateSpace(FilteredInput):
 
     def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
         """The output of one direction for whole sequences, without feed-through."""
-        split = Scan(lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1)
+        split = SegmentScan(
+            lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1
+        )
         return rows.map(lambda u, steps, _: self._scan(u, steps, direction)[0], inputs, time_deltas, split=split)
 
     def _product(self, inputs: Tensor, time_deltas: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from transformers.integrations import use_kernelized_func
 from hf_ssm.modules.filtered_input import FilteredInput
 from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows, Scan
+from hf_ssm.modules.rows import Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -219,7 +219,7 @@ class SelectiveScan(FilteredScan):
                 C = C if factor is None else C * factor
             if state is None:
                 # `ops/selective_scan/reference.py` has the loop over positions that this computes.
-                split = Scan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
+                split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
                 return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
             before = state.get("scan", is_complex=A.is_complex())
             output, after = self._continued(A, scanned, step, B, C, gate, before)

@@ -22,11 +22,7 @@ class ShortConvolution(nn.Conv1d):
         self.bidirectional = bidirectional
 
     def forward(
-        self,
-        inputs: Tensor,
-        rows: Rows = Rows(),
-        state: LayerState | None = None,
-        activation: str | None = None,
+        self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None, activation: str | None = None
     ) -> Tensor:
         weight = self.weight.squeeze(1)
         if state is None:

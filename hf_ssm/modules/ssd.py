@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Rows, Scan
+from hf_ssm.modules.rows import Rows, SegmentScan
 from hf_ssm.modules.selective_scan import FilteredScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
@@ -34,9 +34,8 @@ class SSDScan(FilteredScan):
     complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
     R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
 
-    Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ; a
-    configuration with `rescale_init` adds the buffer. With an RMS norm behind the scan, rescaling multiplies only the ε
-    of this norm, by τ.
+    Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ, which
+    `rescale_init` adds. With an RMS norm behind the scan, it multiplies only the ε of this norm, by τ.
 
     Args:
         config: An `SSDConfig`.
@@ -154,7 +153,7 @@ class SSDScan(FilteredScan):
                 C = C if factor is None else C * factor
             if state is None:
                 # `ops/ssd/reference.py` has the loop over positions that this computes.
-                split = Scan(self._continued, lambda x, step, *_: self._decay(step))
+                split = SegmentScan(self._continued, self._decay)
                 y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C, split=split)
             else:
                 y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
@@ -197,7 +196,7 @@ class SSDScan(FilteredScan):
         y, after = self._scan(x, step, B, C, before, is_continued=True)
         return y, torch.view_as_complex(after.unflatten(-1, (-1, 2)).contiguous())
 
-    def _decay(self, step: Tensor) -> Tensor:
+    def _decay(self, x: Tensor, step: Tensor, *matrices: Tensor) -> Tensor:
         """What the state before a segment is multiplied by, `(B, H, 1, 1)`, or `(B, H, 1, N/2)`."""
         elapsed = self.time_steps(step).sum(1)[..., None, None]
         A = self.state_matrix()

@@ -1,5 +1,6 @@
-"""Sequences that do not fit on one device."""
+"""One model on several devices."""
 
 from hf_ssm.parallel.context import join_positions, join_sequences, split_sequences
+from hf_ssm.parallel.tensor import clip_grad_norm_, tensor_parallel
 
-__all__ = ["join_positions", "join_sequences", "split_sequences"]
+__all__ = ["clip_grad_norm_", "join_positions", "join_sequences", "split_sequences", "tensor_parallel"]

@@ -34,6 +34,8 @@ class SequenceSharing:
         length: L of the rows that were read last.
     """
 
+    is_shared = True
+
     def __init__(self, group: Any, cuts: Callable[[int], Sequence[int]] | None = None):
         self.group, self.cuts, self.length = group, cuts, 0
         self.processes = Processes(group)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hf_ssm.modules.rows import ByChannel, Halo, Scan
+from hf_ssm.modules.rows import ByChannel, Halo, SegmentScan
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.segments import states_before
 from hf_ssm.parallel.collectives import exchange_channels, gather, gather_positions, return_channels
@@ -28,8 +28,8 @@ class SharedLayout:
     It is used like the layout of packed documents (`ops/documents.py`), as `Rows.layout`. A function that mixes
     positions is computed in the way that its `split` names:
 
-    - `Scan`: each process scans its own positions twice, from the zero state and then from the state that the others
-      leave, and sends one state (and the product of its decays): `R B S` numbers for each, whatever L.
+    - `SegmentScan`: each process scans its own positions twice, from the zero state and then from the state that the
+      others leave, and sends one state (and the product of its decays): `R B S` numbers for each, whatever L.
     - `Halo`: each process receives the positions next to its own ones: `R B (before + after) D` numbers, whatever L.
     - `ByChannel`: each process receives all positions of D / R channels, and returns the results: `2 B L D / R` numbers
       (an all-to-all in each direction).
@@ -105,12 +105,15 @@ class SharedLayout:
         return self.documents.masked_batches(self.documents.arrange(whole))
 
     def map(
-        self, function: Callable[..., Tensor], *tensors: Tensor | None, split: Halo | ByChannel | Scan | None = None
+        self,
+        function: Callable[..., Tensor],
+        *tensors: Tensor | None,
+        split: Halo | ByChannel | SegmentScan | None = None,
     ) -> Tensor:
         """The positions of this process of what `function` makes of the whole rows; see `Rows.map`."""
         if isinstance(split, Halo):
             return self._with_halo(function, tensors, split)
-        if isinstance(split, Scan):
+        if isinstance(split, SegmentScan):
             return self._scanned(split, tensors)
         first = tensors[0]
         if isinstance(split, ByChannel) and first is not None and first.shape[-1] >= len(self.order):
@@ -164,9 +167,9 @@ class SharedLayout:
 
     # Scans
 
-    def _scanned(self, scan: Scan, tensors: Sequence[Tensor | None]) -> Tensor:
+    def _scanned(self, scan: SegmentScan, tensors: Sequence[Tensor | None]) -> Tensor:
         if scan.reverse:
-            turned = Scan(
+            turned = SegmentScan(
                 lambda *segment: _first_flipped(scan.run(*_flipped(segment[:-1]), segment[-1])),
                 lambda *segment: scan.product(*_flipped(segment)),
                 apply=scan.apply,
@@ -178,7 +181,7 @@ class SharedLayout:
         return scan.run(*tensors, self._state_before(scan, tensors, rest))[0]
 
     def _state_before(
-        self, scan: Scan, tensors: Sequence[Tensor | None], rest: Tensor, keeps: Sequence[Tensor] | None = None
+        self, scan: SegmentScan, tensors: Sequence[Tensor | None], rest: Tensor, keeps: Sequence[Tensor] | None = None
     ) -> Tensor:
         """The state that the processes before this one leave, `(B, ...)`."""
         maps = zip(gather(scan.product(*tensors), self.group), gather(rest, self.group), strict=True)
@@ -187,7 +190,7 @@ class SharedLayout:
         # An entry of all states: so the backward pass calls the exchange in each process.
         return states_before(*in_order, scan.apply, keeps)[self.place]
 
-    def _scanned_documents(self, scan: Scan, documents: Documents, tensors: Sequence[Tensor | None]) -> Tensor:
+    def _scanned_documents(self, scan: SegmentScan, documents: Documents, tensors: Sequence[Tensor | None]) -> Tensor:
         pieces = _Pieces(documents, self.start, self.stop)
         held = pieces.documents
         # A row leaves the state of its last piece, if the document continues in the next process.

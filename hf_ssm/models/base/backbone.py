@@ -45,8 +45,7 @@ class SSMModel(SSMPreTrainedModel):
     """Embedding (or input projection), blocks, final norm."""
 
     parameter_quantity = "embedding"
-    # The processes that hold some positions of each sequence: `hf_ssm.parallel.split_sequences`.
-    sharing: Any = None
+    sharing: Any = None  # The processes that hold some positions of each sequence: `parallel.split_sequences`.
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)

@@ -20,6 +20,8 @@ from torch.utils import _pytree
 from transformers import Cache, PreTrainedConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.rollback import PastRecording
+from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
@@ -45,13 +47,6 @@ class SSMCacheLayer(LayerState):
     def get_max_length(self) -> int:
         """-1: there is no limit."""
         return -1
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Raise `ValueError`: a recurrent state keeps no earlier states."""
-        raise ValueError(
-            "The cache of a state space model cannot be cropped, as it keeps no earlier states: copy it "
-            "(copy.deepcopy) before the tokens that may have to be removed."
-        )
 
 
 def _register_as_pytree(cls: Any) -> Any:
@@ -79,12 +74,15 @@ class SSMCache(Cache):
     With gradients enabled, the states belong to the graph of the tokens they were computed from, so that a loss over a
     later piece has gradients at earlier ones; `detach_` ends that (truncated backpropagation through time).
 
+    After `activate_past_recording`, `crop` removes the last tokens again. `generate` does this by itself where an
+    assistant or a prompt lookup drafts tokens.
+
     Args:
         config: The configuration of the model.
     """
 
     # Not in `vars()`, which transformers' exporters take for the state.
-    __slots__ = ("_owner",)
+    __slots__ = ("_owner", "recording")
 
     def __init__(self, config: SSMConfig):
         # Of any class: with remote code, transformers loads the module of the configuration a second time.
@@ -100,6 +98,8 @@ class SSMCache(Cache):
         self.dtype = torch.float32
         # The model that filled it: its states and constants are meaningless for another one.
         self._owner: weakref.ref[nn.Module] | None = None
+        # What `crop` needs; copies do not have it.
+        self.recording: PastRecording | None = None
 
     def may_belong_to(self, model: nn.Module) -> bool:
         """Whether no other model has filled it."""
@@ -121,7 +121,7 @@ class SSMCache(Cache):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._owner = None
+        self._owner = self.recording = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
         copied = copy.copy(self)
@@ -196,6 +196,51 @@ class SSMCache(Cache):
         copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
         return copied
 
+    def activate_past_recording(self) -> None:
+        """Record what is read from now on, so that `crop` can remove it; see `PastRecording` for the cost."""
+        if self.recording is None:
+            self.recording = PastRecording()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last positions, padding included, by reading those before them once more.
+
+        No gradient flows through a cropped cache to tokens read before.
+
+        Args:
+            tokens_to_remove: Minus the number of positions, as in transformers; 0 removes none, and ends the recording
+                of those read so far.
+
+        Raises:
+            ValueError: A positive number; more positions than were recorded since the last crop, or any without
+                `activate_past_recording`.
+        """
+        if tokens_to_remove > 0 or -tokens_to_remove > self.get_seq_length():
+            raise ValueError(
+                f"`tokens_to_remove` must be in [-{self.get_seq_length()}, 0], minus the number of positions, got "
+                f"{tokens_to_remove}."
+            )
+        if tokens_to_remove == 0:
+            if self.recording is not None:
+                self.recording.forget()
+        elif self.recording is None:
+            raise ValueError(
+                "The cache cannot be cropped, because a recurrent state keeps no earlier states: call "
+                "`activate_past_recording` before the tokens that may have to be removed."
+            )
+        else:
+            self.recording.crop(self, self.get_seq_length() + tokens_to_remove)
+
+    def restore(self, earlier: "SSMCache") -> None:
+        """Take over the states of a copy that was made earlier, in place."""
+        for layer, before in zip(self.states, earlier.states, strict=True):
+            layer.tensors, layer.streams = before.tensors, before.streams
+        self.length, self.tokens_seen, self.document_ids = earlier.length, earlier.tokens_seen, earlier.document_ids
+
+    def _changed(self) -> None:
+        """Forget the recording, which is of other rows, or in another place or precision."""
+        if self.recording is not None:
+            self.recording.forget()
+
     def detach_(self) -> "SSMCache":
         """Cut the states off the autograd graph, in place: gradients of later pieces end here.
 
@@ -232,6 +277,7 @@ class SSMCache(Cache):
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"`dtype` must be torch.float32 or torch.float64, got {dtype}.")
         target = None if device is None else torch.device(device)
+        self._changed()
         for layer in self.states:
             layer.convert_(target, dtype)
         if self.tokens_seen is not None:
@@ -365,6 +411,7 @@ class SSMCache(Cache):
     def reset(self) -> None:
         """Remove everything; the cache can then serve any model with as many layers."""
         super().reset()
+        self._changed()
         self.length, self.tokens_seen, self.document_ids, self._owner = 0, None, None, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -374,6 +421,7 @@ class SSMCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows of the batch, in this order; a row may appear more than once."""
         super().batch_select_indices(indices)
+        self._changed()
         if self.tokens_seen is not None:
             self.tokens_seen = self.tokens_seen.index_select(0, indices.to(self.tokens_seen.device))
         if self.document_ids is not None:
@@ -416,7 +464,7 @@ def cache_for(
     # A cache that this model has filled was checked then.
     is_own = isinstance(cache, SSMCache) and cache.belongs_to(model)
     non_causal_flag = None if is_own else model.config.non_causal_flag
-    if model.sharing is not None:
+    if is_shared(model.sharing):
         if use_cache or cache is not None:
             raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and the cache.")
         return None

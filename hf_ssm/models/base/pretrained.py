@@ -40,8 +40,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     # The states of a layer stay on its device.
     _skip_keys_device_placement = ["past_key_values"]
-    # A recurrent state cannot be cropped, as assisted decoding would require.
-    _is_stateful = True
     # Processes with parts of one sequence would not exchange the states between them.
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
@@ -22,9 +23,12 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
+from hf_ssm.modules.rows import is_shared
 
 # Arguments of `generate` that these models do not read after the prompt.
-_NOT_READ = frozenset({"attention_mask", "cache_position", "labels", "position_ids", "token_type_ids"})
+_NOT_READ = frozenset(
+    {"attention_mask", "cache_position", "is_first_iteration", "labels", "position_ids", "token_type_ids"}
+)
 
 
 def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
@@ -42,6 +46,23 @@ def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
         return None
     step = 1 if name == "position_ids" else 0
     return torch.nn.functional.pad(marks.diff(dim=1) != step, (1, 0), value=True)
+
+
+def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for drafts that transformers would compute with other layers, or from other positions."""
+    for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
+        if value := getattr(generation_config, name, None):
+            raise ValueError(
+                f"`{name}`={value!r} needs a model with layers for it: leave it out, and draft tokens by "
+                "`assistant_model` or `prompt_lookup_num_tokens`."
+            )
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            f"Assisted generation reads the whole prompt, but `past_key_values` holds {cache.get_seq_length()} "
+            "positions of it: leave out `past_key_values`."
+        )
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ValueError("Assisted generation compares token ids: pass `input_ids` instead of `inputs_embeds`.")
 
 
 class _TokenHead(SSMPreTrainedModel):
@@ -82,9 +103,9 @@ class _TokenHead(SSMPreTrainedModel):
         check_labels(labels, size, "vocab_size")
         labels = self.counted_labels(labels, attention_mask, **kwargs)
         loss = partial(self.loss_function, logits=logits, vocab_size=size)
-        if self.model.sharing is None:
-            return loss(labels=labels, **kwargs)
-        return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
+        if is_shared(self.model.sharing):
+            return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
+        return loss(labels=labels, **kwargs)
 
     def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts.
@@ -125,7 +146,7 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
-        if self.model.sharing is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+        if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError("`logits_to_keep` counts positions of whole rows, which processes share: leave it out.")
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
@@ -201,9 +222,12 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> Any:
-        # No public method allows an error before the first token, or makes the cache that chunked prefill needs.
-        if self.model.sharing is not None:
-            raise ValueError("Processes that share sequences cannot generate: end it by `parallel.join_sequences(model)`.")
+        # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
+        # that may be rejected, need.
+        if is_shared(self.model.sharing):
+            raise ValueError(
+                "Processes that share sequences cannot generate: end it by `parallel.join_sequences(model)`."
+            )
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
             raise ValueError(
@@ -215,12 +239,17 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             raise ValueError(
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
             )
+        cache = model_kwargs.get("past_key_values")
+        if generation_mode == GenerationMode.ASSISTED_GENERATION:
+            _check_assisted(generation_config, cache, model_kwargs)
         parent: Any = super()
         parent._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = SSMCache(self.config)
+        if generation_config.use_cache is not False and cache is None:
+            model_kwargs["past_key_values"] = cache = SSMCache(self.config)
+        if generation_config.is_assistant and isinstance(cache, SSMCache):
+            cache.activate_past_recording()
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -228,7 +257,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
         # `generate` passes the tokenizer on, which its stop strings need.
         kwargs.pop("tokenizer", None)
-        continues = isinstance(kwargs.get("past_key_values"), SSMCache) and not kwargs.get("is_first_iteration")
+        cache = kwargs.get("past_key_values")
+        # An assistant reads the prompt without a first iteration.
+        continues = isinstance(cache, SSMCache) and cache.is_initialized and not kwargs.get("is_first_iteration")
         if continues and inputs_embeds is None and not args:
             # Generated tokens are not padding: they need no mask. Leaving out transformers' method saves about 6 % of
             # the time per token of the model in the section "decoding" of benchmarks/speed.py.
@@ -245,7 +276,6 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
                 self._ids_of_prompt = input_ids.shape[1]
             generated = self.model.embed_tokens(input_ids[:, self._ids_of_prompt :])
             inputs |= {"input_ids": None, "inputs_embeds": torch.cat([inputs_embeds, generated], dim=1)}
-        cache = kwargs.get("past_key_values")
         for name, value in take_extra_inputs(self, dict(kwargs)).items():
             read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             # Of all positions, or only of those that follow what is in the cache.

@@ -22,7 +22,7 @@ from hf_ssm.models.views.alignment import read_with_cache
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.convs5 import ConvS5
 from hf_ssm.modules.observers import TauMeter
-from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.rows import Rows, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
 
@@ -155,7 +155,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
         rows = Rows(observer=TauMeter() if output_tau else None)
-        if self.sharing is not None:
+        if is_shared(self.sharing):
             rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
             pixel_values = rows.layout.cut(pixel_values)
         hidden_states = self.encoder(pixel_values)
@@ -280,7 +280,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
-        if self.model.sharing is not None:
+        if is_shared(self.model.sharing):
             return self.model.sharing.frame_loss(logits, labels, self.config.l1_weight)
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(

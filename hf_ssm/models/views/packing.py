@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.inputs import check_whole_numbers, mask_of_new_positions
 from hf_ssm.models.views.alignment import RunLayers, read_with_cache
-from hf_ssm.modules.rows import Rows, View
+from hf_ssm.modules.rows import Rows, View, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
@@ -35,7 +35,7 @@ class Packing(View):
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "Packing | None":
         # Processes that share rows read them where they are.
-        return None if call["documents"] is None or model.sharing is not None else cls(call["documents"])
+        return None if call["documents"] is None or is_shared(model.sharing) else cls(call["documents"])
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         # Both strands have documents of their own.

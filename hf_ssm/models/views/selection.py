@@ -87,9 +87,17 @@ def read_next(
     # The views have checked the call: a refused one leaves an empty cache to any model.
     cache.claim(model)
     if call.get("documents") is not None:
+        cache.crop(0)
         outputs = read_packed_with_cache(model.run_states, hidden_states, rows, call["documents"], cache)
     else:
-        outputs = read_with_cache(model.run_states, hidden_states, rows, cache, model._step_states)
+
+        def read(hidden_states: Tensor, rows: Rows) -> list[Tensor]:
+            return read_with_cache(model.run_states, hidden_states, rows, cache, model._step_states)
+
+        if cache.recording is None:
+            outputs = read(hidden_states, rows)
+        else:
+            outputs = cache.recording.read(cache, read, hidden_states, rows)
     if (seq_idx := call.get("seq_idx")) is not None:
         cache.remember_document(seq_idx.expand(hidden_states.shape[0], -1), call["attention_mask"])
     for view in reversed(views):

@@ -1,0 +1,195 @@
+"""Drafts of an assistant or from the prompt: the tokens of greedy decoding, in fewer calls of the model."""
+
+import copy
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hf_ssm import SSMCache
+
+NEW_TOKENS = 40
+VARIANTS = {
+    "hyena": ("Hyena", {"max_position_embeddings": 150}),
+    "hyena-order-3": ("Hyena", {"hyena_order": 3, "filter_type": "sinusoid"}),
+    "s4d": ("S4", {}),
+    "s4": ("S4", {"kernel_type": "s4"}),
+    "s5": ("S5", {"num_blocks": 2}),
+    "mamba": ("SelectiveSSM", {}),
+    "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
+    "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
+    "ssd": ("SSD", {}),
+}
+
+
+@pytest.fixture
+def make(make_model):
+    """A causal model in double precision, so that rounding decides between no two tokens."""
+
+    def make_variant(name, **arguments):
+        family, flags = VARIANTS[name]
+        return make_model(family, "ForCausalLM", tie_word_embeddings=False, **(flags | arguments)).double()
+
+    return make_variant
+
+
+@pytest.fixture
+def crops(monkeypatch):
+    """The arguments of all calls of `crop`."""
+    calls, original = [], SSMCache.crop
+
+    def spy(cache, tokens_to_remove):
+        calls.append(tokens_to_remove)
+        return original(cache, tokens_to_remove)
+
+    monkeypatch.setattr(SSMCache, "crop", spy)
+    return calls
+
+
+def count_calls(model):
+    """The positions of each later call of a model."""
+    lengths = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    return lengths
+
+
+def greedy(model, prompt, **arguments):
+    return model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, **arguments)
+
+
+def similar_to(model, noise=0.1):
+    """A model some of whose drafts are accepted."""
+    assistant = copy.deepcopy(model)
+    for parameter in assistant.parameters():
+        parameter.data *= 1 + noise * torch.randn_like(parameter)
+    assistant.generation_config.update(num_assistant_tokens=5, assistant_confidence_threshold=0.0)
+    return assistant
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("length", [5, 100])
+def test_prompt_lookup_gives_the_tokens_of_greedy_decoding(make, crops, name, length):
+    model = make(name)
+    prompt = torch.randint(0, 12, (1, 5)).repeat(1, length // 5)
+    expected = greedy(model, prompt)
+    lengths = count_calls(model)
+    assert torch.equal(greedy(model, prompt, prompt_lookup_num_tokens=4), expected)
+    assert len(lengths) < NEW_TOKENS, "no draft was accepted"
+    assert min(crops) < 0, "no draft was rejected"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_assistant_gives_the_tokens_of_greedy_decoding(make, crops, name):
+    model = make(name)
+    prompt = torch.randint(0, 12, (1, 70))
+    assistants, expected = [similar_to(model, noise) for noise in (0.05, 0.4)], greedy(model, prompt)
+    lengths = count_calls(model)
+    for assistant in assistants:
+        assert torch.equal(greedy(model, prompt, assistant_model=assistant), expected)
+    assert len(lengths) < 2 * NEW_TOKENS, "no draft was accepted"
+    assert min(crops) < 0, "no draft was rejected"
+
+
+@pytest.mark.parametrize("name", ["mamba", pytest.param("ssd", marks=pytest.mark.slow)])
+def test_drafts_and_fused_decoding(make, name):
+    pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
+    model = make(name).float()
+    prompt = torch.randint(0, 12, (1, 70))
+    expected = greedy(model, prompt)
+    assert torch.equal(greedy(model, prompt, assistant_model=similar_to(model)), expected)
+    assert torch.equal(greedy(model, prompt, prompt_lookup_num_tokens=3), expected)
+
+
+def test_models_of_other_architectures(make):
+    model, prompt = make("hyena"), torch.randint(0, 12, (1, 20))
+    config = GPT2Config(
+        vocab_size=12, n_positions=80, n_embd=8, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None
+    )
+    other = GPT2LMHeadModel(config).eval().double()
+    assert torch.equal(greedy(model, prompt, assistant_model=other), greedy(model, prompt))
+    assert torch.equal(greedy(other, prompt, assistant_model=model), greedy(other, prompt))
+
+
+def test_a_padded_prompt_and_time_steps(make):
+    model, prompt = make("s5"), torch.randint(0, 12, (1, 80))
+    mask = torch.ones(1, 80, dtype=torch.long)
+    mask[:, :9] = 0
+    arguments = {"attention_mask": mask, "time_deltas": torch.rand(1, 80) + 0.5}
+    expected = greedy(model, prompt, **arguments)
+    assert not torch.equal(greedy(model, prompt), expected)
+    assert torch.equal(greedy(model, prompt, **arguments, prompt_lookup_num_tokens=3), expected)
+    assert torch.equal(greedy(model, prompt, **arguments, assistant_model=similar_to(model)), expected)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_returned_cache_has_read_the_accepted_tokens_only(make, name):
+    model, prompt = make(name), torch.randint(0, 12, (1, 5)).repeat(1, 2)
+    output = greedy(model, prompt, prompt_lookup_num_tokens=5, return_dict_in_generate=True)
+    cache = output.past_key_values
+    assert cache.get_seq_length() == output.sequences.shape[1] - 1
+    read = model(output.sequences[:, :-1], use_cache=True).past_key_values.named_tensors()
+    for path, value in cache.named_tensors().items():
+        torch.testing.assert_close(value, read[path], atol=1e-10, rtol=1e-10, msg=path)
+
+
+def test_sampled_tokens_have_the_distribution_of_the_model(make):
+    model, prompt = make("s4d"), torch.randint(0, 12, (1, 8))
+    assistant = similar_to(model)
+    with torch.no_grad():
+        expected = model(prompt).logits[0, -1].softmax(-1)
+    counts = torch.zeros(12, dtype=torch.float64)
+    for _ in range(80):
+        sampled = model.generate(prompt, max_new_tokens=2, do_sample=True, top_k=0, assistant_model=assistant)
+        counts[sampled[0, 8]] += 1
+    # Pearson's statistic of 11 degrees of freedom; 31.3 has a probability of 0.001.
+    assert ((counts - 80 * expected).square() / (80 * expected)).sum() < 31.3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("removed", [1, 4, 70, 90])
+def test_crop_returns_to_any_recorded_position(make, name, removed):
+    model, ids = make(name), torch.randint(0, 12, (3, 120))
+    mask = torch.ones(3, 110, dtype=torch.long)
+    mask[1, :7], mask[2, :30] = 0, 0
+    cache = SSMCache(model.config)
+    cache.activate_past_recording()
+    for start, end in ((0, 106), (106, 107), (107, 110)):
+        model(ids[:, start:end], past_key_values=cache, attention_mask=mask[:, :end])
+    cache.crop(-removed)
+    kept = 110 - removed
+    expected = SSMCache(model.config)
+    model(ids[:, :kept], past_key_values=expected, attention_mask=mask[:, :kept])
+    assert cache.get_seq_length() == kept and torch.equal(cache.tokens_seen, expected.tokens_seen)
+    logits = [model(ids[:, 110:], past_key_values=state).logits for state in (cache, expected)]
+    torch.testing.assert_close(*logits, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_what_cannot_be_cropped_or_drafted(make):
+    model, ids = make("s4d"), torch.randint(0, 12, (1, 8))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="activate_past_recording"):
+        cache.crop(-1)
+    cache.activate_past_recording()
+    with pytest.raises(ValueError, match="cannot return to 7 positions"):
+        cache.crop(-1)
+    model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"in \[-16, 0\].*got 2"):
+        cache.crop(2)
+    with pytest.raises(ValueError, match="call `activate_past_recording`"):
+        copy.deepcopy(cache).crop(-1)
+    cache.batch_select_indices(torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="cannot return to 15 positions"):
+        cache.crop(-1)
+    assert cache.get_seq_length() == 16
+    with pytest.raises(ValueError, match="holds 16 positions"):
+        greedy(model, ids, past_key_values=cache, prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="`assistant_early_exit`=1 needs a model with layers for it"):
+        greedy(model, ids, assistant_early_exit=1)
+    with pytest.raises(ValueError, match="pass `input_ids`"):
+        greedy(model, None, inputs_embeds=model.get_input_embeddings()(ids), prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="batch_size = 1"):
+        greedy(model, ids.repeat(2, 1), prompt_lookup_num_tokens=2)

@@ -1,0 +1,105 @@
+"""Two processes that share the channels of a model equal one process with all of them."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_ssm import S4Config, S4ForCausalLM
+from hf_ssm.parallel import tensor_parallel
+
+# Two processes build, train and save the models of all cases: see the fixture.
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def load_worker() -> Any:
+    spec = importlib.util.spec_from_file_location("tensor_worker", HERE / "tensor_worker.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+worker = load_worker()
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+
+
+@pytest.fixture(scope="module", params=["gloo", "nccl"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each of two processes found; they agree on the numbers of a whole model."""
+    if request.param == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs two GPUs")
+    folder = tmp_path_factory.mktemp("tensor_parallel")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    running, logs = [], [folder / f"{rank}.log" for rank in range(2)]
+    for rank, log in enumerate(logs):
+        with log.open("w") as file:
+            environment = {**os.environ, **shared, "RANK": str(rank), "WORLD_SIZE": "2"}
+            command = [sys.executable, HERE / "tensor_worker.py", folder, request.param]
+            running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
+    # After a failure of one the other would wait for it.
+    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+        time.sleep(0.05)
+    for process in running:
+        process.kill()
+        process.wait()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
+    ours, theirs = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    return {name: {"first": ours[name], "second": theirs[name]} for name in ours}
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("name", worker.CASES)
+def test_a_split_model_equals_the_whole_one(found, name, precision):
+    for errors in found[f"{name}, {precision}"].values():
+        for quantity, error in errors.items():
+            assert error < TOLERANCE[precision], f"{quantity}: {error}"
+
+
+def test_packed_rows_and_recomputed_layers(found):
+    for errors in found["packed"].values():
+        assert max(errors.values()) < TOLERANCE["float64"]
+
+
+def test_each_process_holds_half_of_the_layers_and_saves_all_of_them(found):
+    for results in found["memory"].values():
+        whole, split = results["counts"]
+        # Norms are whole.
+        assert 0.5 * whole < split < 0.51 * whole
+        assert results["saved"] == 0.0
+
+
+def test_what_cannot_be_split(found):
+    messages = found["refusals"]["first"]
+    assert messages["channels"].startswith("`hidden_size`=7 cannot be divided by 2 processes")
+    assert messages["heads"].startswith("`num_heads`=3 cannot be divided by 2 processes")
+    assert messages["groups"].startswith("`n_groups`=3 cannot be divided by 2 processes")
+    assert "shard its parameters by FSDP2 instead" in messages["S5"]
+    assert "use 'layer' or 'rms'" in messages["batch norm"]
+    assert "split already" in messages["twice"]
+    assert "cannot be copied" in messages["copy"]
+    assert "any parameter that requires a gradient" in messages["DDP"]
+    assert "has no `tp_plan`" in messages["plan of transformers"]
+
+
+def test_one_process_keeps_its_model_whole():
+    model = S4ForCausalLM(S4Config(vocab_size=12, hidden_size=7, state_size=4))
+    assert tensor_parallel(model) is model
+    assert model.model.layers[0].mixer.long_conv.channels == 7
+    with pytest.raises(ValueError, match="no model of hf_ssm"):
+        tensor_parallel(torch.nn.Linear(2, 2))
