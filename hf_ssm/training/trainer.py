@@ -58,7 +58,7 @@ class SSMTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "Context parallelism: number of processes that share each sequence, of which each computes a "
-            "slice; such a group of processes has per_device_train_batch_size rows. Default: that of parallelism_config or of "
+            "slice; they have per_device_train_batch_size rows together. Default: that of parallelism_config or of "
             "`accelerate launch`, else 1."
         },
     )
@@ -87,9 +87,9 @@ class SSMTrainer(PushingTrainer):
     - Stops with a `FloatingPointError` at the first training loss that is not finite (with `logging_nan_inf_filter=
       False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
-    - With `cp_size` processes to a sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of processes
-      gets the same rows, and each computes a slice of them; see `hf_ssm.parallel.split_sequences`. Losses, gradients, τ,
-      rescaling, metrics and predictions are those of whole sequences, of which each counts once.
+    - With `cp_size` processes to a sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of so many
+      processes gets the same rows, and each computes a slice of them; see `hf_ssm.parallel.split_sequences`. Losses,
+      gradients, τ, rescaling, metrics and predictions are those of whole sequences, of which each counts once.
     - Refuses DeepSpeed's sequence parallelism (`sp_size`), and processes of a launcher that accelerate has not joined.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.

@@ -13,6 +13,7 @@ import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.training import SSMTrainingArguments, launch, losses
+from hf_ssm.training.context import context_size
 from hf_ssm.training.settings import resolve
 
 # The default collator pins memory where there is an accelerator; here there is none.

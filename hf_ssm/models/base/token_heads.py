@@ -226,7 +226,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         # that may be rejected, need.
         if is_shared(self.model.sharing):
             raise ValueError(
-                "Processes that share sequences cannot generate: end it by `parallel.join_sequences(model)`."
+                "Processes that share sequences cannot generate: call `parallel.join_sequences(model)`."
             )
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
