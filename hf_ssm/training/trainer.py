@@ -109,7 +109,8 @@ class SSMTrainer(PushingTrainer):
         if self._unwrapped.config.tau_weight > 0:
             warn_of_fixed_orders(self._unwrapped)
         if self.label_smoother is not None:
-            self.label_smoother = self._context.loss_of_smoothed_labels(self.label_smoother)
+            smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
+            self.label_smoother = smoother
         if self.compute_loss_func is not None:
             self.compute_loss_func = self._context.loss_of_all_positions(self.compute_loss_func)
         # τ per layer before the rescaling, where there was one.
@@ -273,8 +274,9 @@ class SSMTrainer(PushingTrainer):
             batch_samples = [self._with_counted_labels(batch) for batch in batch_samples]
         count = super()._get_num_items_in_batch(batch_samples, device)
         # `compute_loss` multiplies by the number of processes; those that share their rows have the same loss.
-        is_shared = count is not None and self.args.average_tokens_across_devices
-        return count * self._context.size if is_shared else count
+        if count is None or not self.args.average_tokens_across_devices:
+            return count
+        return count * self._context.size
 
     def _with_counted_labels(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with -100 for the labels that a head with tokens leaves out."""

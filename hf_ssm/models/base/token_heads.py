@@ -225,9 +225,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
         # that may be rejected, need.
         if is_shared(self.model.sharing):
-            raise ValueError(
-                "Processes that share sequences cannot generate: call `parallel.join_sequences(model)`."
-            )
+            raise ValueError("Processes that share sequences cannot generate: call `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
             raise ValueError(

@@ -27,7 +27,8 @@ _MOST_LOGITS = 2**27
 def probing(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients of the weights, on whole sequences in each process; all is restored."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    shared = [(module, module.sharing) for module in model.modules() if getattr(module, "sharing", None) is not None]
+    modules: list[Any] = [module for module in model.modules() if getattr(module, "sharing", None) is not None]
+    shared = [(module, module.sharing) for module in modules]
     try:
         for module, _ in shared:
             module.sharing = None
