@@ -128,6 +128,10 @@ class SSMTrainer(PushingTrainer):
         """As in transformers; processes that share their rows count once."""
         return super().get_total_train_batch_size(args) // self._context.size
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As in transformers; each of the processes that share their rows computes a part."""
+        return super().floating_point_ops(inputs) // self._context.size
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)

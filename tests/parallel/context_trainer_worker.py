@@ -35,7 +35,9 @@ from hf_ssm.analysis.report import theory_report
 from hf_ssm.parallel import join_sequences, split_sequences
 from hf_ssm.training.trainer import SSMTrainingArguments
 
-ROWS, BATCH, STEPS = 12, 4, 3
+ROWS, BATCH, STEPS = 12, 4, 2
+# Cases that are saved and resumed.
+RESUMED = ("S4D", "Mamba-2")
 # Model, layout of the rows, and arguments of the Trainer or changes of the configuration.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "S4D": ("S4D", "right", {"tau_weight": 0.1, "gradient_accumulation_steps": 2}),
@@ -43,13 +45,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "S4D, batch norm": ("S4D, batch norm", "right", {}),
     "Hyena": ("Hyena", "packed", {"label_smoothing_factor": 0.1, "tau_weight": 0.1}),
     "Hyena, own loss": ("Hyena", "right", {"compute_loss_func": "mean", "gradient_accumulation_steps": 2}),
-    "S5": ("S5", "right", {"max_grad_norm": 1e-3, "rescale_init": True}),
-    "S5, pooled": ("S5, bilinear", "right", {"average_tokens_across_devices": False}),
+    "S5": ("S5", "right", {"max_grad_norm": 1e-3, "average_tokens_across_devices": False}),
     "Mamba": ("Mamba", "packed", {"tau_weight": 0.1, "gradient_accumulation_steps": 2}),
     "Mamba, pooled": ("Mamba, complex", "left", {"label_smoothing_factor": 0.1, "model_init": True}),
-    "Mamba-2": ("Mamba-2", "left", {"label_smoothing_factor": 0.1}),
-    "Mamba-2, masked": ("Mamba-2, rotated", "packed", {"rescale_init": False}),
-    "Mamba-2, AdamW": ("Mamba-2", "right", {"optim": "adamw_torch", "learning_rate": 1e-3}),
+    "Mamba-2": ("Mamba-2", "left", {"optim": "adamw_torch", "learning_rate": 1e-3}),
     "float32": ("Mamba", "right", {"tau_weight": 0.1, "dtype": torch.float32}),
 }
 
@@ -118,7 +117,12 @@ def trainer_of(case: str, folder: Path, world: int, cp_size: int, **more: Any) -
         **({"cp_size": cp_size} if cp_size > 1 else {}),
         **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), rows),
         **{"output_dir": str(folder), "use_cpu": device() == "cpu", "report_to": "none", "seed": 3},
-        **{"logging_steps": 1, "save_steps": 2, "disable_tqdm": True, "save_strategy": "steps"},
+        **{
+            "logging_steps": 1,
+            "save_steps": 1,
+            "disable_tqdm": True,
+            "save_strategy": "steps" if case in RESUMED else "no",
+        },
         remove_unused_columns=False,
     )
     return hf_ssm.SSMTrainer(
@@ -154,9 +158,9 @@ def measure(case: str, folder: Path, world: int = 1, cp_size: int = 1) -> dict[s
         predicted = trainer.predict(Rows(head, 5))
         measured["predictions"] = torch.tensor(predicted.predictions[predicted.label_ids >= 0])
         measured["labels"] = torch.tensor(predicted.label_ids)
-    if case in ("S4D", "Mamba-2, AdamW"):
+    if case in RESUMED:
         resumed = trainer_of(case, folder, world, cp_size)
-        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
         measured |= {f"resumed {name}": value.detach().clone() for name, value in resumed.model.named_parameters()}
         trainer.save_model(str(folder / "saved"))
         if trainer.is_world_process_zero():

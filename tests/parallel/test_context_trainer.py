@@ -13,8 +13,9 @@ pytestmark = pytest.mark.slow
 
 SHARDED = ("S4D", "Hyena", "S5", "Mamba", "Mamba-2")
 ANALYSED = ("S4D", "Hyena", "Mamba")
-# With two groups of two processes, and with one group of four.
-TRAINED = [*(("2", case) for case in worker.CASES), ("4", "S4D"), ("4", "Hyena"), ("4", "Mamba, pooled")]
+# With one group of four processes, the others with two groups of two.
+OF_FOUR = ("S4D, batch norm", "Hyena, own loss", "Mamba, pooled", "float32")
+TRAINED = [("4" if case in OF_FOUR else "2", case) for case in worker.CASES]
 OTHERS = (*(f"sharded: {name}" for name in SHARDED), *(f"analysed: {name}" for name in ANALYSED), "command: S4D")
 
 
@@ -50,7 +51,7 @@ def test_training_equals_that_of_one_process(measured, alone, tmp_path: Path, si
         alone[case] = worker.measure(case, tmp_path)
     expected, found = alone[case], measured[f"{size}/{case}"]
     assert found.keys() == expected.keys()
-    assert {"weight lm_head.weight", "weight classifier.weight"} & found.keys()
+    assert {"weight model.embed_tokens.weight", "evaluation loss", "log loss 0"} <= found.keys()
     exact = 1e-5 if case == "float32" else 1e-10
     for key, value in expected.items():
         if value is not None:
@@ -97,6 +98,7 @@ def test_the_command_trains_as_in_one_process(measured, tmp_path: Path) -> None:
     assert [entry.keys() for entry in found["log"]] == [entry.keys() for entry in expected["log"]]
     for one, other in zip(found["log"], expected["log"], strict=True):
         for key, value in other.items():
+            # Of the loss of a split that the batches do not divide, transformers makes an estimate.
             if not key.endswith(("runtime", "per_second")):
                 assert math.isclose(one[key], value, rel_tol=1e-5), key
     for key, value in expected.items():
