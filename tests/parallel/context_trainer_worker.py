@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "S4D, batch norm": ("S4D, batch norm", "right", {}),
     "Hyena": ("Hyena", "packed", {"label_smoothing_factor": 0.1, "tau_weight": 0.1}),
     "Hyena, own loss": ("Hyena", "right", {"compute_loss_func": "mean", "gradient_accumulation_steps": 2}),
-    "S5": ("S5", "right", {"max_grad_norm": 1e-3, "average_tokens_across_devices": False}),
+    "S5": ("S5", "right", {"max_grad_norm": 1e-3, "rescale_init": True}),
     "Mamba": ("Mamba", "packed", {"tau_weight": 0.1, "gradient_accumulation_steps": 2}),
     "Mamba, pooled": ("Mamba, complex", "left", {"label_smoothing_factor": 0.1, "model_init": True}),
     "Mamba-2": ("Mamba-2", "left", {"optim": "adamw_torch", "learning_rate": 1e-3}),
-    "float32": ("Mamba", "right", {"tau_weight": 0.1, "dtype": torch.float32}),
+    "float32": ("Mamba", "right", {"tau_weight": 0.1, "dtype": torch.float32, "average_tokens_across_devices": False}),
 }
 
 
@@ -157,7 +158,7 @@ def measure(case: str, folder: Path, world: int = 1, cp_size: int = 1) -> dict[s
         head = "For" + type(trainer.model).__name__.partition("For")[2]
         predicted = trainer.predict(Rows(head, 5))
         measured["predictions"] = torch.tensor(predicted.predictions[predicted.label_ids >= 0])
-        measured["labels"] = torch.tensor(predicted.label_ids)
+        measured["labels"] = torch.tensor(predicted.label_ids[predicted.label_ids >= 0])
     if case in RESUMED:
         resumed = trainer_of(case, folder, world, cp_size)
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
@@ -290,7 +291,7 @@ def main(folder: str, *cases: str) -> None:
             size, name = case.split("/")
             results[case] = measure(name, Path(folder, case), world, int(size))
         if "-v" in sys.argv and rank == 0:
-            print(case, flush=True)
+            print(case, time.process_time(), flush=True)
     if rank == 0:
         torch.save(results, Path(folder, "measured.pt"))
     dist.destroy_process_group()
