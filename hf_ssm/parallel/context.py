@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.views.selection import VIEWS
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.documents import Documents
@@ -19,7 +20,7 @@ from hf_ssm.parallel.layout import SharedLayout
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
 
-__all__ = ["SequenceSharing", "join_positions", "split_sequences"]
+__all__ = ["SequenceSharing", "backbone_of", "join_positions", "join_sequences", "split_sequences"]
 
 
 class SequenceSharing:
@@ -38,6 +39,16 @@ class SequenceSharing:
     def __init__(self, group: Any, cuts: Callable[[int], Sequence[int]] | None = None):
         self.group, self.cuts, self.length = group, cuts, 0
         self.processes = Processes(group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SequenceSharing":
+        """The same processes share the sequences of a copy of the model."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "A model whose sequences are shared by processes cannot be pickled: write it by `save_pretrained`, or end "
+            "the sharing by `join_sequences`."
+        )
 
     @property
     def size(self) -> int:
@@ -63,6 +74,10 @@ class SequenceSharing:
     def cut(self, values: Tensor) -> Tensor:
         """The positions of this process, `(B, l, ...)`, of whole rows `(B, L, ...)`."""
         return self.layout(values.shape[1]).cut(values)
+
+    def join(self, values: Tensor) -> Tensor:
+        """All positions of outputs of the last call, `(B, L, ...)`, from those of this process, `(B, l, ...)`."""
+        return self.layout(self.length).whole(values)
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
         """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
@@ -144,12 +159,11 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
 
     Args:
         model: A model of hf_ssm; changed in place.
-        mesh: A `DeviceMesh` of one dimension (`mesh["cp"]`) or a process group; default: all processes. `None` as
-            group of one process ends the sharing.
+        mesh: A `DeviceMesh` of one dimension (`mesh["cp"]`) or a process group; default: all processes.
         cuts: Maps L to the number of positions of each process; default: as equal as possible.
 
     Returns:
-        The model.
+        The model; `join_sequences` ends the sharing.
 
     Raises:
         TypeError: Not a model of hf_ssm.
@@ -165,16 +179,33 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
     - τ and rescaling: `(R + 1) B L D / R` for the input of an operator, and for Δ, B and C of selective scans. Both
       strands: the same once in a step, with `rc_swap` in each layer.
     """
-    check_model(model)
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
             raise ValueError(
                 f"`mesh` has the dimensions {mesh.mesh_dim_names}: give the one of the sequences, such as mesh['cp']."
             )
         mesh = mesh.get_group()
-    backbone = getattr(model, "base_model", model)
-    backbone.sharing = SequenceSharing(dist.group.WORLD if mesh is None else mesh, cuts)
+    backbone_of(model).sharing = SequenceSharing(dist.group.WORLD if mesh is None else mesh, cuts)
     return model
+
+
+def join_sequences(model: Any) -> Any:
+    """End the sharing of `split_sequences`: each process reads whole sequences again, for `generate` among others."""
+    backbone_of(model).sharing = None
+    return model
+
+
+def backbone_of(model: Any) -> SSMModel:
+    """The backbone of a model, also inside the wrappers of other libraries.
+
+    Raises:
+        TypeError: There is none.
+    """
+    check_model(model)
+    backbone = next((module for module in model.modules() if isinstance(module, SSMModel)), None)
+    if backbone is None:
+        raise TypeError(f"`model` must be a model of hf_ssm, got {type(model).__name__}.")
+    return backbone
 
 
 def join_positions(model: Any, values: Tensor) -> Tensor:
@@ -187,8 +218,7 @@ def join_positions(model: Any, values: Tensor) -> Tensor:
     Returns:
         `(B, L, ...)`.
     """
-    sharing = getattr(model, "base_model", model).sharing
-    return sharing.layout(sharing.length).whole(values)
+    return backbone_of(model).sharing.join(values)
 
 
 class _Share(View):

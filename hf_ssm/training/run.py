@@ -34,6 +34,7 @@ from hf_ssm.data.windows import FastaWindows
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields
 from hf_ssm.training.chunks import check_chunks, pieces_of
+from hf_ssm.training.context import context_size
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics, constant_value_metrics, token_frequency_metrics
 from hf_ssm.training.settings import RunSettings
@@ -119,7 +120,7 @@ class RunPlan:
         rows = self.data.stream_rows if isinstance(self.rows, IterableDataset) else len(self.rows)
         if rows is None:
             return None
-        size = self.args.train_batch_size * self.args.world_size
+        size = self.args.train_batch_size * self.args.world_size // context_size(self.args)
         if self.args.chunk_length is not None:
             rows = len(pieces_of(self.model, self.args, self.rows, self.args.train_batch_size))
         batches = rows // size if self.args.dataloader_drop_last else math.ceil(rows / size)
@@ -408,7 +409,7 @@ def _steps_of_stream(settings: RunSettings, output: Path, loaded: RunData, train
     """The steps of a run on a stream, for the Trainer one epoch, and those at which it evaluates, saves and logs."""
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu")
     args = SSMTrainingArguments(str(output), **{name: training[name] for name in sizes if name in training})
-    step_rows = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    step_rows = args.train_batch_size * args.world_size // context_size(args) * args.gradient_accumulation_steps
     of_pass = None if loaded.stream_rows is None else math.ceil(loaded.stream_rows / step_rows)
     steps: dict[str, Any] = {}
     if training.get("max_steps", -1) <= 0:

@@ -17,6 +17,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training.chunks import PieceTrainer, without_place
+from hf_ssm.training.context import ContextParallelism, without_context_parallelism
 from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import rescale_init_
@@ -75,6 +76,14 @@ class SSMTrainingArguments(TrainingArguments):
             "model learns to read longer inputs than its rows (Buitrago Ruiz & Gu 2025)."
         },
     )
+    cp_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Context parallelism: number of processes that share each sequence, of which each computes a "
+            "slice; they have per_device_train_batch_size rows together. Default: that of parallelism_config or of "
+            "`accelerate launch`, else 1."
+        },
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +93,8 @@ class SSMTrainingArguments(TrainingArguments):
             raise ValueError(
                 "`carry_states=True` needs `chunk_length`, the positions of a piece: set it to the length of the rows."
             )
+        if self.cp_size is not None and self.cp_size < 1:
+            raise ValueError(f"`cp_size` must be a positive number of processes, got {self.cp_size}.")
         if not 0 <= self.dynamics_weight_decay < math.inf:
             raise ValueError(
                 f"`dynamics_weight_decay` must be finite and not negative, got {self.dynamics_weight_decay}."
@@ -110,8 +121,10 @@ class SSMTrainer(PieceTrainer):
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - With `chunk_length=N`, reads rows in pieces of N positions (truncated backpropagation through time): see
       `PieceTrainer`.
-    - Refuses context and sequence parallelism, which split the sequences of a batch among processes, and processes of a
-      launcher that accelerate has not joined.
+    - With `cp_size` processes to a sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of so many
+      processes gets the same rows, and each computes a slice of them; see `hf_ssm.parallel.split_sequences`. Losses,
+      gradients, τ, rescaling, metrics and predictions are those of whole sequences, of which each counts once.
+    - Refuses DeepSpeed's sequence parallelism (`sp_size`), and processes of a launcher that accelerate has not joined.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
     """
@@ -120,30 +133,45 @@ class SSMTrainer(PieceTrainer):
         self._resuming: bool | None = None
         super().__init__(*args, **kwargs)
         self._prepare_streams()
-        if isinstance(self.compute_loss_func, TauLoss) and self._unwrapped.config.tau_weight > 0:
+        if self.model_init is None:
+            self._context.split(self._unwrapped)
+        is_counted = self._unwrapped.config.tau_weight > 0 or self._context.size > 1
+        if isinstance(self.compute_loss_func, TauLoss) and is_counted:
             raise ValueError(
                 "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
                 f"tau_weight={self._unwrapped.config.tau_weight}). Remove one of the two."
             )
         if self._unwrapped.config.tau_weight > 0:
             warn_of_fixed_orders(self._unwrapped)
+        if self.label_smoother is not None:
+            smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
+            self.label_smoother = smoother
+        if self.compute_loss_func is not None:
+            self.compute_loss_func = self._context.loss_of_all_positions(self.compute_loss_func)
         # τ per layer before the rescaling, where there was one.
         self.rescale_tau: list[float] | None = None
         self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
-        _check_sequences_stay_whole(getattr(self.args, "parallelism_config", None))
         # The main process would read a stream for all others, and fail at batches of different lengths.
         loading: Any = self.args.accelerator_config
         if loading.dispatch_batches is None:
             loading.dispatch_batches = False
-        super().create_accelerator_and_postprocess()
-        # That of `accelerate launch` comes from the environment.
-        _check_sequences_stay_whole(getattr(self.accelerator, "parallelism_config", None))
-        check_processes_are_joined(self.accelerator.num_processes)
+        check_processes_are_joined(self.args.world_size)
+        with without_context_parallelism(self.args) as size:
+            super().create_accelerator_and_postprocess()
+        self._context = ContextParallelism(self.accelerator, size)
         self._sharding = sharding_of(self.accelerator, self.args.fsdp_plugin_args)
         self.is_fsdp_enabled = self._sharding is not None
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """As in transformers; processes that share their rows count once."""
+        return super().get_total_train_batch_size(args) // self._context.size
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As in transformers; each of the processes that share their rows computes a part."""
+        return super().floating_point_ops(inputs) // self._context.size
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
@@ -192,6 +220,7 @@ class SSMTrainer(PieceTrainer):
     def call_model_init(self, trial: Any = None) -> Any:
         """As in transformers; the model that `train` makes is rescaled if its configuration has `rescale_init=True`."""
         model = super().call_model_init(trial)
+        self._context.split(model)
         # The constructor calls this too, for a model that train() replaces.
         if self._resuming is not None:
             self._rescale_if_configured(model)
@@ -276,7 +305,10 @@ class SSMTrainer(PieceTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As in transformers; stops at a loss that is not finite."""
-        loss = super().training_step(*args, **kwargs)
+        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
+        self._context.check_rows(inputs, training=True)
+        with self._context.random_numbers():
+            loss = super().training_step(*args, **kwargs)
         # With this filter the Trainer reads the loss back in every step anyway; without it, `log` does.
         if self.args.logging_nan_inf_filter and not torch.isfinite(loss):
             raise self._divergence(f"the loss of step {self.state.global_step + 1} is {loss.item()}")
@@ -328,11 +360,21 @@ class SSMTrainer(PieceTrainer):
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
 
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, with the outputs of all positions."""
+        self._context.check_rows(inputs, training=False)
+        loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        return loss, self._context.joined(outputs), labels
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
         """As in transformers, without the labels that our heads leave out, next to padding and between documents."""
         if self.compute_loss_func is None:
             batch_samples = [self._with_counted_labels(batch) for batch in batch_samples]
-        return super()._get_num_items_in_batch(batch_samples, device)
+        count = super()._get_num_items_in_batch(batch_samples, device)
+        # `compute_loss` multiplies by the number of processes; those that share their rows have the same loss.
+        if count is None or not self.args.average_tokens_across_devices:
+            return count
+        return count * self._context.size
 
     def _with_counted_labels(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with -100 for the labels that a head with tokens leaves out."""
@@ -350,20 +392,3 @@ class SSMTrainer(PieceTrainer):
             (task_loss,), tau = self._tau.means(1)
             logs = {**logs, "task_loss": task_loss, "tau_loss": self._unwrapped.config.tau_weight * tau["tau"], **tau}
         super().log(logs, *args, **kwargs)
-
-
-def _check_sequences_stay_whole(parallelism: Any) -> None:
-    """Raise `ValueError` if accelerate would split sequences, whose states processes do not exchange.
-
-    Args:
-        parallelism: A `ParallelismConfig`, which early versions of accelerate lack, or `None`.
-    """
-    if parallelism is None:
-        return
-    for name in ("cp_size", "sp_size"):
-        if (size := getattr(parallelism, name, 1)) > 1:
-            raise ValueError(
-                f"`{name}`={size} of accelerate's ParallelismConfig would split each sequence among {size} processes, "
-                "but a state space model carries its state from one position to the next: set it to 1, and use "
-                "`dp_replicate_size` or `dp_shard_size`, or activation checkpointing for long sequences."
-            )

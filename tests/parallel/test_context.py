@@ -41,8 +41,8 @@ FOUR = [
 ]
 
 
-def run_workers(folder: Path, size: int, *arguments: str) -> None:
-    """Run the worker in so many processes; raises an error with the output of the first one that fails."""
+def run_workers(folder: Path, size: int, *arguments: str, worker: Path = WORKER) -> None:
+    """Run a worker in so many processes; raises an error with the output of the first one that fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -54,12 +54,12 @@ def run_workers(folder: Path, size: int, *arguments: str) -> None:
         "MASTER_PORT": port,
         "WORLD_SIZE": str(size),
     }
-    command = [sys.executable, str(WORKER), str(folder), *arguments]
+    command = [sys.executable, str(worker), str(folder), *arguments]
     logs = [folder / f"rank{rank}.log" for rank in range(size)]
     processes = []
     for rank, log in enumerate(logs):
         with log.open("w", encoding="utf-8") as output:
-            environment = shared | {"RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
             processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     codes = [process.wait(timeout=600) for process in processes]
     failed = [log.read_text(encoding="utf-8")[-3000:] for code, log in zip(codes, logs, strict=True) if code]

@@ -13,6 +13,7 @@ import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.training import SSMTrainingArguments, launch, losses
+from hf_ssm.training.context import context_size
 from hf_ssm.training.settings import resolve
 
 # The default collator pins memory where there is an accelerator; here there is none.
@@ -483,27 +484,55 @@ def other_parallelism():
     AcceleratorState._reset_state()
 
 
-@pytest.mark.parametrize("size", ["cp_size", "sp_size"])
-@pytest.mark.parametrize("place", ["argument", "launcher"])
-def test_parts_of_sequences_are_refused(
-    make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, place: str
+@pytest.mark.parametrize("place", ["argument", "launcher", "own argument"])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("cp_size", "`cp_size`=2 processes share each sequence, but there are 1: .* --num_processes 2"),
+     ("sp_size", "`sp_size`=2 .* set it to 1, and `cp_size`")],
+)  # fmt: skip
+def test_parts_of_sequences_need_processes(
+    make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, message: str, place: str
 ) -> None:
     parallelism = pytest.importorskip("accelerate.parallelism_config", reason="accelerate has no context parallelism")
-    ParallelismConfig = parallelism.ParallelismConfig
-    more = {"parallelism_config": ParallelismConfig(**{size: 2})} if place == "argument" else {}
+    more = {"parallelism_config": parallelism.ParallelismConfig(**{size: 2})} if place == "argument" else {}
     if place == "launcher":
-        # Accelerate itself refuses a process without a group.
-        monkeypatch.setattr(ParallelismConfig, "_validate_accelerator", lambda *_: None)
-        monkeypatch.setattr(ParallelismConfig, "get_device_mesh", lambda *_: None)
         monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{size.upper()}", "2")
-    with pytest.raises(ValueError, match=rf"`{size}`=2 .* set it to 1"):
+    if place == "own argument":
+        if size == "sp_size":
+            pytest.skip("SSMTrainingArguments has no sp_size")
+        more = {size: 2}
+    with pytest.raises(ValueError, match=message):
         SSMTrainer(
             make_model("S4", "ForSequenceClassification"),
             arguments(tmp_path / "run", **more),
             train_dataset=data("ForSequenceClassification"),
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cp_size": 0}, "`cp_size` must be a positive number"),
+        ({"cp_size": 4, "parallelism": {"cp_size": 2}}, "`cp_size`=4 contradicts `parallelism_config.cp_size`=2"),
+        ({"cp_size": 3}, "`cp_size`=3 processes share each sequence, but there are 4"),
+        ({"parallelism": {"cp_size": 2, "tp_size": 2}}, "`tp_size`=2 cannot be combined"),
+        ({"parallelism": {"cp_size": 2, "dp_shard_size": 4}}, "is 4, but 4 processes with `cp_size`=2 make 2 groups"),
+        ({"cp_size": 2, "eval_use_gather_object": True}, "`eval_use_gather_object=True` does not work"),
+        ({"cp_size": 2, "accelerator_config": {"dispatch_batches": True}}, "`dispatch_batches=True` does not work"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_contradict_shared_sequences(tmp_path: Path, other_parallelism, options, message: str) -> None:
+    parallelism = pytest.importorskip("accelerate.parallelism_config", reason="accelerate has no context parallelism")
+    if "parallelism" in options:
+        options = {**options, "parallelism_config": parallelism.ParallelismConfig(**options["parallelism"])}
+        del options["parallelism"]
+    with pytest.raises(ValueError, match=message):
+        args = SSMTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **options)
+        args.distributed_state.num_processes = 4
+        context_size(args)
 
 
 @pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM", "SSD"])

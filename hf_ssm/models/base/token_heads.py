@@ -152,6 +152,8 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+            raise ValueError("`logits_to_keep` counts positions of whole rows, which processes share: leave it out.")
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
         outputs = self.model(
@@ -231,6 +233,8 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     ) -> Any:
         # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
         # that may be rejected, need.
+        if is_shared(self.model.sharing):
+            raise ValueError("Processes that share sequences cannot generate: call `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
             raise ValueError(

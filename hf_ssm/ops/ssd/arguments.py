@@ -21,7 +21,7 @@ __all__ = [
     "to_arithmetic",
 ]
 
-Scan = Callable[..., tuple[Tensor, Tensor]]
+Implementation = Callable[..., tuple[Tensor, Tensor]]
 
 
 class SSDTensors(NamedTuple):
@@ -109,7 +109,7 @@ def limited_steps(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, dt_limi
     return dt if high == math.inf else dt.clamp(max=high)
 
 
-def in_dtype_of_steps(scan: Scan) -> Scan:
+def in_dtype_of_steps(scan: Implementation) -> Implementation:
     """Decorator of an implementation of the scan: x, B and C reach it in the dtype of d, that of the arithmetic."""
 
     @wraps(scan)

@@ -1,0 +1,227 @@
+"""Context parallelism in the Trainer: groups of processes that share the sequences of their batches.
+
+accelerate's context parallelism splits the batches of attention models and refuses recurrent layers. A model of hf_ssm
+reads whole batches and exchanges what crosses the cuts itself (`hf_ssm.parallel`). So accelerate is told of data
+parallel training only, with DDP or FSDP2 over all processes; but its data loaders give the processes of a group the
+same rows, and what it gathers has each row once.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import patch_environment, recursively_apply
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hf_ssm.parallel.context import SequenceSharing, backbone_of
+
+__all__ = ["ContextParallelism", "context_size", "parallelism_of", "without_context_parallelism"]
+
+_REQUESTED = "ACCELERATE_USE_PARALLELISM_CONFIG"
+
+
+def parallelism_of(args: Any) -> Any:
+    """The `ParallelismConfig` of training arguments or of `accelerate launch`, or `None`."""
+    config = getattr(args, "parallelism_config", None)
+    if config is None and os.environ.get(_REQUESTED, "").lower() in ("1", "true"):
+        from accelerate.parallelism_config import ParallelismConfig
+
+        config = ParallelismConfig()
+    return config
+
+
+def context_size(args: Any) -> int:
+    """Number of processes that share each sequence.
+
+    Raises:
+        ValueError: Two numbers; sequence or tensor parallelism beside it; a number of processes, or training arguments,
+            with which it does not work.
+    """
+    config, size = parallelism_of(args), getattr(args, "cp_size", None)
+    configured = getattr(config, "cp_size", 1)
+    if (sequence_size := getattr(config, "sp_size", 1)) > 1:
+        raise ValueError(
+            f"`sp_size`={sequence_size} of accelerate's ParallelismConfig is DeepSpeed's exchange of attention heads, "
+            "which state space models lack: set it to 1, and `cp_size` to the number of processes of a sequence."
+        )
+    if size is not None and configured not in (1, size):
+        raise ValueError(f"`cp_size`={size} contradicts `parallelism_config.cp_size`={configured}: give one of them.")
+    size = configured if size is None else size
+    if size == 1:
+        return 1
+    processes = args.world_size
+    if processes % size:
+        raise ValueError(
+            f"`cp_size`={size} processes share each sequence, but there are {processes}: start a multiple of {size}, "
+            f"as by `accelerate launch --multi_gpu --num_processes {size}`."
+        )
+    if config is not None and config.tp_size > 1:
+        raise ValueError(f"`cp_size`={size} and `tp_size`={config.tp_size} cannot be combined: set one of them to 1.")
+    rows = 1 if config is None else config.data_parallel_size
+    if rows not in (1, processes // size):
+        raise ValueError(
+            f"`dp_replicate_size` times `dp_shard_size` is {rows}, but {processes} processes with `cp_size`={size} "
+            f"make {processes // size} groups: leave both out, or let their product be {processes // size}."
+        )
+    if getattr(args, "chunk_length", None) is not None:
+        raise ValueError(
+            f"`chunk_length`={args.chunk_length} reads a sequence piece by piece, and `cp_size`={size} lets processes "
+            "share it: leave one of them out."
+        )
+    if args.eval_use_gather_object:
+        raise ValueError(f"`eval_use_gather_object=True` does not work with `cp_size`={size}: leave it out.")
+    if args.accelerator_config.dispatch_batches:
+        raise ValueError(f"`dispatch_batches=True` does not work with `cp_size`={size}: leave it out.")
+    return size
+
+
+@contextmanager
+def without_context_parallelism(args: Any) -> Iterator[int]:
+    """Context manager in which accelerate sees data parallel training; its value is `context_size(args)`."""
+    config, size = parallelism_of(args), context_size(args)
+    if size == 1:
+        yield size
+        return
+    kept, remaining = args.parallelism_config, None
+    if config is not None and config.dp_replicate_enabled and config.dp_shard_enabled:
+        # FSDP2 shards parameters over the processes that share sequences too, as accelerate's own does.
+        sizes = {"dp_replicate_size": config.dp_replicate_size, "dp_shard_size": config.dp_shard_size * size}
+        remaining = type(config)(**sizes, cp_size=1, sp_size=1, tp_size=1)
+    args.parallelism_config = remaining
+    # The main process would read an iterable data set for all others, and give each process rows of its own.
+    args.accelerator_config.dispatch_batches = False
+    try:
+        with patch_environment(**{_REQUESTED: "false"}):
+            yield size
+    finally:
+        args.parallelism_config = kept
+
+
+class ContextParallelism:
+    """The processes of a run in groups that share sequences: consecutive ranks; without effect for groups of one.
+
+    Args:
+        accelerator: The accelerator of the run; its data loaders and `gather` change.
+        size: Number of processes of a group.
+
+    Attributes:
+        mesh: `DeviceMesh` with the dimensions `dp_replicate` (groups) and `cp` (processes of a group), or `None`.
+        sharing: The sharing of a model that `split` has changed, or `None`.
+    """
+
+    def __init__(self, accelerator: Accelerator, size: int):
+        self.size = size
+        self.mesh: DeviceMesh | None = None
+        self.sharing: SequenceSharing | None = None
+        self._device, self._compared = accelerator.device, set[bool]()
+        if size > 1:
+            shape = accelerator.num_processes // size, size
+            self.mesh = init_device_mesh(accelerator.device.type, shape, mesh_dim_names=("dp_replicate", "cp"))
+            self.sharing = SequenceSharing(self.mesh.get_group("cp"))
+            _count_groups_once(accelerator, self.mesh)
+
+    def split(self, model: Any) -> None:
+        """Let the processes share the sequences that a model reads.
+
+        Raises:
+            ValueError: The processes share them already, in groups that the Trainer does not know.
+        """
+        if self.sharing is not None:
+            backbone_of(model).sharing = self.sharing
+        elif any(getattr(module, "sharing", None) is not None for module in model.modules()):
+            raise ValueError(
+                "The sequences of `model` are shared by processes, to which the Trainer would give other rows: pass "
+                "SSMTrainingArguments(cp_size=...), and leave out `split_sequences`, or end it by `join_sequences`."
+            )
+
+    @contextmanager
+    def random_numbers(self) -> Iterator[None]:
+        """Random numbers of a training step, such as those of dropout, that differ between the processes of a group.
+
+        Those that follow are the same: data sets and collators draw what they draw in the other processes.
+        """
+        if self.mesh is None:
+            yield
+            return
+        seed = int(torch.randint(2**62, ())) + self.mesh.get_local_rank("cp")
+        with torch.random.fork_rng([] if self._device.type == "cpu" else [self._device]):
+            torch.manual_seed(seed)
+            yield
+
+    def check_rows(self, inputs: Mapping[str, Any], training: bool) -> None:
+        """Raise `ValueError` if the first batch is not the same in all processes of a group."""
+        if self.sharing is None or training in self._compared:
+            return
+        self._compared.add(training)
+        digest = hashlib.sha256()
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digests: list[Any] = [None] * self.size
+        dist.all_gather_object(digests, digest.hexdigest(), group=self.sharing.group)
+        if len(set(digests)) > 1:
+            raise ValueError(
+                f"The {self.size} processes that share sequences (`cp_size`) have got different batches: the data set "
+                "or the collator draws random numbers that differ between processes; use those of torch's global "
+                "generator, or seed them equally."
+            )
+
+    def joined(self, outputs: Any) -> Any:
+        """Outputs of a model, nested in tuples, of all positions; those of whole rows have two dimensions or less."""
+        if self.sharing is None or outputs is None:
+            return outputs
+        join = self.sharing.join
+        return recursively_apply(lambda values: join(values) if values.dim() > 2 else values, outputs)
+
+    def loss_of_smoothed_labels(self, smoother: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """transformers' loss with smoothed labels, of the positions of all processes of a group."""
+        if self.sharing is None:
+            return smoother
+        sharing = self.sharing
+
+        def smoothed(
+            outputs: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Tensor | int | None = None
+        ) -> Tensor:
+            if outputs["logits"].dim() < 3:
+                return smoother(outputs, labels, num_items_in_batch=num_items_in_batch)
+            if shift_labels:
+                labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+            return sharing.processes.sum(smoother(outputs, sharing.cut(labels), num_items_in_batch=count))
+
+        return smoothed
+
+    def loss_of_all_positions(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A `compute_loss_func` that gets the outputs of all positions."""
+        if self.sharing is None:
+            return loss
+        return lambda outputs, *args, **kwargs: loss(
+            type(outputs)(**{name: self.joined(value) for name, value in outputs.items()}), *args, **kwargs
+        )
+
+
+def _count_groups_once(accelerator: Any, mesh: DeviceMesh) -> None:
+    """Give the processes of a group the same rows, and gather the values of one process of each group."""
+    prepare, gather, state = accelerator.prepare_data_loader, accelerator.gather, accelerator.state
+
+    def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
+        # A loader that knows a mesh gives all processes of its dimension "cp" the same rows.
+        before, state.device_mesh = state.device_mesh, mesh
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            state.device_mesh = before
+
+    def gather_once(values: Any) -> Any:
+        return recursively_apply(
+            lambda gathered: gathered.unflatten(0, (*mesh.shape, -1))[:, 0].flatten(0, 1), gather(values)
+        )
+
+    accelerator.prepare_data_loader, accelerator.gather = prepare_data_loader, gather_once

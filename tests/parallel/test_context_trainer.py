@@ -1,0 +1,106 @@
+"""The Trainer, `fully_shard` and analyses of models whose sequences are shared: results are those of one process."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import context_trainer_worker as worker
+import pytest
+import torch
+from test_context import run_workers
+
+pytestmark = pytest.mark.slow
+
+SHARDED = ("S4D", "Hyena", "S5", "Mamba", "Mamba-2")
+ANALYSED = ("S4D", "Hyena", "Mamba")
+# With one group of four processes, the others with two groups of two.
+OF_FOUR = ("S4D, batch norm", "Hyena, own loss", "Mamba, pooled", "float32")
+TRAINED = [("4" if case in OF_FOUR else "2", case) for case in worker.CASES]
+OTHERS = (*(f"sharded: {name}" for name in SHARDED), *(f"analysed: {name}" for name in ANALYSED), "command: S4D")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the first of four processes has measured."""
+    folder = tmp_path_factory.mktemp("trainers")
+    run_workers(folder, 4, *("/".join(case) for case in TRAINED), *OTHERS, worker=Path(worker.__file__))
+    measured: dict[str, dict[str, Any]] = torch.load(folder / "measured.pt", weights_only=False)
+    return measured
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same runs in one process, as they are needed."""
+    return {}
+
+
+def difference(found: Any, expected: Any) -> float:
+    """Largest difference, relative to the largest number."""
+    found, expected = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
+    assert found.shape == expected.shape
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+
+
+# transformers computes cross-entropies in float32, and the Trainer keeps sums of losses in float32.
+ROUNDED = ("log", "evaluation")
+
+
+@pytest.mark.parametrize(("size", "case"), TRAINED)
+def test_training_equals_that_of_one_process(measured, alone, tmp_path: Path, size: str, case: str) -> None:
+    if case not in alone:
+        alone[case] = worker.measure(case, tmp_path)
+    expected, found = alone[case], measured[f"{size}/{case}"]
+    assert found.keys() == expected.keys()
+    assert {"weight model.embed_tokens.weight", "evaluation loss", "log loss 0"} <= found.keys()
+    exact = 1e-5 if case == "float32" else 1e-10
+    for key, value in expected.items():
+        if value is not None:
+            assert difference(found[key], value) < (1e-6 if key.startswith(ROUNDED) else exact), key
+
+
+def test_the_runs_differ_from_each_other_and_from_their_start(measured) -> None:
+    """So that the test above could fail."""
+    found = measured["2/S4D"]
+    start = dict(worker.build("S4D").named_parameters())
+    assert all(difference(found[f"weight {name}"], value.detach()) > 1e-7 for name, value in start.items())
+    assert found["rows of a step"] == 2 * worker.BATCH and found["evaluation count"] > 90
+    assert all(difference(found[key], value) == 0 for key, value in found.items() if key.startswith("rows"))
+    assert all(
+        difference(value, found[key.replace("resumed", "weight")]) == 0
+        for key, value in found.items()
+        if "resumed" in key
+    )
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_parameters_and_shared_sequences(measured, name: str) -> None:
+    expected = worker.step_of(name)
+    assert difference(expected["loss"], 0) > 0.1
+    for where, found in measured[f"sharded: {name}"].items():
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert difference(found[key], value) < (1e-6 if key == "loss" else 1e-10), (where, key)
+
+
+@pytest.mark.parametrize("name", ANALYSED)
+def test_functions_of_models_with_shared_sequences(measured, name: str) -> None:
+    found = measured[f"analysed: {name}"]
+    for key in ("report", "probe", "rescaled", "weights", "loss"):
+        assert difference(found[f"{key}, shared"], found[f"{key}, whole"]) < 1e-10, key
+    assert "save_pretrained" in found["pickled"]
+    assert "join_sequences" in found["generated"]
+    assert "`logits_to_keep`" in found["last logits"]
+
+
+def test_the_command_trains_as_in_one_process(measured, tmp_path: Path) -> None:
+    found, expected = measured["command: S4D"], worker.trained_by_command(tmp_path / "run")
+    assert found["files"] == expected["files"]
+    assert [entry.keys() for entry in found["log"]] == [entry.keys() for entry in expected["log"]]
+    for one, other in zip(found["log"], expected["log"], strict=True):
+        for key, value in other.items():
+            # Of the loss of a split that the batches do not divide, transformers makes an estimate.
+            if not key.endswith(("runtime", "per_second")):
+                assert math.isclose(one[key], value, rel_tol=1e-5), key
+    for key, value in expected.items():
+        if key not in ("files", "log"):
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6, msg=key)
