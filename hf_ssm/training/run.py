@@ -407,7 +407,7 @@ def _training_arguments(
 
 def _steps_of_stream(settings: RunSettings, output: Path, loaded: RunData, training: dict[str, Any]) -> dict[str, Any]:
     """The steps of a run on a stream, for the Trainer one epoch, and those at which it evaluates, saves and logs."""
-    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu")
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "use_cpu", "cp_size")
     args = SSMTrainingArguments(str(output), **{name: training[name] for name in sizes if name in training})
     step_rows = args.train_batch_size * args.world_size // context_size(args) * args.gradient_accumulation_steps
     of_pass = None if loaded.stream_rows is None else math.ceil(loaded.stream_rows / step_rows)
