@@ -10,8 +10,8 @@ the inputs of layers and computes them again (`activation_checkpointing_enable()
 between segments (`activation_checkpointing_enable({"segments": ...})`); `shared`, where two processes hold half of the
 positions each (`hf_ssm.parallel.split_sequences`), of which only the memory of the larger one is measured. Peak memory
 is the largest resident memory during a step minus the resident memory before it, in a fresh process after a small step.
-Times are CPU seconds on a CPU, which other processes change less than the time on the clock; the routes alternate in one
-process, and their losses and gradients must agree. Ratios are those of a route to `usual`.
+Times are CPU seconds on a CPU, which other processes change less than the time on the clock; the routes alternate in
+one process, and their losses and gradients must agree. Ratios are those of a route to `usual`.
 """
 
 import argparse
