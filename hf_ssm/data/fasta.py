@@ -117,10 +117,11 @@ def fasta_rows(
 ) -> Iterator[dict[str, Any]]:
     """The rows of `load_fasta`; `facts` receives the number of windows that were skipped, and the change of case."""
     yield from _known_windows(path, window, stride, min_window, keep_case, facts)
-    if not facts["count"]:
+    longest = facts.pop("longest")
+    if not facts.pop("count"):
         raise ValueError(
             f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; the "
-            f"longest record has {facts['longest']}: lower min_window (command: --set data.min_window=1)."
+            f"longest record has {longest}: lower min_window (command: --set data.min_window=1)."
         )
 
 

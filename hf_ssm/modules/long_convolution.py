@@ -163,10 +163,7 @@ class LongConvolution(SequenceOperator):
         return recurrent and rows.observer is None and is_shared(rows.layout)
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
-        """The `kernels` that `forward` needs for inputs `(B, L, ...)`, for mixers that share them among groups.
-
-        Not called by `forward`: sharded parameters are gathered for each of both methods.
-        """
+        """The `kernels` for inputs `(B, L, ...)`, which groups share; `forward` does without, to gather shards once."""
         return self.kernels(1 if self._scans(rows) else self.longest(inputs, rows))
 
     def mean_kernel(

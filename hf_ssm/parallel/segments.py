@@ -24,6 +24,7 @@ Values and gradients are those of the usual step, up to rounding; dropout draws 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -93,6 +94,10 @@ class Segments:
         size = size // _BLOCK * _BLOCK if size > _BLOCK else size
         count = min(self.count, length)
         return [length - (count - 1) * size, *[size] * (count - 1)]
+
+    def of(self, model: Any) -> SimpleNamespace:
+        """The method `run` for a model, in the place of its own."""
+        return SimpleNamespace(run=partial(self.run, model))
 
     def run(
         self, model: Any, hidden_states: Tensor, rows: Rows, views: Sequence[View] = (), keep_all: bool = True

@@ -1,6 +1,5 @@
 """Training on a stream: which row belongs to which step, process and worker, and the collation of raw rows."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import Any
@@ -61,8 +60,9 @@ class RunStream(IterableDataset):
                 yield {ROW_NUMBER: number, **kept} if self.numbered else kept
 
     def _passes(self) -> Iterator[dict[str, Any]]:
-        # The number of the pass is in memory that worker processes share.
-        stream = copy.deepcopy(self.stream)
+        # A stream of its own: the number of the pass is in memory that worker processes share. (Not `copy.deepcopy`,
+        # which copies the file systems of fsspec too, and fails where one of them registers its copy.)
+        stream = self.stream.with_format(None)
         for number in count():
             stream.set_epoch(number)
             is_empty = True

@@ -14,7 +14,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, IterableDatasetDict, Value
 
 from hf_ssm.data import load_sequences, stream_sequences, streaming
-from hf_ssm.data.fasta import fasta_windows
+from hf_ssm.data.fasta import load_fasta
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 
 # "NA" and "null" are sequences, and text in quotes has line breaks.
@@ -95,7 +95,7 @@ def test_windows_of_fasta_are_those_of_whole_records(tmp_path, window, least):
         lines = [letters[start : start + step] for start in range(0, length, step)]
         text += "\n".join([f">r{number} chromosome", *lines, "", "; comment", ""])
     path = write(tmp_path / "a.fa.gz", text)
-    expected = fasta_windows(path, window, least)["sequence"]
+    expected = load_fasta(path, window, window, least)["sequence"]
     stream = stream_sequences(path, window=window, min_window=least)
     assert [row["sequence"] for row in stream] == expected and len(expected) > 1
 

@@ -133,7 +133,8 @@ class SSMModel(SSMPreTrainedModel):
             for view in views:
                 hidden_states, rows = view.arrange(hidden_states, rows)
             keep_all = requested is not None and requested is not False
-            outputs, taus = self.run_whole_rows(hidden_states, rows, views=views, keep_all=keep_all)
+            runner = self.segments.of(self) if self.segments and self.training else self
+            outputs, taus = runner.run(hidden_states, rows, views=views, keep_all=keep_all)
         chosen = selected_states(outputs, requested)
         return SSMModelOutput(
             last_hidden_state=restored(views, outputs[-1]),
@@ -172,10 +173,7 @@ class SSMModel(SSMPreTrainedModel):
     def _step_states(
         self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]
     ) -> list[Tensor] | None:
-        """What `run` returns, by kernels that compute one position of all layers; `None` if there are none.
-
-        Rows without a token, `(B, 1)`, keep their states.
-        """
+        """`run` by kernels for one position of all layers; rows without a token keep their states. `None`: none."""
         return None
 
 

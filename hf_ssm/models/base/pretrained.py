@@ -180,12 +180,6 @@ class SSMPreTrainedModel(PreTrainedModel):
         if segments is not None:
             importlib.import_module("hf_ssm.parallel.segments").recompute_in_segments(self, segments, options)
 
-    def run_whole_rows(self, *args: Any, **kwargs: Any) -> Any:
-        """`SSMModel.run`; in training with `segments`, with activations that the backward pass computes again."""
-        backbone: Any = self
-        run = partial(self.segments.run, self) if self.segments and self.training else backbone.run
-        return run(*args, **kwargs)
-
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; new tokens are their own complement."""
         config = self.config

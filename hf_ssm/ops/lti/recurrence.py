@@ -199,9 +199,8 @@ class Recurrence:
         return self
 
     def _tables(self) -> _BlockTables:
-        shared: _BlockTables | None = self.__dict__.get("_shared_tables")
-        if shared is not None:
-            return shared
+        if "_shared_tables" in self.__dict__:
+            return self.__dict__["_shared_tables"]
         # Tables that are part of an autograd graph can be used for one backward pass only.
         constants = (self.a_bar, self.b_bar, self.c, self.skip)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in constants):
@@ -233,13 +232,7 @@ class Recurrence:
     def _carry(
         self, arriving: torch.Tensor, state: torch.Tensor, carry: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states before each block, `(D, B, K, ...)`, and at the end, `(D, B, ...)`.
-
-        Args:
-            arriving: What the inputs of each block add to the state at its end, `(D, B, K, ...)`.
-            state: The state before the first block, `(D, B, ...)`.
-            carry: That of the tables.
-        """
+        """The states before each block, `(D, B, K, ...)`, and at the end; `arriving` is what each block adds to it."""
         raise NotImplementedError
 
     def _make_tables(self) -> _BlockTables:
