@@ -360,6 +360,37 @@ def packing_models() -> str:
     return grid(["", *files], rows, f"Printed by {commands}.")
 
 
+@table
+def long_sequences() -> str:
+    cells, command = measured("long")
+    quantities = ("memory per token, KiB", "memory / usual", "time / usual")
+    subjects = dict.fromkeys(key[:2] for key in cells)
+    rows = [
+        [section, what, *(cells.get((section, what, name.removesuffix(", KiB")), "") for name in quantities)]
+        for section, what in subjects
+    ]
+    return grid(["model and length", "route", *quantities], rows, f"Printed by {command}.")
+
+
+@table
+def data_memory() -> str:
+    cells, command = measured("data")
+    found = {key[1:]: cell for key, cell in cells.items() if key[0] == "memory"}
+    columns = dict.fromkeys(key[0] for key in found)
+    rows = [
+        [name, *(found.get((column, name), "") for column in columns)]
+        for name in dict.fromkeys(key[1] for key in found)
+    ]
+    return grid(["", *columns], rows, f"Memory is in MiB. Printed by {command}.")
+
+
+@table
+def data_loading() -> str:
+    cells, command = measured("data")
+    rows = [[key[1], cell] for key, cell in cells.items() if key[0] == "loading"]
+    return grid(["route and model", "rows loaded / trained, one process"], rows, f"Printed by {command}.")
+
+
 PACKING = {"256 documents, hidden size 64": "packing_256", "64 documents, hidden size 128": "packing_64"}
 
 
