@@ -78,7 +78,7 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str, Tensor]:
-    """Whole rows: without padding, with padding on the right or left, or packed."""
+    """Whole rows: without padding, with padding on the right or left, or packed, also with padding behind."""
     torch.manual_seed(1)
     head = MODELS[name][1]
     if MODELS[name][0] == "ConvS5":
@@ -93,7 +93,9 @@ def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str,
         for row, count in enumerate((length, length // 2, 3)):
             mask[row, count:] = 0
         batch["attention_mask"] = mask if kind == "right" else mask.flip(1)
-    if kind == "packed":
+    if kind == "packed and padded":
+        batch["attention_mask"] = (torch.arange(length) < length // 2).long().expand(3, -1)
+    if kind.startswith("packed"):
         ends = ([length], [4, 5, length - 1, length], [length // 2, length])
         numbers = [[sum(position >= end for end in row) for position in range(length)] for row in ends]
         batch["seq_idx"] = torch.tensor(numbers)

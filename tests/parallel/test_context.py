@@ -25,6 +25,8 @@ TWO = [
     *(f"{name}/{side}/tau/20-1" for name in ("S4D", "S5, two-sided", "Mamba, complex") for side in ("left", "right")),
     *(f"{name}/packed/no/11-10" for name in PADDED),
     *(f"{name}/packed/tau/2-19" for name in ("S4", "Hyena, two-sided", "S5, two-sided", "Mamba-2, two-sided")),
+    # The second process has padding only.
+    *(f"{name}/packed and padded/tau/11-10" for name in ("S4D, strands", "Mamba")),
     # Every cut of a short row, so that documents begin and end at, before and after it.
     *(f"{name}/packed/no/{cut}-{7 - cut}" for name in FAMILIES for cut in range(1, 7)),
 ]
