@@ -5,22 +5,28 @@ of a state.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.views.selection import VIEWS
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
+from hf_ssm.parallel.splits import named_splits
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["SequenceSharing", "backbone_of", "join_positions", "join_sequences", "split_sequences"]
+
+# Losses that are sums over positions, divided by a number.
+_SUMS = (ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification)
 
 
 class SequenceSharing:
@@ -59,7 +65,7 @@ class SequenceSharing:
         """The layout of rows of this length.
 
         Raises:
-            ValueError: Fewer positions than processes.
+            ValueError: Fewer positions than processes; `cuts` returns other numbers than described.
         """
         if length < self.size:
             raise ValueError(
@@ -68,6 +74,11 @@ class SequenceSharing:
             )
         equal = [length // self.size + (place < length % self.size) for place in range(self.size)]
         lengths = tuple(equal if self.cuts is None else self.cuts(length))
+        if len(lengths) != self.size or sum(lengths) != length or min(lengths) < 1:
+            raise ValueError(
+                f"`cuts` must return {self.size} positive numbers with the sum {length}, the positions of each "
+                f"process, got {lengths}."
+            )
         self.length = length
         return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
 
@@ -83,9 +94,8 @@ class SequenceSharing:
         """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
         batch, length = hidden_states.shape[0], self.length
         if documents is None:
-            tokens = torch.ones(batch, length, dtype=torch.bool) if mask is None else mask.bool()
-            numbers = torch.arange(batch).unsqueeze(1).expand(batch, length)
-            numbers = torch.where(tokens.to(numbers.device), numbers, -1)
+            numbers = torch.arange(batch, device=hidden_states.device).unsqueeze(1).expand(batch, length)
+            numbers = numbers if mask is None else torch.where(mask.to(numbers.device).bool(), numbers, -1)
         else:
             numbers, batch = _numbers_of(documents), len(documents)
         held = self.cut(_weights(numbers, batch, how)).to(hidden_states.device)
@@ -97,23 +107,32 @@ class SequenceSharing:
 
     def mean_loss(
         self,
-        loss: Callable[..., Tensor],
+        loss: "partial[Tensor]",
         labels: Tensor,
         *,
         shifts: bool = False,
         num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """The mean loss of all positions, the same in each process.
 
         Args:
-            loss: transformers' loss of a head, which divides a sum by `num_items_in_batch`.
+            loss: The loss of a head with its logits: that of transformers, which divides a sum by
+                `num_items_in_batch`, or another one, which gets the logits of all positions.
             labels: `(B, L)` of whole rows, -100 where there is none.
             shifts: Whether a position predicts the label of the next one.
             num_items_in_batch: What the sum is divided by; default: the number of labels.
+            shift_labels: With `shifts`, the label that each position predicts, `(B, L)`; default: from `labels`.
+            kwargs: Further arguments of another loss.
         """
+        if loss.func not in _SUMS:
+            given = {"num_items_in_batch": num_items_in_batch, "shift_labels": shift_labels}
+            given = {name: value for name, value in given.items() if value is not None}
+            return loss(logits=self.join(loss.keywords["logits"]), labels=labels, **given, **kwargs)
         if shifts:
-            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            labels = following if shift_labels is None else shift_labels
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
         held = self.cut(labels).contiguous()
         return self.processes.sum(loss(labels=held, shift_labels=held, num_items_in_batch=1)) / count
@@ -166,8 +185,8 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
         The model; `join_sequences` ends the sharing.
 
     Raises:
-        TypeError: Not a model of hf_ssm.
-        ValueError: A mesh of several dimensions.
+        TypeError: Not a model of hf_ssm; no mesh or process group.
+        ValueError: A mesh of several dimensions; there are no processes; a result of `tensor_parallel`.
 
     Communication: numbers that a process sends in a layer and a training step, of which 1 of R + 1 parts in the forward
     pass, for B rows and D channels:
@@ -185,7 +204,23 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
                 f"`mesh` has the dimensions {mesh.mesh_dim_names}: give the one of the sequences, such as mesh['cp']."
             )
         mesh = mesh.get_group()
-    backbone_of(model).sharing = SequenceSharing(dist.group.WORLD if mesh is None else mesh, cuts)
+    if mesh is None and not dist.is_initialized():
+        raise ValueError(
+            "There are no processes to share sequences: call `torch.distributed.init_process_group()` in each of the "
+            "processes that `torchrun` starts."
+        )
+    group = dist.group.WORLD if mesh is None else mesh
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"`mesh` must be a DeviceMesh or a process group that has this process, got {type(mesh).__name__}."
+        )
+    backbone = backbone_of(model)
+    if any(split is not None for _, split in named_splits(model)):
+        raise ValueError(
+            f"The channels of {type(model).__name__} are split by `tensor_parallel`, whose processes read the same "
+            "positions: share sequences of a model with whole channels."
+        )
+    backbone.sharing = SequenceSharing(group, cuts)
     return model
 
 
@@ -282,15 +317,17 @@ def _weights(numbers: Tensor, count: int, how: str) -> Tensor:
         how: `"mean"`, `"first"` or `"last"`.
     """
     is_token = numbers >= 0
+    # Positions of no sequence have an entry of their own: their number is not read back from a GPU.
+    entries = torch.where(is_token, numbers, count)
     if how == "mean":
-        sizes = torch.bincount(numbers[is_token], minlength=count).double()
-        return torch.where(is_token, 1 / sizes[numbers.clamp(min=0)], 0.0)
-    places = torch.arange(numbers.numel()).view(numbers.shape)
-    sign = 1 if how == "last" else -1
-    best = torch.full((count,), -numbers.numel() - 1).scatter_reduce(
-        0, numbers[is_token], sign * places[is_token], "amax"
-    )
-    return (is_token & (best[numbers.clamp(min=0)] == sign * places)).double()
+        ones = torch.ones(numbers.numel(), dtype=torch.float64, device=numbers.device)
+        sizes = ones.new_zeros(count + 1).index_add(0, entries.flatten(), ones)
+        return torch.where(is_token, 1 / sizes[entries], 0.0)
+    places = torch.arange(numbers.numel(), device=numbers.device).view(numbers.shape)
+    signed = places if how == "last" else -places
+    best = signed.new_full((count + 1,), -numbers.numel() - 1)
+    best = best.scatter_reduce(0, entries.flatten(), signed.flatten(), "amax")
+    return (is_token & (best[entries] == signed)).double()
 
 
 # Restoring runs in reverse order: `_Share` first, `_Cut` last.

@@ -17,6 +17,7 @@ from hf_ssm.modules.rows import ByChannel, Halo, SegmentScan
 from hf_ssm.ops.documents import Documents
 from hf_ssm.ops.segments import states_before
 from hf_ssm.parallel.collectives import exchange_channels, gather, gather_positions, return_channels
+from hf_ssm.utils.processes import Processes
 
 __all__ = ["SharedLayout"]
 
@@ -118,7 +119,7 @@ class SharedLayout:
         first = tensors[0]
         if isinstance(split, ByChannel) and first is not None and first.shape[-1] >= len(self.order):
             return self._by_channel(split.function, first)
-        with _same_random_numbers(self.group):
+        with _same_random_numbers(self.group, next(tensor.device for tensor in tensors if tensor is not None)):
             return self.cut(self._of_whole(function, [None if t is None else self.whole(t) for t in tensors]))
 
     def _of_whole(self, function: Callable[..., Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
@@ -274,10 +275,10 @@ def _first_flipped(results: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _same_random_numbers(group: Any) -> Iterator[None]:
-    """All processes draw what the first one draws: tied dropout has one mask for all positions."""
+def _same_random_numbers(group: Any, device: torch.device) -> Iterator[None]:
+    """All processes draw on a device what the first one draws: tied dropout has one mask for all positions."""
     seed = torch.randint(2**62, ())
-    dist.broadcast(seed, group=group, group_src=0)
-    with torch.random.fork_rng():
+    Processes(group).take_from_first_(seed)
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         torch.manual_seed(int(seed))
         yield

@@ -42,7 +42,7 @@ from hf_ssm.parallel.splits import (
     summed,
     take_channels,
 )
-from hf_ssm.utils.processes import Processes
+from hf_ssm.utils.processes import Processes, has_whole_parameters
 
 __all__ = ["clip_grad_norm_", "tensor_parallel"]
 
@@ -79,7 +79,8 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Modu
 
     Raises:
         ValueError: Channels, heads or groups that cannot be divided by n; a mesh with other processes beside it; a
-            layer that cannot be split (S5, ConvS5), batch norms, adapters; a model that is split already.
+            layer that cannot be split (S5, ConvS5), batch norms, adapters; a model that is split or sharded
+            already, or whose sequences are shared.
 
     `DistributedDataParallel`, and so a Trainer of several processes, refuses a split model.
     """
@@ -155,6 +156,13 @@ def _check(model: nn.Module, blocks: Sequence[Block], ranks: Ranks) -> None:
         raise ValueError(
             f"{type(model).__name__} is {'split already' if blocks else 'no model of hf_ssm'}: give a whole model of "
             "hf_ssm."
+        )
+    if not has_whole_parameters(model):
+        raise ValueError(f"{type(model).__name__} is sharded by FSDP2: call `tensor_parallel` on a whole model.")
+    if any(getattr(module, "sharing", None) is not None for module in model.modules()):
+        raise ValueError(
+            "The processes share sequences (`split_sequences`), but those of `tensor_parallel` read the same "
+            "positions: call `join_sequences` before."
         )
     if any(isinstance(module, MaskedBatchNorm) for module in model.modules()):
         raise ValueError(

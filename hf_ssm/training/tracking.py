@@ -16,8 +16,11 @@ __all__ = ["TheoryLogger", "measure_tau"]
 
 
 def measure_tau(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> list[float]:
-    """τ of each layer (Liu & Li 2024, eq. (6)) on a batch of the model's keyword inputs, dropout off."""
-    with evaluating(model):
+    """τ of each layer (Liu & Li 2024, eq. (6)) on a batch of the model's keyword inputs, dropout off.
+
+    Processes that share sequences call this together.
+    """
+    with evaluating(model, shares_sequences=True):
         tau = model(**{name: value.to(model.device) for name, value in batch.items()}, output_tau=True).tau
     return [float(value) for value in tau]
 

@@ -11,16 +11,28 @@ __all__ = ["evaluating", "unwrapped"]
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the previous mode of every module is restored."""
+def evaluating(model: nn.Module, *, shares_sequences: bool = False) -> Iterator[None]:
+    """Evaluation mode without gradients; the previous mode of every module is restored.
+
+    Args:
+        model: The model.
+        shares_sequences: Whether processes that share sequences (`hf_ssm.parallel.split_sequences`) do so here, too,
+            where all of them call the model. Default: each process reads whole sequences by itself.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    owners: list[Any] = [module for module in model.modules() if "sharing" in vars(module)]
+    shared = [] if shares_sequences else [(module, module.sharing) for module in owners]
     model.eval()
     try:
+        for module, _ in shared:
+            module.sharing = None
         with torch.no_grad():
             yield
     finally:
         for module, mode in modes:
             module.training = mode
+        for module, sharing in shared:
+            module.sharing = sharing
 
 
 def unwrapped(model: Any) -> Any:

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 import hf_ssm
+from hf_ssm.analysis.remembrance import effective_remembrance
 from hf_ssm.modules.rows import Rows
-from hf_ssm.parallel import join_positions, split_sequences
+from hf_ssm.parallel import join_positions, shard_model, split_sequences, tensor_parallel
 from hf_ssm.parallel.context import SequenceSharing
 
 LENGTH = 21
@@ -77,7 +78,7 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str, Tensor]:
-    """Whole rows: without padding, with padding on the right or left, or packed."""
+    """Whole rows: without padding, with padding on the right or left, or packed, also with padding behind."""
     torch.manual_seed(1)
     head = MODELS[name][1]
     if MODELS[name][0] == "ConvS5":
@@ -92,7 +93,9 @@ def batch_of(name: str, kind: str, tau: bool, length: int = LENGTH) -> dict[str,
         for row, count in enumerate((length, length // 2, 3)):
             mask[row, count:] = 0
         batch["attention_mask"] = mask if kind == "right" else mask.flip(1)
-    if kind == "packed":
+    if kind == "packed and padded":
+        batch["attention_mask"] = (torch.arange(length) < length // 2).long().expand(3, -1)
+    if kind.startswith("packed"):
         ends = ([length], [4, 5, length - 1, length], [length // 2, length])
         numbers = [[sum(position >= end for end in row) for position in range(length)] for row in ends]
         batch["seq_idx"] = torch.tensor(numbers)
@@ -200,6 +203,64 @@ def mapped() -> dict[str, Any]:
     }
 
 
+def other_losses() -> dict[str, float]:
+    """Differences of losses that are not the usual ones, and of their gradients, from one process."""
+
+    def own_loss(logits: Tensor, labels: Tensor, **others: Any) -> Tensor:
+        return (logits.logsumexp(-1)[:, 1:] * labels[:, :-1]).square().mean()
+
+    worst = {}
+    for name in ("given labels", "own loss"):
+        model, batch = build("S4D"), batch_of("S4D", "none", False)
+        if name == "given labels":
+            batch["shift_labels"] = batch["labels"].flip(0)
+        else:
+            model.loss_function = own_loss
+        expected = measured(copy.deepcopy(model), batch, False)
+        found = measured(split_sequences(model), batch, False)
+        del found["logits"]
+        for key, value in found.items():
+            if key.startswith("grad "):
+                dist.all_reduce(value)
+                value /= dist.get_world_size()
+        worst[name] = max(difference(value, expected[key]) for key, value in found.items())
+    return worst
+
+
+def measurement() -> dict[str, Any]:
+    """A measurement of a model whose sequences are shared, by the first process alone; the sharing remains."""
+    model, batch = build("S4D"), {"input_ids": batch_of("S4D", "none", False)["input_ids"]}
+    expected = effective_remembrance(model, [batch], [2, 5]).values
+    shared = split_sequences(copy.deepcopy(model))
+    found = expected if dist.get_rank() else effective_remembrance(shared, [batch], [2, 5]).values
+    return {"equal": found == expected, "shared": shared.model.sharing is not None}
+
+
+def refusals() -> dict[str, str]:
+    """The messages of calls with bad arguments, and of methods that cannot be combined."""
+
+    def read(cuts: list[int]) -> None:
+        split_sequences(build("S4D"), cuts=lambda length: cuts)(**batch_of("S4D", "none", False))
+
+    calls: dict[str, Callable[[], Any]] = {
+        "sum": lambda: read([5, 20]),
+        "count": lambda: read([21]),
+        "empty": lambda: read([21, 0]),
+        "mesh": lambda: split_sequences(build("S4D"), 2),
+        "split channels": lambda: split_sequences(tensor_parallel(build("S4D"))),
+        "shared": lambda: tensor_parallel(split_sequences(build("S4D"))),
+        "sharded": lambda: tensor_parallel(shard_model(build("S4D"))),
+        "split and sharded": lambda: shard_model(tensor_parallel(build("S4D"))),
+    }
+    messages = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            messages[name] = str(error)
+    return messages
+
+
 def alone_in_one_process(model: Any, batch: dict[str, Tensor], tau: bool) -> dict[str, Tensor]:
     import hf_ssm.modules.norms
     import hf_ssm.modules.observers
@@ -219,9 +280,10 @@ def main(folder: str, *cases: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     results = {}
+    others = {function.__name__: function for function in (mapped, other_losses, measurement, refusals)}
     for case in cases:
-        if case == "mapped":
-            results[case] = mapped()
+        if case in others:
+            results[case] = others[case]()
             continue
         if case.startswith("traffic/"):
             results[case] = [traffic(case.removeprefix("traffic/"), length) for length in (12, 24)]

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from context_worker import MODELS
+from context_worker import MODELS, build
+
+from hf_ssm.parallel import split_sequences
 
 WORKER = Path(__file__).with_name("context_worker.py")
 PADDED = [
@@ -23,11 +25,13 @@ TWO = [
     *(f"{name}/{side}/tau/20-1" for name in ("S4D", "S5, two-sided", "Mamba, complex") for side in ("left", "right")),
     *(f"{name}/packed/no/11-10" for name in PADDED),
     *(f"{name}/packed/tau/2-19" for name in ("S4", "Hyena, two-sided", "S5, two-sided", "Mamba-2, two-sided")),
+    # The second process has padding only.
+    *(f"{name}/packed and padded/tau/11-10" for name in ("S4D, strands", "Mamba")),
     # Every cut of a short row, so that documents begin and end at, before and after it.
     *(f"{name}/packed/no/{cut}-{7 - cut}" for name in FAMILIES for cut in range(1, 7)),
 ]
 RECURRENT = ("S4D", "S4", "S5, bilinear", "Mamba", "Mamba-2, two-sided")
-OTHERS = ("mapped", *(f"traffic/{name}" for name in (*RECURRENT, "Hyena")))
+OTHERS = ("mapped", "other_losses", "measurement", "refusals", *(f"traffic/{name}" for name in (*RECURRENT, "Hyena")))
 FOUR = [
     "S4/packed/tau/5-1-2-13",
     "S4D, two-sided/right/no/1-2-1-3",
@@ -90,6 +94,35 @@ def test_shared_sequences_equal_those_of_one_process(differences, case):
 def test_operations_that_cannot_be_split_are_computed_as_a_whole(differences):
     found = differences["2/mapped"]
     assert found["values"] < 1e-10 and found["gradient"] < 1e-10 and found["dropped the same"]
+
+
+def test_labels_and_losses_of_the_user_are_read_by_all_processes(differences):
+    assert len(differences["2/other_losses"]) == 2
+    assert all(value < 1e-6 for value in differences["2/other_losses"].values())
+
+
+def test_one_process_alone_can_measure_a_model_whose_sequences_are_shared(differences):
+    assert differences["2/measurement"] == {"equal": True, "shared": True}
+
+
+def test_bad_arguments_and_combinations_are_refused(differences):
+    expected = {
+        "sum": "positive numbers with the sum 21",
+        "count": "must return 2 positive numbers",
+        "empty": "got (21, 0)",
+        "mesh": "`mesh` must be a DeviceMesh or a process group",
+        "split channels": "are split by `tensor_parallel`",
+        "shared": "call `join_sequences` before",
+        "sharded": "is sharded by FSDP2",
+        "split and sharded": "call `shard_model` on a whole model",
+    }
+    messages = differences["2/refusals"]
+    assert all(part in messages.get(name, "") for name, part in expected.items()), messages
+
+
+def test_sharing_needs_processes():
+    with pytest.raises(ValueError, match="init_process_group"):
+        split_sequences(build("S4D"))
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -27,18 +27,12 @@ _MOST_LOGITS = 2**27
 def probing(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients of the weights, on whole sequences in each process; all is restored."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    modules: list[Any] = [module for module in model.modules() if getattr(module, "sharing", None) is not None]
-    shared = [(module, module.sharing) for module in modules]
     try:
-        for module, _ in shared:
-            module.sharing = None
         for weight in trained:
             weight.requires_grad_(False)
         with evaluating(model):
             yield
     finally:
-        for module, sharing in shared:
-            module.sharing = sharing
         for weight in trained:
             weight.requires_grad_(True)
 
