@@ -159,6 +159,7 @@ def test_windows_of_fasta_without_a_validation_split(capsys, tmp_path):
         (["--task", "causal-lm"], "model.task='causal-lm' has no classes: leave it out"),
         (["--dataset", "planted-motifs"], "'planted-motifs' is generated in memory"),
         (["--set=data.streaming=false"], "data.classes=['a', 'b'] is for streams: set data.streaming=true"),
+        (["--set=training.chunk_length=8", "--max_steps", 2], "training.chunk_length=8 cuts rows whose tokens"),
         (["--set=data.classes=[a]", "--max_steps", 2], "is none of the classes ['a']"),
         (["--set=data.sequence_column=seqs", "--max_steps", 2], "sequence_column='seqs'"),
     ],

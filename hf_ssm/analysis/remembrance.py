@@ -16,7 +16,6 @@ from hf_ssm.analysis.tables import Table
 from hf_ssm.models.base.heads import SSMForTokenClassification
 from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.utils.checks import check_iterable, check_model
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
@@ -81,8 +80,6 @@ def effective_remembrance(
     flag = model.config.non_causal_flag
     if flag is not None:
         raise ValueError(f"The remembrance is defined for causal models, but this one has {flag}.")
-    if is_shared(model.base_model.sharing):
-        raise ValueError("Processes share the sequences of this model: call hf_ssm.parallel.join_sequences first.")
     predicts = isinstance(model, SSMForCausalLM | SSMForTokenClassification)
     reader = model if predicts else model.base_model
     sums: dict[int, Tensor] = {}

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_ssm.data.checks import did_you_mean
-from hf_ssm.data.files import compression, decompress, opened
+from hf_ssm.data.files import compression, decompress, is_compressed, opened
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.isolation import run_python
 
@@ -227,7 +227,8 @@ def _interval(fields: Any) -> Interval:
 
 def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     """A file with an index, and the arguments of `FastaFile` for the index."""
-    kind = compression(path)
+    # Other formats than gzip have no random access either.
+    kind = compression(path) or ("gzip" if is_compressed(path) else None)
     with path.open("rb") as binary:
         binary.seek(-min(len(_LAST_BLOCK), path.stat().st_size), os.SEEK_END)
         if kind == "bgzip" and binary.read() != _LAST_BLOCK:

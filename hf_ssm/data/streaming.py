@@ -127,7 +127,7 @@ def shard_files(source: str | os.PathLike[str]) -> list[Path]:
         ValueError: One of them has a format that cannot be streamed.
     """
     name = os.path.expanduser(os.fspath(source))
-    names = sorted(glob.glob(name, recursive=True)) if is_glob(name) else [name]
+    names = sorted(glob.glob(name, recursive=True)) if is_glob(name) and not Path(name).is_file() else [name]
     paths = [path for path in map(Path, names) if path.is_file()]
     if not paths and not Path(name).is_dir():
         raise FileNotFoundError(f"source={name!r}: there is no such file; check the path.")
@@ -148,7 +148,11 @@ def stored_num_rows(source: str | os.PathLike[str], stream: IterableDataset) -> 
     paths = shard_files(source)
     if any(bare_suffix(path) != ".parquet" for path in paths):
         return None
-    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
+    count = 0
+    for path in paths:
+        with opened(path, "rb") as file:
+            count += pyarrow.parquet.read_metadata(file).num_rows
+    return count
 
 
 def first_rows(stream: IterableDataset, count: int | None = None) -> Dataset:
@@ -244,6 +248,7 @@ class _Reading:
             if suffix == ".parquet":
                 table = pyarrow.parquet.ParquetFile(file)
                 columns = self.columns(table.schema_arrow.names, path.name)
+                self._check_classes(table.schema_arrow, columns)
                 batches = table.iter_batches(_ROWS, columns=list(columns.values()))
                 rows: Iterator[dict[str, Any]] = (row for batch in batches for row in batch.to_pylist())
             elif suffix == ".jsonl":
@@ -253,6 +258,16 @@ class _Reading:
             for number, raw in enumerate(rows, start=1):
                 columns = columns or self.columns(list(raw), path.name)
                 yield self.row(raw, columns, str(number))
+
+    def _check_classes(self, schema: Any, columns: Mapping[str, str]) -> None:
+        """Raise a `ValueError` if the ids in a parquet file stand for other classes than those of the first file."""
+        if self.holds_ids and isinstance(self.labels, str):
+            names = getattr(Features.from_arrow_schema(schema)[columns[self.labels]], "names", None)
+            if names != list(self.classes or ()):
+                raise ValueError(
+                    f"label_column={self.labels!r}: the classes are {names}, but those of the first file are "
+                    f"{list(self.classes or ())}: write all files with the same classes in the same order."
+                )
 
     def _label(self, value: Any, place: str) -> Any:
         if self.classes is None:
@@ -280,11 +295,18 @@ def _rows_of_files(paths: list[str], reading: _Reading) -> Iterator[dict[str, An
 
 
 def _stream_files(paths: list[Path], reading: _Reading) -> IterableDataset:
-    if all(bare_suffix(path) in FASTA_SUFFIXES for path in paths):
+    of_fasta = [bare_suffix(path) in FASTA_SUFFIXES for path in paths]
+    if any(of_fasta) and not all(of_fasta):
+        raise ValueError(
+            f"source: {paths[of_fasta.index(True)].name!r} is a FASTA file and {paths[of_fasta.index(False)].name!r} a "
+            "table: give a glob of files of one kind, such as 'folder/*.fa.gz'."
+        )
+    if all(of_fasta):
         reading = dataclasses.replace(reading, texts={"sequence_column": "sequence"}, labels=None)
     feature = None
     if isinstance(reading.labels, str) and bare_suffix(paths[0]) == ".parquet":
-        schema = pyarrow.parquet.read_schema(paths[0])
+        with opened(paths[0], "rb") as file:
+            schema = pyarrow.parquet.read_schema(file)
         column = reading.columns(schema.names, paths[0].name)[reading.labels]
         feature = Features.from_arrow_schema(schema)[column]
     reading = reading.with_classes(feature)

@@ -55,8 +55,9 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
         """The windows of `hf_ssm.data.fasta.load_fasta`, with the same arguments and errors.
 
         The first call reads the file once. It stores the places of the windows in the Arrow cache of `datasets` and,
-        unless there is an index beside the file (`samtools faidx`), an index there. A gzip file that is not of bgzip
-        has no random access and is decompressed there.
+        unless there is an index beside the file (`samtools faidx`), an index there. A compressed file that is not of
+        bgzip has no random access and is decompressed there. The letters that are read later are compared by a hash
+        with those of the first time; a `ValueError` tells if they differ.
 
         Raises:
             ImportError: pysam is not installed.
@@ -112,6 +113,15 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
             self._genome.fetch(*place) for place in zip(places["name"], places["start"], places["end"], strict=True)
         ]
         sequences = letters if self._keep_case else [sequence.upper() for sequence in letters]
+        changed = np.flatnonzero(sequence_keys(sequences) != np.asarray(places["key"]))
+        if len(changed):
+            # Of an index beside the file only its age is known; faidx counts the letters of comments (";").
+            name, start, end = (places[column][changed[0]] for column in ("name", "start", "end"))
+            raise ValueError(
+                f"source={str(self._genome.path)!r}: {name}:{start}-{end} has other letters than when the file was "
+                "loaded: the file has changed, its index (.fai) is of another file (delete it), or it has lines of "
+                "comments (remove them)."
+            )
         batch = {"sequence": sequences, "name": places["name"], "start": places["start"]}
         for transform in self._transforms:
             batch = transform(batch)

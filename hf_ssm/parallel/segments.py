@@ -89,11 +89,14 @@ class Segments:
         self.recompute: Callable[..., Any] = partial(checkpoint, **options)
 
     def sizes(self, length: int) -> list[int]:
-        """The lengths of the segments of a row; the first one is the longest."""
-        size = max(1, length // self.count)
-        size = size // _BLOCK * _BLOCK if size > _BLOCK else size
-        count = min(self.count, length)
-        return [length - (count - 1) * size, *[size] * (count - 1)]
+        """The lengths of the segments of a row, at most `_BLOCK` above L / S; the first one is the longest."""
+        block = _BLOCK if length > self.count * _BLOCK else 1
+        blocks = -(-length // block)
+        count = min(self.count, blocks)
+        each, longer = divmod(blocks, count)
+        sizes = [block * (each + (number < longer)) for number in range(count)]
+        sizes[-1] -= blocks * block - length
+        return sizes
 
     def of(self, model: Any) -> SimpleNamespace:
         """The method `run` for a model, in the place of its own."""

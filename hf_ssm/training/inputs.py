@@ -40,7 +40,7 @@ from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
 from hf_ssm.training.settings import DEFAULT_SHUFFLE_BUFFER, RunSettings, suggestion
-from hf_ssm.training.streaming import StreamCollator
+from hf_ssm.training.streaming import FOREIGN_LETTERS_REMEDY, StreamCollator
 from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
@@ -296,11 +296,10 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
 
 def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
     """Refuse texts of other letters than those of DNA."""
-    remedy = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
     for name, split in rows.items():
         for column in columns:
             for row, text in _texts(split, column):
-                check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", remedy)
+                check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", FOREIGN_LETTERS_REMEDY)
 
 
 def _texts(split: Dataset | FastaWindows, column: str) -> Iterator[tuple[int, str]]:

@@ -152,11 +152,6 @@ def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool
     args = _training_arguments(settings, output, data, checkpoint)
     if args.chunk_length is not None:
         check_chunks(model, args)
-        if isinstance(data.splits["train"], IterableDataset):
-            raise ValueError(
-                f"training.chunk_length={args.chunk_length} orders whole rows, which a stream does not know: leave out "
-                "data.streaming"
-            )
     return RunPlan(settings, data, model, args, checkpoint)
 
 

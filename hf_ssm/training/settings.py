@@ -412,6 +412,12 @@ def _check_training(settings: RunSettings) -> None:
                 f"training: unknown key {name!r}: the fields are {fields}, and those of transformers' TrainingArguments"
             )
     _check_types("training", settings.training, types)
+    for name in ("streaming", "lazy"):
+        if settings.data.get(name) and settings.training.get("chunk_length") is not None:
+            raise ValueError(
+                f"training.chunk_length={settings.training['chunk_length']!r} cuts rows whose tokens and lengths are "
+                f"known in advance (mapped from a file, not in memory): leave out data.{name}"
+            )
     _check_trackers(settings.training["report_to"])
 
 

@@ -12,6 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ssm.data.augment import Change
 from hf_ssm.data.checks import check_column
+from hf_ssm.data.records import check_letters
+from hf_ssm.tokenization import reads_only_dna
+
+FOREIGN_LETTERS_REMEDY = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
+"""What to do about a row that `check_letters` refuses."""
 
 ROW_NUMBER = "__row__"
 """Key of the number of a row in a run, counted over all passes, processes and workers."""
@@ -110,6 +115,7 @@ class StreamCollator:
         self.text_columns, self.label_column = list(text_columns), label_column
         self.max_length = tokenizer.model_max_length if max_length is None else max_length
         self.separate, self.changes, self.seed = separate, tuple(changes), seed
+        self._reads_only_dna = reads_only_dna(tokenizer)
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
         """A batch of rows; an empty one of rows that a resumed run skips."""
@@ -130,6 +136,10 @@ class StreamCollator:
         for column in (*self.text_columns, *([] if self.label_column is None else [self.label_column])):
             check_column("text_columns/label_column", column, list(rows[0]), "the stream")
         texts = [[row[column] for row in rows] for column in self.text_columns]
+        if self._reads_only_dna:
+            for column, values in zip(self.text_columns, texts, strict=True):
+                for text in values:
+                    check_letters(text, f"column {column!r} of the stream", FOREIGN_LETTERS_REMEDY)
         ids: list[Any] = list(zip(*map(self._encode, texts), strict=True)) if self.separate else self._encode(*texts)
         for change in self.changes:
             ids = change(ids)

@@ -14,7 +14,6 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, IterableDatasetDict, Value
 
 from hf_ssm.data import load_sequences, stream_sequences, streaming
-from hf_ssm.data.fasta import load_fasta
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 
 # "NA" and "null" are sequences, and text in quotes has line breaks.
@@ -88,14 +87,15 @@ def test_parquet_reads_only_its_columns_and_knows_its_rows(tmp_path, monkeypatch
 @pytest.mark.parametrize(("window", "least"), [(1, 1), (4, 2), (7, 7), (10, 3), (64, 1)])
 def test_windows_of_fasta_are_those_of_whole_records(tmp_path, window, least):
     rng = np.random.default_rng(0)
-    text = ""
+    text, expected = "", []
     for number, length in enumerate((23, 5, 40)):
         letters = "".join(rng.choice([*"ACGTacgtNNNN"], length))
         step = int(rng.integers(3, 12))
         lines = [letters[start : start + step] for start in range(0, length, step)]
         text += "\n".join([f">r{number} chromosome", *lines, "", "; comment", ""])
+        windows = [letters[start : start + window].upper() for start in range(0, length, window)]
+        expected += [part for part in windows if len(part) >= least and 2 * part.count("N") <= len(part)]
     path = write(tmp_path / "a.fa.gz", text)
-    expected = load_fasta(path, window, window, least)["sequence"]
     stream = stream_sequences(path, window=window, min_window=least)
     assert [row["sequence"] for row in stream] == expected and len(expected) > 1
 
@@ -128,6 +128,23 @@ def test_classes_are_named_or_those_of_the_file(tmp_path):
         stream_sequences(path, "text", "label")
     with pytest.raises(ValueError, match=r"a.jsonl.*'yes' in row 2 is none of the classes \['no'\]"):
         list(stream_sequences(path, "text", "label", classes=["no"]))
+
+
+def test_files_that_do_not_belong_together(tmp_path):
+    for name, classes in (("0", ["no", "yes"]), ("1", ["yes", "no"])):
+        features = Features({"sequence": Value("string"), "label": ClassLabel(names=classes)})
+        Dataset.from_dict({"sequence": ["a"], "label": [0]}, features=features).to_parquet(tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"1.parquet.*the classes are \['yes', 'no'\].*first file are \['no', 'yes'\]"):
+        list(stream_sequences(tmp_path / "*.parquet", label_column="label"))
+    write(tmp_path / "0.parquet", "no table")
+    with pytest.raises(ValueError, match=r"0.parquet' cannot be read"):
+        stream_sequences(tmp_path / "*.parquet", label_column="label")
+    write(tmp_path / "genome.fa", ">a\nACGT\n")
+    write(tmp_path / "genome[1].csv", "sequence\nACGT\n")
+    with pytest.raises(ValueError, match=r"'genome.fa' is a FASTA file and 'genome\[1\].csv' a table"):
+        stream_sequences(tmp_path / "genome*")
+    # A file whose name has wildcards.
+    assert len(list(stream_sequences(tmp_path / "genome[1].csv"))) == 1
 
 
 def test_targets_are_numbers_or_lists(tmp_path):

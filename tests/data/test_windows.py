@@ -1,5 +1,6 @@
 """FASTA in the Arrow cache and by lazy windows: equal rows, splits without leaks, nothing stale, nothing partial."""
 
+import bz2
 import gzip
 import logging
 import os
@@ -147,7 +148,7 @@ def test_windows_cut_from_pieces_are_those_of_whole_records(genome, monkeypatch,
     ]
     kept = [row for row in expected if row["sequence"].upper().count("N") <= len(row["sequence"]) / 2]
     assert found == kept
-    assert facts == {"skipped": len(expected) - len(kept), "in_lower_case": False}
+    assert (facts["skipped"], facts["in_lower_case"]) == (len(expected) - len(kept), False)
 
 
 def test_overlapping_windows_of_two_splits_share_no_base(genome, caplog):
@@ -281,3 +282,25 @@ def test_places_of_the_windows(genome):
     assert windows.longest == lengths.max() == 128
     # The windows that `genome` makes equal.
     assert len(np.unique(places.keys)) == len(windows) - 2
+
+
+def test_other_letters_than_those_of_the_file_are_not_read(tmp_path):
+    """An index of another file that is not older, and letters in comments, which faidx counts."""
+    path = tmp_path / "a.fa"
+    path.write_text(">a\n" + "ACGTTGCA\n" * 20)
+    pysam.faidx(str(path))
+    path.write_text(">a longer\n" + "ACGTTGCA\n" * 20)
+    os.utime(path, (0, 0))
+    commented = tmp_path / "b.fa"
+    commented.write_text(">a\n" + "ACGTTGCA\n" * 9 + ";CCCCCCC\n" + "ACGTTGCA\n" * 11)
+    for source in (path, commented):
+        windows = load_sequences(source, window=16, lazy=True, validation_fraction=0.0, test_fraction=0.0)["train"]
+        with pytest.raises(ValueError, match=r"has other letters than when the file was loaded: .* index \(.fai\)"):
+            list(windows)
+
+
+def test_a_file_that_is_compressed_by_another_program_than_gzip(tmp_path):
+    path = tmp_path / "a.fa.bz2"
+    path.write_bytes(bz2.compress(b">a\n" + b"ACGTTGCAA\n" * 20))
+    lazy, whole = (load_sequences(path, window=16, lazy=lazy, test_fraction=0.0)["train"] for lazy in (True, False))
+    assert list(lazy) == list(whole)

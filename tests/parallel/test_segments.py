@@ -14,7 +14,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.rows import Rows
 from hf_ssm.parallel import segments as segments_module
 
-# Segments of 40 positions have their own lengths; those of 150 are multiples of 64, the first one of which is longer.
+# Rows of 41 positions are cut anywhere; those of 600 at multiples of 64.
 CASES = [
     *(pytest.param(family, flags, True, id="-".join([family, *map(str, flags.values())])) for family, flags in [
         ("S4", {}),
@@ -173,7 +173,15 @@ def test_one_segment_at_a_time_is_kept_and_computed_again(make_pair, reads):
     _, segmented = make_pair("S4", "Model", num_hidden_layers=1)
     step(segmented, {"input_ids": torch.randint(0, 12, (1, 600))})
     # The last segment is not computed again.
-    assert reads == [216, 128, 128, 128, 128, 128, 216]
+    assert reads == [192, 192, 128, 88, 128, 192, 192]
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 4), (30, 4), (255, 4), (257, 4), (8191, 64), (10**6, 1000)])
+def test_no_segment_is_much_longer_than_others(length, count):
+    sizes = segments_module.Segments(count, {}).sizes(length)
+    assert sum(sizes) == length and len(sizes) == min(length, count) and min(sizes) >= 1
+    assert max(sizes) == sizes[0] < length / count + 64
+    assert length <= 64 * count or not any(size % 64 for size in sizes[:-1])
 
 
 def test_saved_tensors_do_not_grow_with_the_number_of_layers(make_pair):

@@ -203,6 +203,8 @@ def test_the_collator_tokenizes_as_the_table_does():
             assert batch.keys() == expected.keys() and all(torch.equal(batch[key], expected[key]) for key in expected)
     with pytest.raises(ValueError, match=r"'x'.*no such column.*\['a', 'b', 'label'\]"):
         StreamCollator(tokenizer, pad, ["x"])(raw)
+    with pytest.raises(ValueError, match=r"column 'a' of the stream: 4 of the 7 letters of 'MKLVPPE' are none of DNA"):
+        StreamCollator(tokenizer, pad, ["a"])([*raw, {"a": "MKLVPPE"}])
 
 
 def test_random_numbers_depend_on_the_place_in_the_run_alone():
