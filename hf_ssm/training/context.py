@@ -155,7 +155,10 @@ class ContextParallelism:
             yield
 
     def check_rows(self, inputs: Mapping[str, Any], training: bool) -> None:
-        """Raise `ValueError` if the first batch is not the same in all processes of a group."""
+        """Raise `ValueError` if the first batch is not the same in all processes of a group.
+
+        Values are compared on CPUs only, shapes everywhere.
+        """
         if self.sharing is None or training in self._compared:
             return
         self._compared.add(training)
@@ -163,7 +166,8 @@ class ContextParallelism:
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                if value.device.type == "cpu":
+                    digest.update(value.detach().contiguous().view(torch.uint8).numpy().tobytes())
         digests: list[Any] = [None] * self.size
         dist.all_gather_object(digests, digest.hexdigest(), group=self.sharing.group)
         if len(set(digests)) > 1:
