@@ -211,7 +211,9 @@ class SSMTrainer(PieceTrainer):
             self.args.remove_unused_columns = False
         if isinstance(self.train_dataset, RunStream):
             self.train_dataset.numbered = isinstance(self.data_collator, StreamCollator)
-        if isinstance(self.eval_dataset, IterableDataset) and self.accelerator.num_processes > 1:
+        known: Any = self.eval_dataset
+        evaluated = known.values() if isinstance(known, dict) else [known]
+        if any(isinstance(rows, IterableDataset) for rows in evaluated) and self.accelerator.num_processes > 1:
             raise ValueError(
                 "`eval_dataset` is a stream, of which several processes would not evaluate each row once: give rows in "
                 "memory, such as hf_ssm.data.streaming.first_rows(stream)."

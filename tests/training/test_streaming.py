@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from hf_ssm.data import PairCollator, stream_sequences, tokenize
 from hf_ssm.data.augment import random_reverse_complement
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training.streaming import ROW_NUMBER, RunStream, StreamCollator
-from hf_ssm.training.trainer import SSMTrainingArguments
+from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
 
 HERE = Path(__file__).parent
 
@@ -205,6 +205,16 @@ def test_the_collator_tokenizes_as_the_table_does():
         StreamCollator(tokenizer, pad, ["x"])(raw)
     with pytest.raises(ValueError, match=r"column 'a' of the stream: 4 of the 7 letters of 'MKLVPPE' are none of DNA"):
         StreamCollator(tokenizer, pad, ["a"])([*raw, {"a": "MKLVPPE"}])
+
+
+def test_several_processes_evaluate_no_stream(shards):
+    stream = stream_sequences(shards, "text")
+    for rows in (stream, {"a": Dataset.from_dict({"text": ["A"]}), "b": stream}):
+        trainer = SimpleNamespace(
+            train_dataset=None, data_collator=None, eval_dataset=rows, accelerator=SimpleNamespace(num_processes=2)
+        )
+        with pytest.raises(ValueError, match="`eval_dataset` is a stream, of which several processes"):
+            SSMTrainer._prepare_streams(trainer)
 
 
 def test_random_numbers_depend_on_the_place_in_the_run_alone():
