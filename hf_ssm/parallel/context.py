@@ -17,6 +17,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForTo
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.views.selection import VIEWS
 from hf_ssm.modules.rows import Rows, View
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
 from hf_ssm.parallel.splits import named_splits
@@ -265,7 +266,13 @@ class _Share(View):
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "_Share | None":
-        return None if model.sharing is None else cls(model.sharing, call["documents"], call["both_strands"])
+        if model.sharing is None:
+            return None
+        if is_exporting():
+            raise ValueError(
+                "An exported program has no other processes: call `join_sequences(model)` before the export."
+            )
+        return cls(model.sharing, call["documents"], call["both_strands"])
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         documents = rows.layout or self.documents

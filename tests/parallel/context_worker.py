@@ -247,6 +247,9 @@ def refusals() -> dict[str, str]:
         "count": lambda: read([21]),
         "empty": lambda: read([21, 0]),
         "mesh": lambda: split_sequences(build("S4D"), 2),
+        "export": lambda: torch.export.export(
+            split_sequences(build("S4D").eval()), (), {"input_ids": torch.arange(12).view(1, 12)}, strict=False
+        ),
         "split channels": lambda: split_sequences(tensor_parallel(build("S4D"))),
         "shared": lambda: tensor_parallel(split_sequences(build("S4D"))),
         "sharded": lambda: tensor_parallel(shard_model(build("S4D"))),

@@ -24,6 +24,7 @@ from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.parallel import clip_grad_norm_, tensor_parallel
 from hf_ssm.parallel.splits import named_splits
+from hf_ssm.training.rescale import rescale_init_
 
 TAU_WEIGHT = 0.3
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -167,6 +168,19 @@ def packed_and_checkpointed(device: str) -> dict[str, float]:
     return {"loss": difference(losses[1], losses[0]), "gradients": max(difference(*pair) for pair in grads)}
 
 
+def rescaled(device: str) -> dict[str, float]:
+    """Errors of the rescaled initialisation: τ before it, and logits after it."""
+    errors = {}
+    ids = torch.randint(0, 12, (3, 12), device=device)
+    for family, config in (("SelectiveSSM", {}), ("SSD", {"n_groups": 1, "rescale_init": True})):
+        whole, model = (build(family, "ForCausalLM", config, torch.float64, device) for _ in range(2))
+        taus = [rescale_init_(one, {"input_ids": ids}) for one in (whole, tensor_parallel(model))]
+        errors[f"τ, {family}"] = difference(taus[1], taus[0])
+        with torch.no_grad():
+            errors[f"logits, {family}"] = difference(model.eval()(ids).logits, whole.eval()(ids).logits)
+    return errors
+
+
 def memory_and_saving(folder: Path, device: str) -> dict[str, Any]:
     """Parameters of a process and of the whole model, and a saved model."""
     model = build("SSD", "ForCausalLM", {"n_groups": 2, "hidden_size": 64, "head_dim": 16}, torch.float32, device)
@@ -230,6 +244,7 @@ if __name__ == "__main__":
         for precision, dtype in DTYPES.items():
             found[f"{name}, {precision}"] = compare(*case, dtype, device)
     found["packed"] = packed_and_checkpointed(device)
+    found["rescaled"] = rescaled(device)
     found["memory"] = memory_and_saving(folder, device)
     found["refusals"] = refusals(folder, device)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))

@@ -111,6 +111,7 @@ def test_bad_arguments_and_combinations_are_refused(differences):
         "count": "must return 2 positive numbers",
         "empty": "got (21, 0)",
         "mesh": "`mesh` must be a DeviceMesh or a process group",
+        "export": "call `join_sequences(model)` before",
         "split channels": "are split by `tensor_parallel`",
         "shared": "call `join_sequences` before",
         "sharded": "is sharded by FSDP2",

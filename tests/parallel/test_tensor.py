@@ -71,8 +71,9 @@ def test_a_split_model_equals_the_whole_one(found, name, precision):
             assert error < TOLERANCE[precision], f"{quantity}: {error}"
 
 
-def test_packed_rows_and_recomputed_layers(found):
-    for errors in found["packed"].values():
+@pytest.mark.parametrize("name", ["packed", "rescaled"])
+def test_packed_rows_and_recomputed_layers_and_the_rescaled_initialisation(found, name):
+    for errors in found[name].values():
         assert max(errors.values()) < TOLERANCE["float64"]
 
 
