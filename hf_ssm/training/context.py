@@ -167,7 +167,7 @@ class ContextParallelism:
             if isinstance(value, Tensor):
                 digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
                 if value.device.type == "cpu":
-                    digest.update(value.detach().contiguous().view(torch.uint8).numpy().tobytes())
+                    digest.update(value.detach().flatten().view(torch.uint8).numpy().tobytes())
         digests: list[Any] = [None] * self.size
         dist.all_gather_object(digests, digest.hexdigest(), group=self.sharing.group)
         if len(set(digests)) > 1:
