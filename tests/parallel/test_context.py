@@ -1,14 +1,11 @@
 """Sequences that several processes share: values, τ and gradients are those of one process."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from context_worker import MODELS, build
+from launching import run_workers
 
 from hf_ssm.parallel import split_sequences
 
@@ -30,7 +27,7 @@ TWO = [
     # Every cut of a short row, so that documents begin and end at, before and after it.
     *(f"{name}/packed/no/{cut}-{7 - cut}" for name in FAMILIES for cut in range(1, 7)),
 ]
-RECURRENT = ("S4D", "S4", "S5, bilinear", "Mamba", "Mamba-2, two-sided")
+RECURRENT = ("S4D", "S4", "S5, bilinear", "Mamba", "Mamba-2", "Mamba-2, two-sided")
 OTHERS = ("mapped", "other_losses", "measurement", "refusals", *(f"traffic/{name}" for name in (*RECURRENT, "Hyena")))
 FOUR = [
     "S4/packed/tau/5-1-2-13",
@@ -45,38 +42,13 @@ FOUR = [
 ]
 
 
-def run_workers(folder: Path, size: int, *arguments: str, worker: Path = WORKER) -> None:
-    """Run a worker in so many processes; raises an error with the output of the first one that fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    shared = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(size),
-    }
-    command = [sys.executable, str(worker), str(folder), *arguments]
-    logs = [folder / f"rank{rank}.log" for rank in range(size)]
-    processes = []
-    for rank, log in enumerate(logs):
-        with log.open("w", encoding="utf-8") as output:
-            environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
-    codes = [process.wait(timeout=600) for process in processes]
-    failed = [log.read_text(encoding="utf-8")[-3000:] for code, log in zip(codes, logs, strict=True) if code]
-    assert not failed, failed[0]
-
-
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory) -> dict[str, dict[str, float]]:
     """Differences from one process by case and quantity, of two and of four processes."""
     results = {}
     for size, cases in ((2, [*TWO, *OTHERS]), (4, FOUR)):
         folder = tmp_path_factory.mktemp(f"processes{size}")
-        run_workers(folder, size, *cases)
+        run_workers(WORKER, folder, size, *cases)
         measured = json.loads((folder / "differences.json").read_text(encoding="utf-8"))
         results |= {f"{size}/{case}": values for case, values in measured.items()}
     return results
@@ -132,12 +104,23 @@ def test_traffic_of_recurrent_operators_does_not_depend_on_the_length(difference
     assert 0 < shorter == longer
 
 
-def test_traffic_of_mamba_is_that_of_the_formula(differences):
-    # Two layers, three rows, two processes; the mean loss is one number in each pass.
-    channels, states, taps = 12, 4, 4
-    assert differences["2/traffic/Mamba"][0] == 2 * (2 + 1) * 3 * channels * (2 * states + taps - 1) + 2
+@pytest.mark.parametrize(
+    ("name", "layer", "head"),
+    [
+        # Of the docstring of `split_sequences`, for three rows, D = 6, N = 4, two processes; Mamba has 12 channels.
+        ("S4D", (3 + 1) * 6 * 4, 1),
+        ("S5, bilinear", 2 * (3 * 4 + 4), 3 * 6),
+        ("Mamba", 3 * 12 * (2 * 4 + 3), 1),
+        # Three heads, one decay each; the convolution has B and C beside the 12 channels.
+        ("Mamba-2", 3 * (12 * 4 + 3) + 3 * 3 * (12 + 8), 1),
+    ],
+)
+def test_traffic_is_that_of_the_formula(differences, name, layer, head):
+    # Two layers. The sum of the loss, or of the pooled vectors, is sent once in each pass.
+    assert differences[f"2/traffic/{name}"][0] == 2 * (2 + 1) * layer + 2 * head
 
 
 def test_traffic_of_long_convolutions_grows_with_the_length(differences):
     shorter, longer = differences["2/traffic/Hyena"]
-    assert longer > 1.5 * shorter
+    # Two layers, two groups, 4 B L D / R each, for 12 and 24 positions.
+    assert longer - shorter == 2 * 2 * 4 * 3 * 12 * 6 / 2

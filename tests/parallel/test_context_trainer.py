@@ -7,7 +7,7 @@ from typing import Any
 import context_trainer_worker as worker
 import pytest
 import torch
-from test_context import run_workers
+from launching import run_workers
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ OTHERS = (*(f"sharded: {name}" for name in SHARDED), *(f"analysed: {name}" for n
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the first of four processes has measured."""
     folder = tmp_path_factory.mktemp("trainers")
-    run_workers(folder, 4, *("/".join(case) for case in TRAINED), *OTHERS, worker=Path(worker.__file__))
+    run_workers(worker.__file__, folder, 4, *("/".join(case) for case in TRAINED), *OTHERS)
     measured: dict[str, dict[str, Any]] = torch.load(folder / "measured.pt", weights_only=False)
     return measured
 

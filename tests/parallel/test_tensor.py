@@ -1,17 +1,13 @@
 """Two processes that share the channels of a model equal one process with all of them."""
 
-import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tensor_worker as worker
 import torch
+from launching import run_workers
 
 from hf_ssm import S4Config, S4ForCausalLM
 from hf_ssm.parallel import tensor_parallel
@@ -23,15 +19,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def load_worker() -> Any:
-    spec = importlib.util.spec_from_file_location("tensor_worker", HERE / "tensor_worker.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker = load_worker()
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
@@ -41,24 +28,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs two GPUs")
     folder = tmp_path_factory.mktemp("tensor_parallel")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    running, logs = [], [folder / f"{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        with log.open("w") as file:
-            environment = {**os.environ, **shared, "RANK": str(rank), "WORLD_SIZE": "2"}
-            command = [sys.executable, HERE / "tensor_worker.py", folder, request.param]
-            running.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
-    # After a failure of one the other would wait for it.
-    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
-        time.sleep(0.05)
-    for process in running:
-        process.kill()
-        process.wait()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
+    run_workers(worker.__file__, folder, 2, request.param)
     ours, theirs = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
     return {name: {"first": ours[name], "second": theirs[name]} for name in ours}
 

@@ -1,13 +1,11 @@
 """Truncated backpropagation in two processes with half of the streams each equals one process with all of them."""
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launching import run_workers
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -21,24 +19,7 @@ pytestmark = pytest.mark.slow
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("chunks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    common = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_PORT": port}
-    logs = [folder / f"{rank}.log" for rank in range(2)]
-    running = []
-    for rank, log in enumerate(logs):
-        environ = {**common, "MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("w") as file:
-            command = [sys.executable, worker.__file__, str(folder)]
-            running.append(subprocess.Popen(command, env=environ, stdout=file, stderr=file))
-    try:
-        codes = [process.wait(timeout=300) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    run_workers(worker.__file__, folder, 2)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

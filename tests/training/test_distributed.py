@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from launching import run_workers
 from safetensors.torch import load_file
 
 import hf_ssm
@@ -46,20 +46,7 @@ def environment(**more: str) -> dict[str, str]:
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("distributed")
-    command = [sys.executable, HERE / "distributed_worker.py", folder]
-    running, logs = [], [folder / f"{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        with log.open("w") as file:
-            environ = environment(RANK=str(rank), WORLD_SIZE="2")
-            running.append(subprocess.Popen(command, env=environ, stdout=file, stderr=file))
-    # After a failure of one the other would wait for it.
-    while any(part.poll() is None for part in running) and not any(part.poll() for part in running):
-        time.sleep(0.05)
-    for part in running:
-        part.kill()
-        part.wait()
-    told = "\n".join(log.read_text() for log in logs)
-    assert [part.returncode for part in running] == [0, 0], told
+    run_workers(worker.__file__, folder, 2)
     return [{**torch.load(folder / f"{rank}.pt"), "folder": folder} for rank in range(2)]
 
 

@@ -1,11 +1,6 @@
 """Training on streams: the order of rows, processes and workers, and runs that resume."""
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +10,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
+from launching import run_workers
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding
 
@@ -113,33 +109,13 @@ def test_accumulation_reads_the_same_rows(shards, tmp_path):
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5, msg=name)
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_two_processes(tmp_path, device):
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     shards = worker.write_shards(tmp_path)
-    command, running = [sys.executable, HERE / "streaming_worker.py", tmp_path, device], []
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    for rank, log in enumerate(logs):
-        environ = {**os.environ, **shared, "PYTHONPATH": path, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("w") as file:
-            running.append(subprocess.Popen(command, env=environ, stdout=file, stderr=file))
-    # After a failure of one the other would wait for it.
-    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
-        time.sleep(0.05)
-    for process in running:
-        process.kill()
-        process.wait()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(log.read_text() for log in logs)
+    run_workers(worker.__file__, tmp_path, 2, device)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     one, collator = worker.train(shards, tmp_path / "one", masked=False)
     # Each process has the half of each batch of one process.
