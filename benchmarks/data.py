@@ -11,7 +11,7 @@ The routes of `hf-ssm train` for a language model on windows of a genome: `arrow
 with the cache of the first. Private memory is what the process needs; resident memory also counts pages of the cached
 files, which the system may drop at any time and shares among processes. Bytes are also given for each base.
 
-`loading`: batches of both routes and training steps (forward, backward, AdamW) on them alternate in one process. A
+`loading`: batches of the two routes and training steps (forward, backward, AdamW) on them alternate in one process. A
 ratio is the number of rows that one process loads in the time in which a model trains on one row.
 """
 

@@ -92,15 +92,17 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
         """`(B, L, D)` from y and z, both `(B, L, D)`; computed in float32 or better."""
-        dtype = hidden_states.dtype
-        precise = torch.promote_types(dtype, torch.float32)
+        dtype, precise = hidden_states.dtype, torch.promote_types(hidden_states.dtype, torch.float32)
         hidden_states, gate = hidden_states.to(precise), nn.functional.silu(gate.to(precise))
         if not self.norm_before_gate:
             hidden_states = hidden_states * gate
-        grouped = hidden_states.unflatten(-1, (self.groups, -1))
-        normed = nn.functional.rms_norm(grouped, grouped.shape[-1:], None, self.epsilon).flatten(-2)
-        output = self.weight * normed.to(dtype)
+        output = self.weight * self.normed(hidden_states).to(dtype)
         return output * gate.to(dtype) if self.norm_before_gate else output
+
+    def normed(self, hidden_states: Tensor) -> Tensor:
+        """`(B, L, D)` divided by the root mean square of each group."""
+        grouped = hidden_states.unflatten(-1, (self.groups, -1))
+        return nn.functional.rms_norm(grouped, grouped.shape[-1:], None, self.epsilon).flatten(-2)
 
 
 def build_norm(config) -> nn.Module:

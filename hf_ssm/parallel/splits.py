@@ -59,7 +59,7 @@ class Ranks(NamedTuple):
 
 
 class _Sum(torch.autograd.Function):
-    """Sums of values, of gradients, or of both."""
+    """The sum over processes, in the forward pass (`sums_values`), in the backward pass (`sums_gradients`) or in each."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, ranks: Ranks, sums_values: bool, sums_gradients: bool) -> Tensor:

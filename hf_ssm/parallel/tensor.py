@@ -6,7 +6,6 @@ Legend: `B` batch, `L` length, `D` channels, `n` processes.
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -250,10 +249,8 @@ def _split_state_space(filter: StateSpaceFilter, ranks: Ranks) -> dict[str, int]
 def _split_implicit(filter: ImplicitFilter, ranks: Ranks) -> dict[str, int]:
     channels = filter.channels
     if not filter.has_stored_positions:
-        # The decay rates are spaced evenly over all channels.
-        whole: Any = SimpleNamespace(channels=channels)
-        rates = partial(ImplicitFilter._computed_rates, whole)
-        filter._computed_rates = lambda like: rates(like).chunk(ranks.size)[ranks.rank]  # type: ignore[method-assign]
+        size = channels // ranks.size
+        filter.rates = slice(ranks.rank * size, (ranks.rank + 1) * size)
     split_(filter, f"weight_{len(filter.sizes) - 2}", ranks, 0, [Part(channels)] * filter.directions)
     filter.sizes[-1] //= ranks.size
     return {"decay_rates": 0}
@@ -342,16 +339,10 @@ class _SplitGatedNorm(GatedRMSNorm):
         self.weight, self.ranks = norm.weight, ranks
         self.groups, self.epsilon, self.norm_before_gate = norm.groups, norm.epsilon, norm.norm_before_gate
 
-    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        dtype = hidden_states.dtype
-        precise = torch.promote_types(dtype, torch.float32)
-        hidden_states, gate = hidden_states.to(precise), nn.functional.silu(gate.to(precise))
-        if not self.norm_before_gate:
-            hidden_states = hidden_states * gate
+    def normed(self, hidden_states: Tensor) -> Tensor:
         squares = hidden_states.square().mean(-1, keepdim=True)
         mean_square = summed(squares, self.ranks, values=True, gradients=True) / self.ranks.size
-        output = self.weight * (hidden_states * torch.rsqrt(mean_square + self.epsilon)).to(dtype)
-        return output * gate.to(dtype) if self.norm_before_gate else output
+        return hidden_states * torch.rsqrt(mean_square + self.epsilon)
 
 
 def _split_ssd(mixer: SSDMixer, ranks: Ranks) -> None:

@@ -97,7 +97,8 @@ def check_chunks(model: Any, args: Any) -> None:
     config = model.config
     batches = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
     parallelism = getattr(args, "parallelism_config", None)
-    shares_rows = any(getattr(parallelism, name, 1) > 1 for name in ("cp_size", "sp_size", "tp_size"))
+    # `context_size` refuses the other dimensions.
+    shares_rows = getattr(parallelism, "tp_size", 1) > 1
     recomputes = args.activation_checkpointing or _backbone(model).gradient_checkpointing
     reasons = (
         (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),

@@ -40,7 +40,7 @@ def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) ->
         if state.mixed_precision != "no":
             plugin.set_mixed_precision(state.mixed_precision)
         state.fsdp_plugin = plugin
-        # Each of both states copies the other one's.
+        # AcceleratorState and PartialState each hold the attribute, and copy it from one another.
         state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     if plugin is None:
         return None

@@ -204,7 +204,7 @@ def sharded(name: str) -> dict[str, dict[str, Tensor]]:
     """Steps of a model whose parameters `fully_shard` divides among four processes, of which pairs share sequences."""
     meshes = {
         "over all processes": init_device_mesh(device(), (4,)),
-        # Each process has the same part of the parameters as the one that it shares sequences with.
+        # Processes that share sequences hold the same shard of the parameters.
         "over groups": DeviceMesh(device(), torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("replicate", "shard")),
     }
     return {where: step_of(name, mesh, dist.get_rank() // 2) for where, mesh in meshes.items()}

@@ -24,7 +24,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     """What the first of four processes has measured."""
     folder = tmp_path_factory.mktemp("trainers")
     run_workers(worker.__file__, folder, 4, *("/".join(case) for case in TRAINED), *OTHERS)
-    measured: dict[str, dict[str, Any]] = torch.load(folder / "measured.pt", weights_only=False)
+    measured: dict[str, dict[str, Any]] = torch.load(folder / "measured.pt")
     return measured
 
 

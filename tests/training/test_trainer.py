@@ -484,14 +484,18 @@ def other_parallelism():
     AcceleratorState._reset_state()
 
 
-@pytest.mark.parametrize("place", ["argument", "launcher", "own argument"])
+NEEDS_PROCESSES = {
+    "cp_size": "`cp_size`=2 processes share each sequence, but there are 1: .* --num_processes 2",
+    "sp_size": "`sp_size`=2 .* set it to 1, and `cp_size`",
+}
+
+
 @pytest.mark.parametrize(
-    ("size", "message"),
-    [("cp_size", "`cp_size`=2 processes share each sequence, but there are 1: .* --num_processes 2"),
-     ("sp_size", "`sp_size`=2 .* set it to 1, and `cp_size`")],
-)  # fmt: skip
+    ("size", "place"),
+    [*((size, place) for size in NEEDS_PROCESSES for place in ("argument", "launcher")), ("cp_size", "own argument")],
+)
 def test_parts_of_sequences_need_processes(
-    make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, message: str, place: str
+    make_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_parallelism, size: str, place: str
 ) -> None:
     parallelism = pytest.importorskip("accelerate.parallelism_config", reason="accelerate has no context parallelism")
     more = {"parallelism_config": parallelism.ParallelismConfig(**{size: 2})} if place == "argument" else {}
@@ -499,10 +503,8 @@ def test_parts_of_sequences_need_processes(
         monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{size.upper()}", "2")
     if place == "own argument":
-        if size == "sp_size":
-            pytest.skip("SSMTrainingArguments has no sp_size")
         more = {size: 2}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=NEEDS_PROCESSES[size]):
         SSMTrainer(
             make_model("S4", "ForSequenceClassification"),
             arguments(tmp_path / "run", **more),
