@@ -59,7 +59,7 @@ class Ranks(NamedTuple):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes, in the forward pass (`sums_values`), in the backward pass (`sums_gradients`) or in each."""
+    """A sum over processes, in the forward pass (`sums_values`), the backward pass (`sums_gradients`) or in each."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, ranks: Ranks, sums_values: bool, sums_gradients: bool) -> Tensor:
