@@ -1,4 +1,4 @@
-"""Statistics that see the labels: which features, such as powers by frequency, differ between classes or follow a number.
+"""Statistics that see the labels: which features, such as powers by frequency, depend on a class or a number.
 
 Legend: `B` rows, `K` classes, `...` features of a row, of any shape.
 """
