@@ -41,6 +41,7 @@ ALLOWED = {
     # The Trainer pushes.
     "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub", "parallel"},
     "inference": _MODELS | _LEAVES | {"probes"},
+    "tuning": _MODELS | _LEAVES | {"analysis", "checkpoint", "training"},
     "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
     "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "app", ""},
