@@ -22,6 +22,7 @@ from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from hf_ssm.analysis.time_steps import RULES
 from hf_ssm.data import GENERATORS, load_sequences, stream_sequences
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
@@ -72,7 +73,12 @@ ALIASES = {
 """Names of the papers for fields of the section `model`, in settings files and assignments."""
 
 DEFAULT_FAMILY = "hyena"
-MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
+MODEL_DEFAULTS: dict[str, Any] = {
+    "family": None,
+    "task": "sequence-classification",
+    "checkpoint": None,
+    "time_steps": None,
+}
 DATA_PATHS = ("dataset", "validation_file", "test_file")
 """Settings of the section `data` that name data, which may be local files."""
 
@@ -182,7 +188,9 @@ class RunSettings:
     """Complete settings of a run: defaults are filled in, and all names and types are checked.
 
     Attributes:
-        model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
+        model: `family`, `task`, `checkpoint` (None: a fresh model), `time_steps` (the rule by which the training data
+            determine `time_step_min` and `time_step_max` where these are not given, see
+            `hf_ssm.analysis.time_steps.propose_time_steps`; None: the defaults) and fields of the configuration.
         data: `dataset`, `tokenizer` (None: the tokenizer of the checkpoint, or of DNA), `max_length` (tokens; None: the
             longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
             complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
@@ -338,6 +346,11 @@ def data_types(dataset: Any) -> dict[str, Any]:
 
 def _check_model(settings: RunSettings) -> None:
     check_choice("task", settings.task, TASKS, "model.task")
+    rule = settings.model["time_steps"]
+    if rule is not None:
+        check_choice("rule", str(rule), RULES, "model.time_steps")
+        if settings.model["checkpoint"] is not None:
+            raise ValueError(f"model.time_steps={rule!r} is for fresh models, and a checkpoint has steps: leave it out")
     family = settings.model["family"]
     if family is not None:
         check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
