@@ -10,26 +10,21 @@ from typing import Any
 import pytest
 
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
-from hf_ssm.tuning import Outcome, TuningResult, tune
+from hf_ssm.tuning import Baseline, Outcome, Recommendation, TuningResult, tune
 from hf_ssm.tuning.report import rows_of, table_lines, write_report
 
 BASE = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "s4"}, "training": {"seed": 5}})
 
 
-@dataclass
-class Proposal:
-    """A recommendation of the diagnosis."""
-
-    changes: dict[str, Any]
-    name: str = "time_steps"
-    reason: str = "simulated"
+STEPS = Recommendation("time_steps", {"model": {"time_step_min": 0.02, "time_step_max": 1.0}}, "simulated")
 
 
 @dataclass
 class Known:
     """A diagnosis."""
 
-    recommendations: tuple[Proposal, ...] = (Proposal({"model": {"time_step_min": 0.02, "time_step_max": 1.0}}),)
+    recommendations: tuple[Recommendation, ...] = (STEPS,)
+    baseline = Baseline("validation", "accuracy", True, 0.5, 0.55, "ridge regression")
 
     def to_dict(self) -> dict[str, Any]:
         return {"simulated": True}
@@ -225,6 +220,7 @@ def test_files_of_a_tuning(tmp_path):
     assert (rows["rescale"]["tau_before"], rows["rescale"]["tau_after"]) == ("10.0", "5.0")
     assert rows["learning_rate_x3"]["accuracy"] == "" and rows["learning_rate_x3"]["failed"] == "1"
     line = next(line for line in table_lines(result) if line.startswith("joined"))
+    assert "a constant prediction 0.5; a linear model 0.55." in "\n".join(table_lines(result))
     assert "+0.15 ±" in line and "10 → 5" in line and "0/4" in line
 
 
