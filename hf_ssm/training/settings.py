@@ -129,7 +129,7 @@ def parse_value(text: str, kind: Any = Any) -> Any:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ValueError(f"cannot read the value {text[:40]!r} ...: it is nested too deeply") from error
-    return text if not _is_of_type(value, kind) and _is_of_type(text, kind) else value
+    return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
@@ -336,6 +336,14 @@ def training_types() -> dict[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(SSMTrainingArguments) if field.init}
 
 
+def data_types(dataset: Any) -> dict[str, Any]:
+    """The settings of the section `data` for a data set, with their type annotations."""
+    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
+    if isinstance(dataset, str) and dataset in GENERATORS:
+        types |= typing.get_type_hints(GENERATORS[dataset])
+    return {name: kind for name, kind in types.items() if name not in NOT_SETTINGS}
+
+
 def _check_model(settings: RunSettings) -> None:
     check_choice("task", settings.task, TASKS, "model.task")
     rule = settings.model["time_steps"]
@@ -364,10 +372,7 @@ def _check_data(settings: RunSettings) -> None:
     data = settings.data
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("no dataset: give --dataset, or data.dataset in the settings file")
-    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
-    if data["dataset"] in GENERATORS:
-        types |= typing.get_type_hints(GENERATORS[data["dataset"]])
-    _check_types("data", data, {name: kind for name, kind in types.items() if name not in NOT_SETTINGS})
+    _check_types("data", data, data_types(data["dataset"]))
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if not 0 <= data["unknown_bases"] <= 1:
@@ -451,12 +456,12 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
     """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
     for key, value in values.items():
         check_choice("key", key, types, section)
-        if not _is_of_type(value, types[key]):
+        if not is_of_type(value, types[key]):
             name = inspect.formatannotation(types[key])
             raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")
 
 
-def _is_of_type(value: Any, kind: Any) -> bool:
+def is_of_type(value: Any, kind: Any) -> bool:
     """Whether a value has an annotated type; an int is a valid float, also for Python's own annotations."""
     accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
     try:
