@@ -50,7 +50,8 @@ def test_state_scales_are_those_of_the_parameters():
     model = AutoModel.from_config(CONFIGS["hyena"])
     with torch.no_grad():
         for layer in model.layers:  # the copies of the state matrix are equal at the start
-            layer.mixer.long_conv.filter.log_A_real.normal_()
+            layer.mixer.long_conv.filter.log_A_real[1] += 5
+            layer.mixer.long_conv.filter.log_dt.copy_(0.1 * torch.arange(8))
     scales = state_scales(model)
     assert [entry.layer for entry in scales] == [0, 1]
     inner = model.layers[1].mixer.long_conv.filter
