@@ -92,7 +92,8 @@ class BlockBiasedScan(SelectiveScanBase):
         return block_scan(u, self.time_steps(step), A, B, C, self.input_bias(), self.D, gate, before)
 
     def _weights(self, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-        B, C = (weights.repeat_interleave(self.channels // self.blocks, dim=-2) for weights in (B, C))
+        size = self.channels // self.blocks
+        B, C = (means.unflatten(-1, (self.blocks, -1)).repeat_interleave(size, dim=-2) for means in (B, C))
         bias = self.input_bias()
         return B if bias is None else B + bias, C
 

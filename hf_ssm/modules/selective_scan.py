@@ -250,7 +250,7 @@ class SelectiveScanBase(FilteredScan):
     def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
         """Δ, B and C as real sequences, `(B, L, ...)`, from what `selection` returns."""
         parts = {"delta": self.time_steps(step), "B": B, "C": C}
-        return {name: torch.view_as_real(p).flatten(-2) if p.is_complex() else p for name, p in parts.items()}
+        return {name: (torch.view_as_real(p) if p.is_complex() else p).flatten(2) for name, p in parts.items()}
 
     def kernel_of_means(
         self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
@@ -265,7 +265,7 @@ class SelectiveScanBase(FilteredScan):
         return selective_kernel(means["delta"], A, *self._weights(B, C[0]), D)
 
     def _weights(self, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-        """B `(L, S)` and C `(S,)`, of each channel where they differ: `(L, D, S)` and `(D, S)`."""
+        """The arguments B and C of `selective_kernel`, from means `(L, ...)` and `(...)`."""
         return B, C
 
     def attention_matrix(

@@ -172,7 +172,7 @@ class SelectiveSSMConfig(SSMConfig):
             if self.intermediate_size is None:
                 self.intermediate_size = self.expand * self.hidden_size
             if self.time_step_rank == "auto":
-                self.time_step_rank = -(-self.hidden_size // (16 * self.num_blocks))
+                self.time_step_rank = -(-self.hidden_size // (16 * max(self.num_blocks, 1)))
 
     def check(self) -> None:
         super().check()
