@@ -46,7 +46,7 @@ FIXED_CALLS: dict[str, Any] = {
     **dict.fromkeys(
         ("check_blocks", "check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")
     ),
-    **dict.fromkeys(("check_ssd_tensors", "check_system", "self._check_shapes")),
+    **dict.fromkeys(("check_initial", "check_ssd_tensors", "check_system", "self._check_shapes")),
 }
 """Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
 

@@ -6,7 +6,6 @@ import torch
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, rescale_init_
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.checkpoint import bundle
 from hf_ssm.models.selective.mixer_selective import build_scan
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.ops.backends import use_backend
@@ -156,15 +155,6 @@ def test_what_such_models_refuse(make_model):
     ):
         with pytest.raises(ValueError, match=message):
             SelectiveSSMConfig(**flags)
-
-
-def test_the_code_of_a_checkpoint_has_one_scan():
-    for config, scan, other in (
-        (hf_ssm.SelectiveSSMConfig(), "class SelectiveScan(", "class BlockBiasedScan("),
-        (hf_ssm.SelectiveSSMConfig(num_blocks=4), "class BlockBiasedScan(", "class SelectiveScan("),
-    ):
-        modeling = list(bundle(config).values())[1]
-        assert scan in modeling and other not in modeling
 
 
 def test_channels_are_not_split_over_processes(make_model, monkeypatch):
