@@ -24,6 +24,7 @@ from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_extend
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
+from hf_ssm.theory.normal import real_matrix_of_pairs
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 from hf_ssm.utils.processes import Processes
 
@@ -334,4 +335,8 @@ class SelectiveScan(SelectiveScanBase):
             q = None if self.rank == 0 else step
             if self.rank and self.dt_proj is not None:
                 q = self.dt_proj.weight.double() @ step.double()
-            return selective_norms(self.state_matrix(), W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)
+            A = self.state_matrix()
+            if A.is_complex():
+                # y = 2 Re C x: pairs of rows of W_B and W_C belong to the real and imaginary parts of the states.
+                A, W_C = real_matrix_of_pairs(A), 2 * W_C
+            return selective_norms(A, W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)
