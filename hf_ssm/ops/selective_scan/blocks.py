@@ -113,13 +113,11 @@ def _block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
 
 
 def _fused_scan(tensors: Any, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    *inputs, state = tensors
-    return selective_scan_extend(*inputs, None, False, state)
+    return selective_scan_extend(*tensors[:-1], None, False, tensors[-1])
 
 
 def _chunked_scan(tensors: Any, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    *inputs, state = tensors
-    return chunked_scan(ScanTensors(*inputs, None, state), False, True, bias)
+    return chunked_scan(ScanTensors(*tensors[:-1], None, tensors[-1]), False, True, bias)
 
 
 def _exported_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
