@@ -12,8 +12,6 @@ from channel to channel, and PyTorch runs (`chunked.py`).
 Source: Yu & Erichson 2025 (Block-Biased Mamba), eq. (7) and Algorithm 2, with `d B` as the discretised B, as in Mamba.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -104,20 +102,21 @@ def _block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
     size, parts = len(args.A) // args.B.shape[2], []
     for block in range(args.B.shape[2]):
         at = slice(block * size, (block + 1) * size)
-        u, d, z = (None if t is None else t[..., at] for t in (args.u, args.delta, args.z))
-        A, D, bias = (None if t is None else t[at] for t in (args.A, args.D, args.delta_bias))
-        state = None if args.state is None else args.state[:, at]
-        parts.append(_SCAN_OF_BLOCK((u, d, A, args.B[:, :, block], args.C[:, :, block], D, z, state), bias))
+        D, bias = (None if t is None else t[at] for t in (args.D, args.delta_bias))
+        z, state = None if args.z is None else args.z[..., at], None if args.state is None else args.state[:, at]
+        u, d, A = args.u[..., at], args.delta[..., at], args.A[at]
+        B, C = args.B[:, :, block], args.C[:, :, block]
+        parts.append(_SCAN_OF_BLOCK(ScanTensors(u, d, A, B, C, D, z, None, state), bias))
     outputs, states = zip(*parts, strict=True)
     return torch.cat(outputs, dim=-1), torch.cat(states, dim=1)
 
 
-def _fused_scan(tensors: Any, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return selective_scan_extend(*tensors[:-1], None, False, tensors[-1])
+def _fused_scan(args: ScanTensors, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return selective_scan_extend(*args[:8], False, args.state)
 
 
-def _chunked_scan(tensors: Any, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    return chunked_scan(ScanTensors(*tensors[:-1], None, tensors[-1]), False, True, bias)
+def _chunked_scan(args: ScanTensors, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return chunked_scan(args, False, True, bias)
 
 
 def _exported_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
@@ -141,6 +140,6 @@ def _loop_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
 
 
 # The kernels have no bias.
-_FUSED = Implementation(_fused_scan, lambda tensors, bias: bias is None)
+_FUSED = Implementation(_fused_scan, lambda args, bias: bias is None)
 _SCAN_OF_BLOCK = Operation(numba=_FUSED, triton=_FUSED, torch=_chunked_scan)
 _BLOCK_SCAN = Operation(export=_exported_block_scan, torch=_block_scan, reference=_loop_block_scan)
