@@ -266,29 +266,20 @@ def sparse_majority_gap(folder: Path, tiny: bool) -> dict[str, Any]:
 @baseline
 def imdb_length(folder: Path, tiny: bool) -> dict[str, Any]:
     """Logistic regression on the words among the first T tokens, and the most frequent class; trends of the gap."""
-    from imdb_length import SETTLED
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
+    from imdb_length import SETTLED, count_words
 
     data = load_sequences(str(folder / "imdb_4k_2k.csv.gz"), sequence_column="text", validation_fraction=0.0, seed=0)
-    rows: list[dict[str, float]] = []
-    tokens = CountVectorizer().build_analyzer()
-    words = {name: [tokens(text) for text in split["text"]][:: 50 if tiny else 1] for name, split in data.items()}
-    labels = {name: list(split["label"])[:: 50 if tiny else 1] for name, split in data.items()}
-    for length in range(100, 501 if tiny else 1001, 100):
-        cut = {name: [" ".join(text[:length]) for text in texts] for name, texts in words.items()}
-        vectorizer = CountVectorizer(max_features=30_000, min_df=2)
-        counts = {"train": vectorizer.fit_transform(cut["train"]), "test": vectorizer.transform(cut["test"])}
-        model = LogisticRegression(max_iter=1000).fit(counts["train"], labels["train"])
-        train, test = (float(model.score(counts[name], labels[name])) for name in ("train", "test"))
-        rows.append({"T": length, "train": train, "test": test, "gap": train - test})
+    data = data.select_columns(["text", "label"])
+    if tiny:
+        data = DatasetDict({name: split.select(range(0, len(split), 50)) for name, split in data.items()})
+    rows = count_words(data, range(100, 501 if tiny else 1001, 100))
     trends = {}
     for name, least in (("all T", 0), ("T >= 300", SETTLED)):
         chosen = [row for row in rows if row["T"] >= least]
         trends[name] = asdict(
             slope_with_confidence([row["T"] / 1000 for row in chosen], [row["gap"] for row in chosen])
         )
-    constant = most_frequent(labels["train"], labels["test"])
+    constant = most_frequent(list(data["train"]["label"]), list(data["test"]["label"]))
     return {"words": rows, "trends": trends, "most frequent class": constant}
 
 

@@ -83,6 +83,15 @@ def imdb(folder: Path) -> None:
     write_table(folder / "imdb_4k_2k.csv.gz", ("text", "label", "split"), rows)
 
 
+def imdb_full(folder: Path) -> None:
+    """Write all 25,000 + 25,000 labelled reviews of IMDb."""
+    from datasets import load_dataset
+
+    parts = {split: load_dataset("stanfordnlp/imdb", split=split) for split in ("train", "test")}
+    rows = [(row["text"], str(row["label"]), split) for split, data in parts.items() for row in data]
+    write_table(folder / "imdb_full.csv.gz", ("text", "label", "split"), rows)
+
+
 def mnist(folder: Path) -> None:
     """Write the test images of MNIST and their labels as idx files."""
     from datasets import load_dataset
@@ -259,6 +268,7 @@ DATA_SETS: dict[str, tuple[Callable[..., None], tuple[str, ...], str]] = {
         for name, (dataset, file, *_) in BENCHMARKS.items()
     },
     "imdb": (imdb, ("imdb_4k_2k.csv.gz",), "6,000 reviews of stanfordnlp/imdb on the Hub"),
+    "imdb_full": (imdb_full, ("imdb_full.csv.gz",), "the 50,000 labelled reviews of stanfordnlp/imdb on the Hub"),
     "mnist": (
         mnist,
         ("mnist_t10k-images-idx3-ubyte.gz", "mnist_t10k-labels-idx1-ubyte.gz"),

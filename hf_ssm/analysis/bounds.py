@@ -38,7 +38,7 @@ class ScanBound:
     Attributes:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
         assumptions: Assumptions of the adaptation.
-        norms: Norms of the scan, with w one coordinate; `None` for complex states.
+        norms: Norms of the scan, with w one coordinate.
         log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
         contraction: Per token: `bound` (ρ_A), and measured `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂;
             `smallest_step` and `largest_step`, measured, with their bounds.
@@ -294,7 +294,6 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
         ("no residual", not config.use_residual, str(config.use_residual), "use_residual=False"),
         ("no MLP", config.mlp_size is None, config.mlp_size, "no MLP behind the scan"),
         ("no Sobolev filter", not scan.has_sobolev_filter, None, "sobolev_order=0, not trainable"),
-        ("real, diagonal state matrix", not config.complex_state, None, "complex_state=False"),
         ("one score", outputs in (1, 2), outputs, "a sequence classifier with one or two labels"),
         ("last position", pooled and pooling == "last", pooling, "pooling='last'"),
         ("no bias of the score", bias is None, None, "classifier_bias=False"),
@@ -329,7 +328,6 @@ def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
     assumptions = [
-        _requirement("real states", scan.A_imag is None, None, "complex_state=False: pairs are not written out here"),
         _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
     ]
     low, high = seen.steps
@@ -340,20 +338,19 @@ def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
         "largest_step": high,
     }
     output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
-    norms = log_capacity = None
-    if scan.A_imag is None:
-        norms = scan.bound_norms(None, seen.input_norm)
-        smallest, largest = norms.step_range
-        contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
-        is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
-        assumptions += norm_assumptions(norms, num_sequences)
-        if is_bounded:
-            skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
-            total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
-            output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
-            # The covers need m >= d_2, the bound on the output does not.
-            if all(assumption.holds for assumption in assumptions):
-                log_capacity = combine_covers(capacity_covers(norms))
+    log_capacity = None
+    norms = scan.bound_norms(None, seen.input_norm)
+    smallest, largest = norms.step_range
+    contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
+    is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
+    assumptions += norm_assumptions(norms, num_sequences)
+    if is_bounded:
+        skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
+        total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
+        output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
+        # The covers need m >= d_2, the bound on the output does not.
+        if all(assumption.holds for assumption in assumptions):
+            log_capacity = combine_covers(capacity_covers(norms))
     place = seen.name, seen.layer, scan.direction
     return ScanBound(*place, assumptions, norms, log_capacity, contraction, output)
 

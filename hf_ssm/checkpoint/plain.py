@@ -43,8 +43,10 @@ FIXED_CALLS: dict[str, Any] = {
     "foreign_arguments": None,
     "foreign_config": None,
     # Modules give operations shapes that fit.
-    **dict.fromkeys(("check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")),
-    **dict.fromkeys(("check_ssd_tensors", "check_system", "self._check_shapes")),
+    **dict.fromkeys(
+        ("check_blocks", "check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")
+    ),
+    **dict.fromkeys(("check_initial", "check_ssd_tensors", "check_system", "self._check_shapes")),
 }
 """Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
 
@@ -52,7 +54,7 @@ ABSENT = frozenset(
     {
         *("ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
         *("LongConvolution._scans", "LongConvolution._scanned", "LongConvolution._by_recurrence"),
-        *("SelectiveScan._decay", "SSDScan._continued", "SSDScan._decay", "S5StateSpace._product"),
+        *("SelectiveScanBase._decay", "SSDScan._continued", "SSDScan._decay", "S5StateSpace._product"),
         *("Recurrence.power", "Recurrence.carried", "_DenseRecurrence.power", "_DenseRecurrence.carried"),
     }
 )
@@ -63,7 +65,10 @@ SHOWN = frozenset({"Block", "SSMModel"})
 
 
 def narrowing_of(config: Any) -> Narrowing:
-    """What a configuration decides: the filter of long convolutions."""
+    """What a configuration decides: the filter of long convolutions, the operator of selective models."""
+    scan = getattr(config, "scan_type", None)
+    if scan is not None:
+        return Narrowing((("SCANS", scan),))
     kind = getattr(config, "filter_type", getattr(config, "kernel_type", None))
     return Narrowing() if kind is None else Narrowing((("FILTERS", kind),), (("low_rank", kind == "s4"),))
 

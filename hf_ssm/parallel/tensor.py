@@ -193,6 +193,11 @@ def _sizes(block: Block) -> dict[str, int]:
         # One group is that of all heads; more groups are divided with their heads.
         return sizes | {"num_heads": mixer.heads} | ({} if groups == 1 else {"n_groups": groups})
     if isinstance(mixer, SelectiveMixer):
+        if not isinstance(mixer.scan, SelectiveScan):
+            raise ValueError(
+                "A model with `num_blocks` above 1 or `use_input_bias=True` is not split over processes: shard its "
+                "parameters by FSDP2 instead."
+            )
         return sizes | {"hidden_size" if mixer.in_proj is None else "intermediate_size": mixer.scan.channels}
     for operator in _operators(mixer):
         if type(mixer) not in _MIXERS and not hasattr(operator, "channel_axes"):

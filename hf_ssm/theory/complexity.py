@@ -367,8 +367,8 @@ def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
     Args:
         delta: `(L, D)` or `(L, 1)`, step sizes by distance to the last token.
         A: `(D, N)`, real, or complex with one of each conjugate pair.
-        B: `(L, N)`, by distance to the last token.
-        C: `(N,)`, at the last token.
+        B: `(L, N)`, by distance to the last token, or `(L, D, N)` for each channel.
+        C: `(N,)`, at the last token, or `(D, N)`.
         D: `(D,)`, feed-through, added at lag 0; default none.
 
     Returns:
@@ -379,9 +379,9 @@ def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
     # In double precision, as phases of complex states accumulate over a long sequence.
     elapsed = delta.double().cumsum(0) - delta
     kernel = delta.new_zeros(())
-    for a, b, c in zip(A.unbind(1), B.unbind(1), C.unbind(0), strict=True):
+    for a, b, c in zip(A.unbind(1), B.unbind(-1), C.unbind(-1), strict=True):
         decay = torch.exp(a * elapsed).to(A.dtype)
-        term = decay * (c * b).unsqueeze(-1)
+        term = decay * (c * b.unsqueeze(-1) if b.dim() == 1 else c * b)
         kernel = kernel + (2 * term.real if term.is_complex() else term)
     kernel = (kernel * delta).T
     return kernel if D is None else torch.cat([kernel[:, :1] + D.unsqueeze(-1), kernel[:, 1:]], dim=1)

@@ -189,7 +189,6 @@ class TestPlain:
         ({"norm_type": "layer"}, {"no norm"}),
         ({"use_residual": True}, {"no residual"}),
         ({"sobolev_order": 0.5}, {"no Sobolev filter"}),
-        ({"complex_state": True}, {"real, diagonal state matrix"}),
         ({"num_labels": 3}, {"one score"}),
         ({"pooling": "mean"}, {"last position"}),
         ({"classifier_bias": True}, {"no bias of the score"}),
@@ -297,11 +296,12 @@ class TestMamba:
             assert scan.output == pytest.approx(expected.output, rel=1e-5)
             assert scan.log_capacity == pytest.approx(expected.log_capacity, rel=1e-5)
 
-    def test_complex_states_have_steps_and_contraction_only(self, make_model, make_batch):
+    def test_complex_states_are_normal_matrices(self, make_model, make_batch):
         model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True)
         scan = generalization_bound(model, [make_batch("ForSequenceClassification")]).scans[0]
-        assert scan.log_capacity is scan.norms is None
-        assert 0 < scan.contraction["mean"] <= scan.contraction["largest"] < 1
+        assert 0 < scan.contraction["mean"] <= scan.contraction["largest"] <= scan.contraction["bound"] < 1
+        assert pytest.approx(model.model.layers[0].mixer.scan.state_matrix().abs().max().item()) == scan.norms.B_A
+        assert scan.output["largest"] <= 10 ** scan.output["log10_bound"]
 
     def test_the_model_is_left_as_it_was(self, model, make_batch):
         model.train()

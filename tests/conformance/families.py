@@ -22,6 +22,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "S5": {"blocks": {"num_blocks": 2}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
+        "b2s6": {"num_blocks": 4, "use_input_bias": True, "complex_state": True},
         # Its paper has one layer; two layers without norms would raise the input to the ninth power.
         "plain": {"block": "plain", "norm_type": "rms", "use_residual": True},
     },

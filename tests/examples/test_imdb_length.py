@@ -128,3 +128,49 @@ def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["trends"]["ours"]["all T"]["slope"] == pytest.approx(slope)
     printed = capsys.readouterr().out
     assert f"ours, all T: the gap changes by {slope:+.4f}" in printed
+
+
+def test_an_interrupted_run_continues_after_its_last_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, output = tmp_path / "reviews.csv", tmp_path / "out.json"
+    rows = [
+        f"{('bad', 'good')[n % 2]} film {'so ' * (n % 9)},{n % 2},{('train', 'test')[n % 4 > 1]}" for n in range(80)
+    ]
+    table.write_text("\n".join(["text,label,split", *rows]) + "\n")
+    arguments = ["--dataset", str(table), "--lengths", "4", "6", "8", "--seeds", "1", "--output", str(output)]
+    measured: list[int] = []
+
+    def measure(data: DatasetDict, tokenizer: object, length: int, seed: int, args: object) -> dict[str, float]:
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(length)
+        return {"loss": 0.5, "train": 0.9, "test": 0.9 - length / 100, "gap": length / 100}
+
+    monkeypatch.setattr(imdb, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        imdb.main(arguments)
+    measured.clear()
+    imdb.main(arguments)
+    assert measured == [8]
+    assert [row["T"] for row in json.loads(output.read_text())["results"]] == [4, 6, 8]
+    with pytest.raises(SystemExit, match="has results of other arguments"):
+        imdb.main([*arguments, "--epochs", "2"])
+
+
+def test_counts_of_words_see_the_first_words_only() -> None:
+    texts = [f"plain {('bad', 'good')[n % 2]}" for n in range(20)]
+    data = {name: Dataset.from_dict({"text": texts, "label": [n % 2 for n in range(20)]}) for name in ("train", "test")}
+    short, long = imdb.count_words(DatasetDict(data), [1, 2])
+    assert short == {"T": 1, "train": 0.5, "test": 0.5, "gap": 0.0}
+    assert long == {"T": 2, "train": 1.0, "test": 1.0, "gap": 0.0}
+
+
+def test_the_table_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, output = tmp_path / "reviews.csv", tmp_path / "out.json"
+    rows = [f'"{"good, " * n}film",{n % 2},{split}' for split in ("train", "test") for n in (1, 2, 3, 60)]
+    table.write_text("\n".join(["text,label,split", *rows]) + "\n")
+    load("length_data").main(["--dataset", str(table), "--output", str(output)])
+    found = json.loads(output.read_text())
+    assert found["table 1"]["test"] == {"max": 121, "min": 3, "mean": 34, "median": 6}
+    assert found["tokens"]["train"] == [3, 1]
+    assert sum(found["ones"]["test"]) == 1000 and found["most ones"]["train"] < found["most ones"]["test"] == 200
+    assert "| test | 4 | 121 | 3 | 34 | 6 | 3157 | 10 | 307 | 230 |" in capsys.readouterr().out

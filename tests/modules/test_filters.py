@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_ssm import HyenaConfig, HyenaForCausalLM, HyenaForMaskedLM
-from hf_ssm.modules.filters import LongFilter, build_filter, implicit
+from hf_ssm.modules.filters import LongFilter, StateSpaceFilter, build_filter, implicit
 from hf_ssm.ops.lti import sinusoid
 from hf_ssm.ops.lti.transfer import frequency_grid
 
@@ -257,3 +257,19 @@ def test_shared_state_matrices_are_those_of_separate_channels_with_equal_ones(ki
             kernels = [each._exported_system(1, channels, None, torch.float64).kernel(20) for each in (shared, whole)]
             torch.testing.assert_close(kernels[0], kernels[1], rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(kernels[0], found[1, channels, :20], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("family", "flags"), [("S4", {}), ("Hyena", {"filter_type": "s4d", "hyena_order": 3})])
+def test_a_layer_with_dfout_has_a_uniform_grid_of_poles(make_model, family, flags):
+    model = make_model(family, "Model", init="dfout", num_hidden_layers=1, **flags)
+    (filter,) = (module for module in model.modules() if isinstance(module, StateSpaceFilter))
+    poles = filter.state_space(torch.float64)["a"] * filter.time_step(torch.float64).unsqueeze(-1)
+    count = poles.numel()
+    grid = torch.arange(count, dtype=torch.float64) * math.pi / count
+    torch.testing.assert_close(poles.imag.flatten().sort().values, grid, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(poles.real, -filter.time_step(torch.float64).unsqueeze(-1).expand_as(poles) / 2)
+    ids = torch.randint(0, 12, (2, 20))
+    read = model(ids[:, :12], use_cache=True)
+    rest = model(ids[:, 12:], past_key_values=read.past_key_values).last_hidden_state
+    expected = model(ids).last_hidden_state
+    torch.testing.assert_close(rest, expected[:, 12:], rtol=1e-4, atol=1e-4)

@@ -463,6 +463,8 @@ class SSMConfig(PreTrainedConfig):
     @property
     def no_alpha_rule(self) -> str | None:
         """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.init == "dfout":
+            return "`init`='dfout' spreads the frequencies evenly up to Nyquist's: α above 1 would alias them."
         if self.has_frequencies:
             return None
         return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."

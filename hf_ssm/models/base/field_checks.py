@@ -132,8 +132,18 @@ def check_sobolev(config: Any) -> None:
         )
 
 
+def check_discrete_poles(config: Any, kind: str) -> None:
+    """Raise `ValueError` where `init="dfout"` cannot place the poles of each channel; `kind` is that of the kernel."""
+    if config.init == "dfout" and (kind != "s4d" or config.discretization != "zoh" or config.n_ssm is not None):
+        raise ValueError(
+            "`init`='dfout' places the discrete poles of each channel: it needs the kernel or filter type 's4d', "
+            f"`discretization='zoh'` and no `n_ssm`, got {kind!r}, {config.discretization!r} and {config.n_ssm!r}."
+        )
+
+
 __all__ = [
     "check_attribute",
+    "check_discrete_poles",
     "check_dtype",
     "check_label_names",
     "check_numbers",

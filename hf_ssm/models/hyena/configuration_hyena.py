@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.field_checks import check_discrete_poles
 
 
 @strict_config
@@ -43,6 +44,7 @@ class HyenaConfig(SSMConfig):
         sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
         sinusoid_inclusive (`bool`, defaults to `False`): The lags of the sinusoid filter are 0 to U - 1, as in the
             paper's proof of Theorem F.1 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
+        init (`str`, defaults to `"legs"`): As in `S4Config`; `"dfout"` for the filter "s4d" only.
         n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
             (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
@@ -69,6 +71,7 @@ class HyenaConfig(SSMConfig):
 
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
+        "init": (*SSMConfig.field_choices["init"], "dfout"),
         "filter_positions": ("computed", "stored", "learned"),
         "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
     }
@@ -121,6 +124,7 @@ class HyenaConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
+        check_discrete_poles(self, self.filter_type)
         self.check_products()
         if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
             raise ValueError(

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.field_checks import check_discrete_poles
 
 
 @strict_config
@@ -15,6 +16,10 @@ class S4Config(SSMConfig):
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         kernel_type (`str`, defaults to `"s4d"`): `"s4d"` (diagonal state matrix) or `"s4"` (diagonal plus rank one;
             with `init="legs"` exactly HiPPO-LegS, with the others a random rank-one term).
+        init (`str`, defaults to `"legs"`): As in `SSMConfig`; or `"dfout"` (S4D-DFouT, for S4D only): the poles of all
+            channels of a layer are a uniform grid of angles on circles of radius exp(-ξ/2), with ξ of each channel
+            from [time_step_min, time_step_max]. ξ is the step size Δ, whose training moves the angles as well; the
+            paper trains both apart.
         n_ssm (`int`, *optional*): Number of copies of A and B, a divisor of `hidden_size`; channel c uses copy
             c mod n_ssm. 1: all channels of a layer share A and B, as in the papers' models of the Long Range Arena
             (Liu & Li, Appendix A; state-spaces/s4). `None`: each channel has its own. Δ and C are always its own.
@@ -33,6 +38,7 @@ class S4Config(SSMConfig):
 
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
+        "init": (*SSMConfig.field_choices["init"], "dfout"),
         "kernel_type": ("s4d", "s4"),
     }
 
@@ -48,6 +54,7 @@ class S4Config(SSMConfig):
 
     def check(self) -> None:
         super().check()
+        check_discrete_poles(self, self.kernel_type)
         if self.n_ssm is not None and self.hidden_size % self.n_ssm:
             raise ValueError(
                 f"`n_ssm`={self.n_ssm} must divide the {self.hidden_size} channels (`hidden_size`): give 1 to share A "

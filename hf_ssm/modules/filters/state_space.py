@@ -70,16 +70,18 @@ class StateSpaceFilter(LongFilter):
 
     def initial_parameters(self) -> dict[str, Tensor]:
         pairs = self.state_size // 2
-        eigenvalues = initial_eigenvalues(self.init, self.state_size, self.frequency_scale, self.frequency_shift)
         if self.init == "legs":
             _, low_rank, inputs, _ = legs_nplr(self.state_size)
         else:
             low_rank = torch.randn(self.copies, pairs, dtype=torch.complex128)
             inputs = torch.ones(pairs, dtype=torch.complex128)
         low, high = (math.log(bound) for bound in self.time_step_range)
+        log_dt = low + (high - low) * torch.rand(self.channels)
+        frequencies = self.frequency_scale, self.frequency_shift, log_dt.exp() if self.init == "dfout" else None
+        eigenvalues = initial_eigenvalues(self.init, self.state_size, *frequencies)
         shape = (self.copies, pairs)
         values = {
-            "log_dt": low + (high - low) * torch.rand(self.channels),
+            "log_dt": log_dt,
             "log_A_real": (-eigenvalues.real).log().expand(shape),
             "A_imag": eigenvalues.imag.expand(shape),
             "B": torch.view_as_real(inputs.expand(shape).contiguous()),

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-INITS = ("legs", "lin", "inv", "real")
+INITS = ("legs", "lin", "inv", "real", "dfout")
 
 
 def _check_state_size(state_size: int) -> None:
@@ -80,38 +80,10 @@ def legs_nplr(state_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return torch.complex(torch.full_like(w, -0.5), w), p, b, v
 
 
-def initial_eigenvalues(
-    init: str, state_size: int, frequency_scale: float = 1.0, frequency_shift: float = 0.0
-) -> torch.Tensor:
-    """Initial diagonal of the state matrix, one eigenvalue of each conjugate pair.
-
-    With `n = 0, ..., H - 1`:
-
-    - `"legs"`: the eigenvalues of the normal part of HiPPO-LegS, see `legs_nplr`;
-    - `"lin"`: `-1/2 + i π n`;
-    - `"inv"`: `-1/2 + i (N / π) (N / (2n + 1) - 1)`;
-    - `"real"`: `-(n + 1)`, without imaginary part, so that scale and shift do nothing.
-
-    The imaginary part `w` becomes `α w` and then `sign(w) (|w| + shift)`. Since sign(0) = 0, an eigenvalue
-    with `w = 0` (the first of `"lin"`, all of `"real"`) stays real.
-
-    Args:
-        init: One of `"legs"`, `"lin"`, `"inv"`, `"real"`.
-        state_size: Number of real states `N`, positive and even.
-        frequency_scale: Factor α of the imaginary parts, positive.
-        frequency_shift: Added to the magnitude of the imaginary parts, in radians per unit of time, not
-            negative.
-
-    Returns:
-        Eigenvalues `(H,)`, complex128.
-
-    Raises:
-        ValueError: Unknown `init`, `state_size` not positive and even, `frequency_scale` not positive and
-            finite, or `frequency_shift` negative or not finite.
-
-    Source: Gu et al. 2022 (S4D), eqs. for Lin, Inv and Real; Yu et al. 2025, eq. (5) for α and eq. (14) for
-    the shift.
-    """
+def check_initial(
+    init: str, state_size: int, frequency_scale: float, frequency_shift: float, time_step: torch.Tensor | None
+) -> None:
+    """Raise the errors of `initial_eigenvalues`."""
     if init not in INITS:
         raise ValueError(f"init must be one of {', '.join(map(repr, INITS))}, got {init!r}")
     _check_state_size(state_size)
@@ -125,6 +97,50 @@ def initial_eigenvalues(
             f"frequency_shift must be finite and not negative, got {frequency_shift!r}; "
             "0.0 leaves the frequencies as they are"
         )
+    if (init == "dfout") != (time_step is not None):
+        raise ValueError(f"time_step is needed for init='dfout', and for no other, got init={init!r}, {time_step!r}")
+
+
+def initial_eigenvalues(
+    init: str,
+    state_size: int,
+    frequency_scale: float = 1.0,
+    frequency_shift: float = 0.0,
+    time_step: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Initial diagonal of the state matrix, one eigenvalue of each conjugate pair.
+
+    With `n = 0, ..., H - 1`:
+
+    - `"legs"`: the eigenvalues of the normal part of HiPPO-LegS, see `legs_nplr`;
+    - `"lin"`: `-1/2 + i π n`;
+    - `"inv"`: `-1/2 + i (N / π) (N / (2n + 1) - 1)`;
+    - `"real"`: `-(n + 1)`, without imaginary part, so that scale and shift do nothing;
+    - `"dfout"`: `-1/2 + i Ω / Δ_c` for channel `c` of `C`, with `Ω = (2π / N) (n + c / C)`: the angles of the poles
+      `exp(Δ_c a)` of all channels are a uniform grid in [0, π), and Δ_c is the damping ξ of the paper.
+
+    The imaginary part `w` becomes `α w` and then `sign(w) (|w| + shift)`. Since sign(0) = 0, an eigenvalue
+    with `w = 0` (the first of `"lin"`, all of `"real"`) stays real.
+
+    Args:
+        init: One of `"legs"`, `"lin"`, `"inv"`, `"real"`, `"dfout"`.
+        state_size: Number of real states `N`, positive and even.
+        frequency_scale: Factor α of the imaginary parts, positive.
+        frequency_shift: Added to the magnitude of the imaginary parts, in radians per unit of time, not
+            negative.
+        time_step: Δ of each channel, `(C,)`, for `"dfout"` only.
+
+    Returns:
+        Eigenvalues `(H,)`, for `"dfout"` `(C, H)`, complex128.
+
+    Raises:
+        ValueError: Unknown `init`, `state_size` not positive and even, `frequency_scale` not positive and
+            finite, `frequency_shift` negative or not finite, `time_step` missing or of no use.
+
+    Source: Gu et al. 2022 (S4D), eqs. for Lin, Inv and Real; Solozabal et al. 2025 (S4D-DFouT), Section 4.2; Yu et al.
+    2025, eq. (5) for α and eq. (14) for the shift.
+    """
+    check_initial(init, state_size, frequency_scale, frequency_shift, time_step)
     n = torch.arange(state_size // 2, dtype=torch.float64)
     if init == "real":
         return torch.complex(-(n + 1), torch.zeros_like(n))
@@ -132,6 +148,9 @@ def initial_eigenvalues(
         w = legs_nplr(state_size)[0].imag
     elif init == "lin":
         w = math.pi * n
+    elif init == "dfout" and time_step is not None:
+        offsets = torch.arange(len(time_step), dtype=torch.float64) / len(time_step)
+        w = 2 * math.pi / state_size * (n + offsets.unsqueeze(1)) / time_step.double().unsqueeze(1)
     else:
         w = state_size / math.pi * (state_size / (2 * n + 1) - 1)
     w = w * frequency_scale

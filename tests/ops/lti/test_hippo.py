@@ -1,3 +1,4 @@
+import cmath
 import math
 
 import numpy as np
@@ -81,6 +82,37 @@ def test_initial_eigenvalues(init, shift, scale):
         assert value.imag == pytest.approx(w + shift if w > 0 else 0.0, rel=1e-14)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_the_poles_of_dfout_are_those_of_the_paper(scale):
+    """Solozabal et al. 2025, Section 4.2: exp(-ξ/2 + i (2π n / N + φ_h)), φ_h = 2π (h - 1) / (N H), upper half."""
+    size, xi = 8, torch.tensor([0.001, 0.02, 0.1], dtype=torch.float64)
+    a = initial_eigenvalues("dfout", size, frequency_scale=scale, time_step=xi)
+    angles = []
+    for h, damping in enumerate(xi.tolist()):
+        for n in range(size // 2):
+            angles.append(2 * math.pi * n / size + 2 * math.pi * h / (size * len(xi)))
+            pole = cmath.exp(complex(-damping / 2, scale * angles[-1]))
+            assert torch.exp(damping * a[h, n]).item() == pytest.approx(pole, rel=1e-12)
+    # The angles of all channels are a uniform grid on [0, π).
+    assert sorted(angles) == pytest.approx([math.pi * k / 12 for k in range(12)], rel=1e-12)
+
+
+def test_without_damping_the_kernels_of_dfout_span_all_circular_kernels():
+    """For ξ = 0, the N basis kernels of one channel are the columns of the inverse discrete Fourier transform."""
+    xi = torch.tensor([1e-12], dtype=torch.float64)
+    a = initial_eigenvalues("dfout", 8, time_step=xi)[0]
+    lags = torch.arange(8, dtype=torch.float64).unsqueeze(1)
+    columns = torch.exp(lags * xi * a)
+    fourier = torch.exp(2j * math.pi * lags * torch.arange(4) / 8)
+    torch.testing.assert_close(columns, fourier, rtol=0, atol=1e-10)
+
+
+def test_dfout_needs_steps_and_the_others_none():
+    for init, steps in (("dfout", None), ("lin", torch.ones(2))):
+        with pytest.raises(ValueError, match="time_step is needed for init='dfout', and for no other"):
+            initial_eigenvalues(init, 8, time_step=steps)
+
+
 def test_inv_has_positive_frequencies():
     assert bool((initial_eigenvalues("inv", 64).imag > 0).all())
 
@@ -93,7 +125,7 @@ def test_state_size_is_checked(size):
 
 
 def test_unknown_init_lists_the_choices():
-    with pytest.raises(ValueError, match="'legs', 'lin', 'inv', 'real', got 'hippo'"):
+    with pytest.raises(ValueError, match="'legs', 'lin', 'inv', 'real', 'dfout', got 'hippo'"):
         initial_eigenvalues("hippo", 8)
 
 
