@@ -37,6 +37,8 @@ TRIVIAL = {
     "motif_variants": "| Markov chain, order 0 (counts of bases) |",
     "moving_mnist": "| still |",
     "planted_motifs": "| most frequent class |",
+    "regulariser_trend_images": "| most frequent class |",
+    "regulariser_trend_listops": "| most frequent answer |",
     "rc_equivariance": "| most frequent class |",
     "real_dna": "| most frequent class |",
     "regularisers": "| constant predictor |",
@@ -51,7 +53,9 @@ TRIVIAL = {
     "zero_shot_variants": "| Markov chain, order 0 (counts of bases) |",
 }
 # Scales before training, and costs of searches: no task that something trivial can do.
-WITHOUT_TASK = {"initial_scale", "masking_search"}
+WITHOUT_TASK = {"initial_scale", "masking_search", "start_scales"}
+# What stands in place of a table whose experiment has no stored result.
+NOT_RUN = "This experiment has not been run yet"
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 
@@ -80,7 +84,8 @@ def test_each_table_of_the_experiments_has_a_trivial_baseline(script: ModuleType
     tables = {name: text for page in PAGES for name, _, text in script.BLOCK.findall(read(page))}
     assert set(tables) == set(TRIVIAL) | WITHOUT_TASK
     assert not set(TRIVIAL) & WITHOUT_TASK
-    assert [name for name, words in TRIVIAL.items() if words not in " ".join(tables[name].split())] == []
+    lacking = [name for name, words in TRIVIAL.items() if words not in " ".join(tables[name].split())]
+    assert [name for name in lacking if not tables[name].startswith(NOT_RUN)] == []
 
 
 def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
