@@ -27,8 +27,8 @@ training sequences), both at initialisation, for 12 lengths L; and the training 
 The last command asks why ψ²/√n without rescaling is about twice the paper's. The kernel is linear in B and in C, so
 that ψ² of a fresh model is multiplied by the square of their scale, and rescaling (7) removes that scale: a model whose
 C is multiplied by any number is the same model after (7). The rows with (7) therefore do not depend on it, and the
-others do. The command trains without (7) and (8) from smaller C, and from a B that is limited to 2 in size, as the public code
-of S4 limits the imaginary part of its B (`B_clip=2.0` of `nplr`).
+others do. The command trains without (7) and (8) from smaller C, and from a B that is limited to 2 in size, as the
+public code of S4 limits the imaginary part of its B (`B_clip=2.0` of `nplr`).
 """
 
 import argparse
