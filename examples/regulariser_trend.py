@@ -9,9 +9,9 @@ those that are too large.
 The rows of a table: λ from 0 to 1e-1 without rescaling (7), some of them with it; `mixed` rescales by τ behind the
 mixing matrix, with the correlation between channels (our extension); the filter norm (`tau_statistics="unit"`, λ =
 1e-3) and weight decay of A (0.05, that of the other parameters) are the regularisers of Table 13, for S4-LegS as in the
-paper. Gap is the accuracy on 1,000 training rows minus that on the test rows, which the regulariser is to reduce. The overhead is
-the training time of the runs with 0 < λ over that of the runs with λ = 0, median by median, as in the last lines of
-Tables 2 and 9; it means something on an idle machine only.
+paper. Gap is the accuracy on 1,000 training rows minus that on the test rows, which the regulariser is to reduce. The
+overhead is the training time of the runs with 0 < λ over that of the runs with λ = 0, median by median, as in the last
+lines of Tables 2 and 9; it means something on an idle machine only.
 
 Runs are stored in the file of `--output` one by one, and those which it has already are not repeated.
 
