@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, grid, load, names, pm, table
+from _tables import ROOT, grid, load, names, pm, table, trivial
 
 NOT_RUN = "This experiment has not been run yet: there is no result, and no claim.\n"
 KERNELS = {"s4d": "S4D-LegS", "s4": "S4-LegS"}
@@ -59,6 +59,8 @@ def start_scales() -> str:
     for start, by_scale in found.items():
         for b, values in by_scale.items():
             rows.append([start, b, *(pm(numbers, 2) for numbers in values.values())])
+    for b, values in trivial("gaussian_process").items():
+        rows.append(["constant", b, "", pm(values["test MSE"][:3], 2), ""])
     for place, b in enumerate(("1", "0.1", "0.01")):
         rows.append(["paper", b, "", *(f"{theirs[name][place]:g}" for name in ("test MSE", "ψ²/√n"))])
     return grid(["start", "b", "ψ²/√n at the start", "test MSE", "ψ²/√n after training"], rows)

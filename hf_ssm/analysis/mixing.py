@@ -15,7 +15,7 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.observers import Observer, measured_tau, observing
 from hf_ssm.modules.operator import SequenceOperator, operators_in
-from hf_ssm.modules.rows import Reading
+from hf_ssm.modules.rows import Reading, is_shared
 from hf_ssm.theory.mixing import mixed_tau
 from hf_ssm.utils.checks import check_batch, check_model
 from hf_ssm.utils.evaluation import evaluating, unwrapped
@@ -30,7 +30,7 @@ def mixers_of(model: nn.Module) -> dict[SequenceOperator, nn.Module]:
     Raises:
         ValueError: An operator of another kind.
     """
-    mixers = {}
+    mixers: dict[SequenceOperator, nn.Module] = {}
     for block in (part for part in model.modules() if isinstance(part, Block)):
         for name, operator in operators_in(block):
             if not isinstance(operator, LongConvolution):
@@ -73,7 +73,15 @@ def operator_mixed_tau(
         reading: What it mixes.
         mixer: Its mixer, see `mixers_of`.
         processes: The processes whose rows are one batch.
+
+    Raises:
+        ValueError: Processes share the matrix or the positions of the rows.
     """
+    if is_shared(reading.layout):
+        raise ValueError(
+            "Processes share the positions of these rows (context parallelism): τ behind the mixing matrix needs whole "
+            "rows. Use the mean of τ over the channels (rescale_by='mean')."
+        )
     matrix = _mixing_matrix(mixer, reading.group, operator)
     if matrix is None or operator.tau_statistics != "batch":
         return measured_tau(operator, reading, processes)
@@ -84,9 +92,10 @@ def operator_mixed_tau(
         # In reversed time, with the first tap at its lag.
         first, length = operator.backward_first_lag, kernel.shape[-1]
         shifted = F.pad(kernel[:, : length - first], (first, 0))
-        flipped = [None if t is None else _flip(t, reading.layout) for t in (reading.inputs, reading.mask)]
+        inputs = _flip(reading.inputs, reading.layout)
+        mask = None if reading.mask is None else _flip(reading.mask, reading.layout)
         options["documents"] = None if reading.layout is None else reading.layout.reversed()
-        taus.append(mixed_tau(shifted, matrix, *flipped, **options))
+        taus.append(mixed_tau(shifted, matrix, inputs, mask, **options))
     return torch.stack(taus).mean().to(next(operator.parameters()).dtype)
 
 
