@@ -22,6 +22,13 @@ training sequences), both at initialisation, for 12 lengths L; and the training 
     python examples/gaussian_process.py --kernel-type s4d
     python examples/gaussian_process.py --table-1-only --seeds 10
     python examples/gaussian_process.py --picture figure_2.png   # needs matplotlib
+    python examples/gaussian_process.py --start-scales
+
+The last command asks why ψ²/√n without rescaling is about twice the paper's. The kernel is linear in B and in C, so
+that ψ² of a fresh model is multiplied by the square of their scale, and rescaling (7) removes that scale: a model whose
+C is multiplied by any number is the same model after (7). The rows with (7) therefore do not depend on it, and the
+others do. The command trains without (7) and (8) from smaller C, and from a B that is limited to 2 in size, as the
+public code of S4 limits the imaginary part of its B (`B_clip=2.0` of `nplr`).
 """
 
 import argparse
@@ -57,6 +64,10 @@ TABLE_12 = {
 DECAYS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 DECAYED = {"weight decay of A": "dynamics_weight_decay", "weight decay of A as stored": "stored_weight_decay"}
 MEASURES = ("train MSE", "test MSE", "ψ²/√n")
+AT_START = "ψ²/√n at the start"
+CLIPPED = "B of at most 2"
+# What the initial C is multiplied by.
+STARTS = {"": 1.0, "C / √2": 2**-0.5, "C / 2": 0.5, CLIPPED: 1.0}
 # For b = 1, 0.1, 0.01.
 PAPER_TABLE_1 = {
     "w/o (7, 8)": {"train MSE": (0.15, 0.67, 2.50), "test MSE": (0.25, 1.01, 4.70), "ψ²/√n": (0.93, 5.16, 46.23)},
@@ -151,12 +162,26 @@ def decay_as_stored(trainer: SSMTrainer, decay: float) -> None:
     optimizer.add_param_group({"params": chosen, "lr": DYNAMICS_RATE, "weight_decay": decay})
 
 
-def run(setting: Setting, b: float, seed: int, stored_weight_decay: float = 0.0, **flags: Any) -> dict[str, Any]:
-    """Train one model; its errors, its generalisation measure, and the training loss of each epoch."""
+@torch.no_grad()
+def scale_start(model: S4ForSignalRegression, start: str) -> None:
+    """Change the initial B or C of a fresh model, one of `STARTS`."""
+    filters = model.model.layers[0].mixer.long_conv.filter
+    filters.C.mul_(STARTS[start])
+    if start == CLIPPED:
+        # Real and positive in our basis of eigenvectors, so that the size is the number itself.
+        filters.B.clamp_(max=2.0)
+
+
+def run(
+    setting: Setting, b: float, seed: int, stored_weight_decay: float = 0.0, start: str = "", **flags: Any
+) -> dict[str, Any]:
+    """Train one model; its errors, its generalisation measure before and after, and the loss of each epoch."""
     data = draw_data(setting, setting.length, b, seed)
     rows = {name: [{"input_values": x, "labels": y} for x, y in zip(*pair, strict=True)] for name, pair in data.items()}
     decay = flags.pop("dynamics_weight_decay", 0.0)
     model = build_model(setting, seed, **flags)
+    scale_start(model, start)
+    at_start = measure(model, setting.length, b)
     with tempfile.TemporaryDirectory() as folder:
         arguments = quiet_training(
             folder,
@@ -180,7 +205,8 @@ def run(setting: Setting, b: float, seed: int, stored_weight_decay: float = 0.0,
         trainer.train()
         curve = [log.get("task_loss", log["loss"]) for log in trainer.state.log_history if "loss" in log]
         errors = [trainer.evaluate(rows[name])["eval_loss"] for name in ("train", "test")]
-    return {**dict(zip(MEASURES, [*errors, measure(model, setting.length, b)], strict=True)), "curve": curve}
+    measures = [*errors, measure(model, setting.length, b)]
+    return {**dict(zip(MEASURES, measures, strict=True)), AT_START: at_start, "curve": curve}
 
 
 def run_seeds(setting: Setting, seeds: int, **flags: Any) -> dict[str, dict[str, list]]:
@@ -202,6 +228,24 @@ def best_decay(setting: Setting, seeds: int, argument: str, decays: Sequence[flo
         errors = {decay: statistics.mean(rows[b]["test MSE"]) for decay, rows in tried.items()}
         best = min(errors, key=lambda decay: errors[decay])
         found[b] = {**tried[best][b], "coefficient": best, "test MSE by coefficient": errors}
+    return found
+
+
+def start_scales(setting: Setting, seeds: int) -> dict[str, Any]:
+    """Measures of training from another initial scale, without (7) and (8)."""
+    found: dict[str, Any] = {}
+    for start in STARTS:
+        found[start or "unchanged"] = {}
+        for b in SCALES:
+            runs = [run(setting, b, seed, start=start) for seed in range(seeds)]
+            names = (AT_START, *MEASURES[1:])
+            found[start or "unchanged"][f"{b:g}"] = {name: [one[name] for one in runs] for name in names}
+    rows = [
+        [start, b, *(mean_and_deviation(values, 2) for values in by_name.values())]
+        for start, by_scale in found.items()
+        for b, by_name in by_scale.items()
+    ]
+    print_table(["start", "b", AT_START, *MEASURES[1:]], rows)
     return found
 
 
@@ -324,6 +368,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernel-type", choices=("s4", "s4d"), default="s4", help="S4-LegS (the paper's) or S4D-LegS")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
     parser.add_argument("--table-1-only", action="store_true", help="leave Table 12 and Figure 2 out")
+    parser.add_argument("--start-scales", action="store_true", help="only the comparison of initial scales of B and C")
     parser.add_argument("--picture", help="draw Figure 2 to this file (needs matplotlib)")
     return parser.parse_args(argv)
 
@@ -335,6 +380,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tiny:
         setting = Setting(args.kernel_type, length=24, num_test=8, epochs=2, state_size=4, lengths=(1, 24))
         seeds, decays = 1, (1.0,)
+    if args.start_scales:
+        write_results(args, {"start_scales": start_scales(setting, seeds)})
+        return
     table_1 = {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_1.items()}
     print_table_1(table_1)
     results: dict[str, Any] = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}

@@ -20,7 +20,7 @@ from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["OperatorRecord", "record_operators", "sequence_operators"]
+__all__ = ["OperatorRecord", "batches_of", "model_inputs", "record_operators", "sequence_operators"]
 
 # Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
@@ -142,10 +142,10 @@ class _Recorder(Observer):
         for index, direction in enumerate(directions):
             empty = _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in reading.statistics}
             inputs, statistics = self.seen.setdefault((operator, reading.group, direction), empty)
-            for batch, mask in _batches(reading.inputs, reading):
+            for batch, mask in batches_of(reading.inputs, reading):
                 inputs.add(batch, mask, from_first=index == 1)
             for name, moments in statistics.items():
-                for batch, mask in _batches(reading.statistics[name], reading):
+                for batch, mask in batches_of(reading.statistics[name], reading):
                     moments.add(batch, mask)
 
     def records(self) -> Iterator[OperatorRecord]:
@@ -170,7 +170,7 @@ class _Recorder(Observer):
             yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, power, longest=len(inputs.mean))
 
 
-def _batches(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
+def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
     """Sequences `(B, L, ...)` and their mask; of packed documents, those of each bucket."""
     return [(sequences, reading.mask)] if reading.layout is None else reading.layout.masked_batches(sequences)
 

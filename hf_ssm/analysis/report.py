@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from hf_ssm import plotting
+from hf_ssm.analysis.assumption import LayerAssumption, assumption_table, layer_assumptions
 from hf_ssm.analysis.bounds import ModelBound, generalization_bound
 from hf_ssm.analysis.complexity import LayerComplexity, layer_complexities
 from hf_ssm.analysis.frequency import (
@@ -68,6 +69,7 @@ class TheoryReport:
         model: `class`, `family`, `layers`, `parameters`, and whether the weights were `rescaled`.
         data: Measured `rows`, the length of the `longest`, `num_sequences` n, and the caller's `data`.
         complexity: τ, ψ²/√n and the filter norms of each layer.
+        assumption: Tails and continuity of the inputs of each layer, and the bound on its outputs.
         bands: Ends of the frequency bands, radians per sample.
         responses: Of all long convolutions; none for selective models.
         variation: Total variation by layer and direction.
@@ -83,6 +85,7 @@ class TheoryReport:
     model: dict[str, Any]
     data: dict[str, Any]
     complexity: list[LayerComplexity]
+    assumption: list[LayerAssumption]
     bands: tuple[float, ...]
     responses: list[FrequencyResponse]
     variation: list[Variation]
@@ -106,6 +109,7 @@ class TheoryReport:
                     {**dataclasses.asdict(layer), "tau_of_channels": layer.tau_of_channels.tolist()}
                     for layer in self.complexity
                 ],
+                "assumption": [dataclasses.asdict(layer) for layer in self.assumption],
                 "bands": list(self.bands),
                 "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
                 "alpha": _as_dict(self.alpha),
@@ -230,6 +234,7 @@ def theory_report(
         },
         data={**(data or {}), "rows": rows, "longest": records[0].longest, "num_sequences": n},
         complexity=complexity,
+        assumption=layer_assumptions(model, batches, records),
         bands=tuple(float(edge) for edge in bands),
         responses=responses,
         variation=layer_variations(responses, bands),
@@ -283,6 +288,7 @@ def tables_of(report: TheoryReport) -> list[Table]:
     """All parts of a report, in the order of reading."""
     return [
         _complexity_table(report),
+        assumption_table(report.assumption),
         _variation_table(report),
         _alpha_table(report),
         *_bound_tables(report),

@@ -156,17 +156,18 @@ def rescaling_factor(tau: Tensor) -> Tensor:
 def output_bound(num_points: int, sub_gaussian: float = 1.0, hoelder_constant: float = 0.0) -> float:
     """A bound on E|y| at the last position for any channel with τ = 1.
 
-    E|y| ≤ 1 + H + σ √(2 log 2N) + σ / √(2 log 2N), for every kernel. It follows from the expected supremum of the
+    E|y| ≤ 1 + L + σ √(2 log 2N) + σ / √(2 log 2N), for every kernel. It follows from the expected supremum of the
     normalised input (x - μ)/√K. For a channel with another τ, the bound is multiplied by √τ.
 
     Args:
         num_points: N. For a sequence, its length. For a process on [0, T], ⌈T⌉ + 1.
         sub_gaussian: σ with P(|x - μ|/√K ≥ u) ≤ 2 exp(-u²/2σ²) at each position; 1 for Gaussian inputs.
-        hoelder_constant: H, the factor in the Hölder condition on the normalised process; 0 for a sequence, which needs
+            `theory.processes` measures it and the next one.
+        hoelder_constant: L, the factor in the Hölder condition on the normalised process; 0 for a sequence, which needs
             no continuity.
 
     Raises:
-        ValueError: `num_points` below 1, or a negative σ or H.
+        ValueError: `num_points` below 1, or a negative σ or L.
 
     Source: Liu & Li 2024, Proposition 4.3, with the constants of its proof in Appendix F.
     """

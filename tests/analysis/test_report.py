@@ -155,7 +155,7 @@ def test_markdown_tables_are_whole(make_model) -> None:
     text = theory_report(model, two_batches(), parameter_change=change).to_markdown()
     assert text.startswith("## Theory report\n\n### Complexity\n\n| layer |")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for rows in blocks:
         assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
     assert f"| {QUANTITIES['A_imag']} | 0.25 |" in text and f"| {QUANTITIES['sobolev_order']} | – |" in text

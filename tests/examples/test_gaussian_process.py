@@ -144,3 +144,33 @@ def test_spread_is_the_largest_ratio_among_the_b(script) -> None:
     values = {"1": [1, 8], "0.1": [2, 2], "0.01": [6, 4]}
     figure = {f"plain, b = {b}": {"output": by_length} for b, by_length in values.items()}
     assert script.spread(figure, "plain", "output") == [6, 4]
+
+
+def test_the_initial_scale_is_squared_in_the_measure_and_removed_by_rescaling(script) -> None:
+    """ψ² is quadratic in C; after (7) models of all scales are the same model."""
+    setting, b = tiny(script), 0.1
+    inputs = script.draw_data(setting, setting.length, b, 0)["train"][0]
+    measures, rescaled = {}, {}
+    for start in script.STARTS:
+        model = script.build_model(setting, 0)
+        script.scale_start(model, start)
+        measures[start] = script.measure(model, setting.length, b)
+        script.rescale_init_(model, {"input_values": inputs})
+        rescaled[start] = model(input_values=inputs).logits
+    assert measures["C / √2"] == pytest.approx(measures[""] / 2, rel=1e-5)
+    assert measures["C / 2"] == pytest.approx(measures[""] / 4, rel=1e-5)
+    for start in ("C / √2", "C / 2"):
+        torch.testing.assert_close(rescaled[start], rescaled[""], rtol=1e-5, atol=1e-5)
+    large = script.build_model(script.Setting("s4", length=20), 0)
+    script.scale_start(large, script.CLIPPED)
+    assert large.model.layers[0].mixer.long_conv.filter.B[..., 0].max().item() == 2
+
+
+def test_training_from_another_scale_is_measured_before_and_after(script, monkeypatch) -> None:
+    monkeypatch.setattr(script, "SCALES", (0.1,))
+    monkeypatch.setattr(script, "STARTS", {"": 1.0, "C / 2": 0.5})
+    found = script.start_scales(tiny(script), 1)
+    plain, smaller = found["unchanged"]["0.1"], found["C / 2"]["0.1"]
+    assert smaller[script.AT_START][0] == pytest.approx(plain[script.AT_START][0] / 4, rel=1e-5)
+    assert plain["ψ²/√n"] != plain[script.AT_START]
+    assert smaller["test MSE"] != plain["test MSE"]

@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,12 +39,15 @@ TRIVIAL = {
     "motif_variants": "| Markov chain, order 0 (counts of bases) |",
     "moving_mnist": "| still |",
     "planted_motifs": "| most frequent class |",
+    "regulariser_trend_images": "| most frequent class |",
+    "regulariser_trend_listops": "| most frequent answer |",
     "rc_equivariance": "| most frequent class |",
     "real_dna": "| most frequent class |",
     "regularisers": "| constant predictor |",
     "sequential_images": "most frequent class 0.114",
     "sequential_images_s5": "| most frequent class |",
     "sparse_majority": "| most frequent class |",
+    "start_scales": "| constant |",
     "synthetic_tasks": "| constant |",
     "waves": "| guessing the mean |",
     "zero_shot_needle": "(chance 0.25)",
@@ -81,9 +85,9 @@ def test_each_table_of_the_experiments_has_a_trivial_baseline(script: ModuleType
     tables = {name: text for page in PAGES for name, _, text in script.BLOCK.findall(read(page))}
     assert set(tables) == set(TRIVIAL) | WITHOUT_TASK
     assert not set(TRIVIAL) & WITHOUT_TASK
-    # A table without stored results is empty.
-    shown = {name: " ".join(text.split()) for name, text in tables.items() if text.strip()}
-    assert [name for name, words in TRIVIAL.items() if words not in shown.get(name, words)] == []
+    shown = {name: " ".join(text.split()) for name, text in tables.items()}
+    stored = [name for name, text in shown.items() if sys.modules["_tables"].NOT_RUN not in text]
+    assert [name for name in TRIVIAL if name in stored and TRIVIAL[name] not in shown[name]] == []
 
 
 def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,191 @@
+"""Assumption 4.1 of Liu & Li 2024 for the inputs of each layer, and the bound on its outputs that follows.
+
+Legend: `B` rows, `L` positions, `D` channels of one operator.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_ssm.analysis.recording import OperatorRecord, batches_of, model_inputs, sequence_operators
+from hf_ssm.analysis.tables import Table
+from hf_ssm.modules.block import Block
+from hf_ssm.modules.observers import Observer, observing
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.rows import Reading
+from hf_ssm.theory.complexity import output_bound, tau
+from hf_ssm.theory.processes import (
+    hoelder_constant,
+    hoelder_exponent,
+    lags_of,
+    normalized_process,
+    sub_gaussian_parameter,
+)
+from hf_ssm.utils.evaluation import evaluating, unwrapped
+
+__all__ = ["LayerAssumption", "assumption_table", "layer_assumptions"]
+
+# Numbers of an operator that are kept, and the largest distance of the positions whose values are compared.
+_NUMBERS, _MAX_LAG = 2**21, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerAssumption:
+    """What Assumption 4.1 asks for, measured on the inputs of the operators of one layer.
+
+    Attributes:
+        layer: Number of the block.
+        sub_gaussian: σ, the largest among the channels.
+        hoelder_exponent: H, the median of the channels that are not constant in time; NaN if all are, or for fewer than
+            3 positions.
+        hoelder_constant: L of the channel with the largest, each for its own H, over at most 16 positions.
+        output_size: Mean of |y| / √τ at the last position, over rows and channels; `None` for operators whose
+            kernel varies in time or mixes channels.
+        output_bound: Proposition 4.3 for this σ and the positions of a sequence: what `output_size` cannot exceed, for
+            any kernel.
+        num_sequences: Rows that were measured.
+    """
+
+    layer: int
+    sub_gaussian: float
+    hoelder_exponent: float
+    hoelder_constant: float
+    output_size: float | None
+    output_bound: float
+    num_sequences: int
+
+
+class _Values(Observer):
+    """Keeps the inputs of operators until there are enough of them."""
+
+    def __init__(self, records: Mapping[tuple[SequenceOperator, int], OperatorRecord]):
+        self.records = records
+        self.rows: dict[tuple[SequenceOperator, int], list[tuple[Tensor, Tensor | None]]] = {}
+        self.is_full = False
+
+    def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
+        place = operator, reading.group
+        if place not in self.records:
+            return
+        kept = self.rows.setdefault(place, [])
+        for inputs, mask in batches_of(reading.inputs, reading):
+            room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
+            self.is_full = room <= len(inputs)
+            if room > 0:
+                kept.append((inputs[:room].detach().double(), None if mask is None else mask[:room]))
+
+
+def layer_assumptions(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], records: Sequence[OperatorRecord]
+) -> list[LayerAssumption]:
+    """Measure Assumption 4.1 on the inputs of each layer, in one more pass over as many rows as it needs.
+
+    Args:
+        model: The model of the records.
+        batches: The batches of the records.
+        records: Of `record_operators`; mean and variance of the inputs are those of all rows.
+
+    Source: Liu & Li 2024, Assumption 4.1 and Proposition 4.3.
+    """
+    places = {name: operator for name, _, operator in sequence_operators(model)}
+    forward = {(places[record.name], record.group): record for record in records if record.direction == "forward"}
+    values = _Values(forward)
+    inner = unwrapped(model)
+    device = next(inner.parameters()).device
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
+    with observing(blocks, values), evaluating(model):
+        for batch in batches:
+            inner(**model_inputs(batch, device), use_cache=False)
+            if values.is_full:
+                break
+    measured = [(record.layer, _measure(*place, record, values.rows[place])) for place, record in forward.items()]
+    return [
+        _of_layer(layer, [found for other, found in measured if other == layer], records[0].longest)
+        for layer in sorted({layer for layer, _ in measured})
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """σ, H and L of each channel of one operator, |y| / √τ of its rows and channels, and the number of rows."""
+
+    sigma: Tensor
+    exponent: Tensor
+    constant: Tensor
+    size: Tensor | None
+    rows: int
+
+
+def _measure(
+    operator: SequenceOperator, group: int, record: OperatorRecord, kept: Sequence[tuple[Tensor, Tensor | None]]
+) -> _Measured:
+    inputs, mask = _joined(kept)
+    channels = inputs.shape[-1]
+    # A kernel matrix has its moments in one column, a spatial convolution in a column for each neighbour.
+    mean, variance = (
+        (moments.view(channels, -1).T if moments.shape[1] == 1 else moments[:, :: operator.neighbours]).contiguous()
+        for moments in (record.mean, record.variance)
+    )
+    process = normalized_process(inputs, mean, variance, mask)
+    short = inputs.shape[1] < 3
+    exponent = process.new_full((channels,), math.nan) if short else hoelder_exponent(process, mask)
+    constant = hoelder_constant(process, exponent.nan_to_num(1.0), mask, _MAX_LAG)
+    size = None
+    if operator.is_time_invariant and operator.neighbours == 1 and record.kernel.shape == (channels, len(mean)):
+        taps = record.kernel.T[lags_of(inputs, mask).clamp(min=0)]
+        output = (inputs * taps if mask is None else inputs * taps * mask.unsqueeze(-1)).sum(dim=1)
+        size = output.abs().mean(dim=0) / tau(record.kernel, mean, variance).sqrt()
+    return _Measured(sub_gaussian_parameter(process, mask), exponent, constant, size, len(inputs))
+
+
+def _joined(kept: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Batches of several lengths as one, padded on the left."""
+    longest = max(inputs.shape[1] for inputs, _ in kept)
+    padded = [F.pad(inputs, (0, 0, longest - inputs.shape[1], 0)) for inputs, _ in kept]
+    if all(mask is None and inputs.shape[1] == longest for inputs, mask in kept):
+        return torch.cat(padded), None
+    masks = [torch.ones_like(inputs[..., 0]) if mask is None else mask for inputs, mask in kept]
+    return torch.cat(padded), torch.cat([F.pad(mask.bool(), (longest - mask.shape[1], 0)) for mask in masks])
+
+
+def _of_layer(layer: int, operators: Sequence[_Measured], longest: int) -> LayerAssumption:
+    sigma = max(operator.sigma.max().item() for operator in operators)
+    sizes = [operator.size for operator in operators if operator.size is not None]
+    return LayerAssumption(
+        layer=layer,
+        sub_gaussian=sigma,
+        hoelder_exponent=torch.cat([operator.exponent for operator in operators]).nanmedian().item(),
+        hoelder_constant=max(operator.constant.max().item() for operator in operators),
+        output_size=torch.cat(sizes).nanmean().item() if sizes else None,
+        output_bound=output_bound(longest, sigma),
+        num_sequences=operators[0].rows,
+    )
+
+
+def assumption_table(layers: Sequence[LayerAssumption]) -> Table:
+    """The part of the theory report on Assumption 4.1."""
+    rows = [
+        (
+            layer.layer,
+            layer.sub_gaussian,
+            layer.hoelder_exponent if math.isfinite(layer.hoelder_exponent) else None,
+            layer.hoelder_constant,
+            layer.output_size,
+            layer.output_bound,
+        )
+        for layer in layers
+    ]
+    notes = [
+        f"Inputs of each layer, normalised by their mean and variance at each position, on {layers[0].num_sequences} "
+        "sequences. σ: sub-Gaussian parameter of the channel with the heaviest tails (1 for a normal distribution). "
+        "H and L: Hölder exponent (0 for white noise, 1 for smooth signals) and constant, with a position as the unit "
+        "of time. Output: the mean of its absolute value at the last position, which the bound limits for any kernel "
+        "(Liu & Li 2024, Assumption 4.1 and Proposition 4.3)."
+    ]
+    header = ("layer", "σ", "H", "L", "output / √τ", "its bound")
+    return Table("Tails and continuity of the inputs", header, rows, notes)

@@ -1,0 +1,105 @@
+"""τ of the map behind the channels: the outputs of the convolutions after a mixing matrix, with correlated channels.
+
+Legend: `B` rows, `L` positions, `D` channels, `O` outputs of the mixing matrix. "By lag" means by distance to the last
+token.
+
+A layer computes `z = W y` with `y_d = Σ_ℓ k_{d,ℓ} x_{d,ℓ}` at the last position. Liu & Li take the mean of τ over the
+channels and leave the dependence between channels open (Section 5). This is our definition. With
+w_{o,ℓ} = W_o ⊙ k_ℓ, what output o weighs the inputs of lag ℓ with, and Γ_ℓ, the covariance between channels at lag ℓ,
+
+τ_o^{1/2} = Σ_ℓ √(w_{o,ℓ}ᵀ Γ_ℓ w_{o,ℓ}) + |Σ_ℓ w_{o,ℓ}ᵀ μ_ℓ|.
+
+The size |k_ℓ| √K_ℓ of one position in eq. (6) is the standard deviation of what that position adds to the output, and
+so is the square root here. What follows from that in the paper carries over: the first term bounds the standard
+deviation of z_o for any correlation in time (Minkowski's inequality), and Proposition 4.3 holds for z_o, with the
+process w_{o,ℓ}ᵀ (x_ℓ - μ_ℓ) / √(w_{o,ℓ}ᵀ Γ_ℓ w_{o,ℓ}) in place of x̃. Theorem 4.2 does not carry over as it is, because
+this process depends on the model.
+
+- With W = I it is τ of each channel, whatever the correlation.
+- With uncorrelated channels of mean 0, τ_o is a mean with the weights W_od²: for one lag, exactly Σ_d W_od² τ_d.
+- With equal inputs in all channels, τ_o is that of the single kernel Σ_d W_od k_d: kernels may add up or cancel.
+- τ of the matrix of all kernels (`theory.mimo.matrix_tau`), which does not use the correlation, is an upper bound.
+
+It therefore differs from the mean over channels where channels are correlated, or where the rows of W do not have the
+norm 1 (a fresh `nn.Linear` has rows of norm about 1/√3).
+"""
+
+import torch
+from torch import Tensor
+
+from hf_ssm.ops.documents import Documents
+from hf_ssm.theory.complexity import tau
+from hf_ssm.theory.moments import lag_moments
+from hf_ssm.theory.processes import lags_of
+from hf_ssm.utils.processes import Processes
+
+__all__ = ["mixed_tau", "mixed_tau_reference"]
+
+
+def mixed_tau(
+    kernel: Tensor,
+    mixing: Tensor,
+    inputs: Tensor,
+    mask: Tensor | None = None,
+    *,
+    documents: Documents | None = None,
+    processes: Processes | None = None,
+) -> Tensor:
+    """τ of each output of a mixing matrix behind the convolutions, see the head of this module.
+
+    What each position adds to the outputs has the moments of eq. (6); the covariance matrices are not formed.
+    Its cost is that of the linear map of all positions, B L D O multiply-adds.
+
+    Args:
+        kernel: `(D, L)`, with a feed-through at lag 0; L at least the length of the inputs.
+        mixing: W, `(O, D)`.
+        inputs: `(B, L, D)`, or documents in their layout, `(1, T, D)`.
+        mask: `(B, L)`; `None` if all positions are tokens.
+        documents: The layout of the documents.
+        processes: Processes whose rows form one batch, as in `lag_moments`.
+
+    Returns:
+        `(O,)`; the mean over outputs is the τ of a layer.
+
+    Raises:
+        ValueError: A `mixing` matrix of other channels than the kernel's.
+
+    Source: an extension of Liu & Li 2024, eq. (6).
+    """
+    if mixing.dim() != 2 or mixing.shape[1] != len(kernel):
+        raise ValueError(
+            f"`mixing` must have shape (outputs, {len(kernel)}), a column for each channel of the kernel, got "
+            f"{tuple(mixing.shape)}."
+        )
+
+    def added(rows: Tensor, row_mask: Tensor | None) -> Tensor:
+        taps = kernel.T[lags_of(rows, row_mask).clamp(min=0)].to(rows)
+        return (rows * taps) @ mixing.T.to(rows)
+
+    sizes = added(inputs, mask) if documents is None else documents.map(added, inputs)
+    mean, variance = lag_moments(sizes, mask, length=kernel.shape[1], processes=processes, documents=documents)
+    return tau(torch.ones_like(mean).T, mean, variance)
+
+
+def mixed_tau_reference(kernel: Tensor, mixing: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Reference for `mixed_tau`: the definition with the covariance matrix of each lag, in float64."""
+    kernel, mixing, inputs = kernel.double(), mixing.double(), inputs.double()
+    batch, length, _ = inputs.shape
+    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
+    values = []
+    for weights in mixing:
+        spread, centre = inputs.new_zeros(()), inputs.new_zeros(())
+        for lag in range(length):
+            seen = [inputs[b, row[-1] - lag] for b, row in enumerate(rows) if row and row[-1] - lag in row]
+            if not seen:
+                continue
+            samples = torch.stack(seen)
+            mean = samples.mean(0)
+            covariance = (samples - mean).T @ (samples - mean) / len(samples)
+            weighted = weights * kernel[:, lag]
+            size = weighted @ covariance @ weighted
+            if size > 0:
+                spread = spread + size.sqrt()
+            centre = centre + weighted @ mean
+        values.append((spread + centre.abs()) ** 2)
+    return torch.stack(values)
