@@ -124,7 +124,7 @@ def test_names_of_transformers_scripts():
         "--no_load_best_model_at_end --lr_scheduler_type linear"
     )
     args = parse(line.split())
-    settings = train_command._settings(args)
+    settings = train_command.resolved(args, {})
     assert (settings.model["checkpoint"], settings.data["dataset"], str(args.output)) == ("m", "d", "o")
     assert settings.data["max_length"] == 9
     found = settings.training

@@ -98,7 +98,7 @@ def test_text_of_a_field_that_takes_no_other_type():
     assert assigned["training"] == {"eval_strategy": "no", "run_name": "7", "bf16": False}
     words = ["--save_strategy", "no", "--run_name", "1e3", "--bf16", "false"]
     args = parse(["train", "--dataset", "planted-motifs", "--output", "o", *words])
-    found = train_command._settings(args).training
+    found = train_command.resolved(args, {}).training
     assert (found["save_strategy"], found["run_name"], found["bf16"]) == ("no", "1e3", False)
 
 

@@ -32,7 +32,7 @@ from hf_ssm.data import with_random_reverse_complement, with_random_unknown_base
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.data.windows import FastaWindows
 from hf_ssm.training import folder, launch
-from hf_ssm.training.build import build_model, chosen_fields
+from hf_ssm.training.build import build_model, chosen_fields, time_step_fields
 from hf_ssm.training.chunks import check_chunks, pieces_of
 from hf_ssm.training.context import context_size
 from hf_ssm.training.inputs import RunData, build_collator, load_data
@@ -148,6 +148,8 @@ def plan(
     settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
         settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
+    if checkpoint is None:
+        settings = dataclasses.replace(settings, model={**settings.model, **time_step_fields(settings, data)})
     if checkpoint is not None:
         launch.on_main(lambda: _check_same_data(output, data.splits))
         _warn_of_other_random_numbers(checkpoint)

@@ -23,7 +23,6 @@ from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["Trial", "TuningResult", "tune"]
 
-BASE_NAME = "default_config.yaml"
 RUNS_NAME = "runs"
 
 
