@@ -13,6 +13,7 @@ from hf_ssm.utils.files import write_text_atomically
 
 Row = dict[str, Any]
 SPLITS = ("train", "validation", "test")
+SHIPPED = Path(__file__).parent / "data"
 # Integration step of the pendulum, in seconds.
 _STEP = 0.01
 
@@ -108,14 +109,19 @@ def write_task(path: Path, task: Mapping[str, Any], rows: Mapping[str, int], see
         return
     options = dict(task["options"])
     if "file" in options:
-        options["file"] = str(data / options["file"])
+        options["file"] = str(find_file(options["file"], data))
     splits = SOURCES[task["source"]](rows, seed, options)
     lines = [json.dumps({**row, "split": name}) for name in SPLITS for row in splits[name]]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, "\n".join(lines) + "\n")
 
 
+def find_file(name: str, data: Path) -> Path:
+    """A file of the folder `data`, or of `examples/data`."""
+    return next((folder / name for folder in (data, SHIPPED) if (folder / name).is_file()), data / name)
+
+
 def missing_file(task: Mapping[str, Any], data: Path) -> str | None:
-    """The file of the task that is not in the folder `data`, if any."""
+    """The file of the task that does not exist, if any."""
     name = task["options"].get("file")
-    return None if name is None or (data / name).is_file() else str(name)
+    return None if name is None or find_file(name, data).is_file() else str(name)

@@ -1,28 +1,31 @@
 """`hf-ssm tune` against searches of equal cost, on eight tasks, with everything fixed in advance.
 
-`examples/tuning_benchmark.yaml` has the tasks, sizes, steps, seeds, spaces and aims. It was written before the first run,
-and a result names its SHA-256, and that of the code of the rules. For each task and each of three splits:
+`examples/tuning_benchmark.yaml` has the tasks, sizes, steps, seeds, spaces and aims. It was written before the first
+run, and a result names its SHA-256, and that of the code of the rules. For each task and each of three splits:
 
-- *default*: the defaults of `hf-ssm train` with one learning rate for all tasks, chosen on the first split of all tasks.
-- *tune*: `hf_ssm.tuning.tune`, which starts from this default: six runs, and the best with three fresh seeds (12 runs).
-- *random*, *TPE*: 12 runs over learning rate, step sizes, rescaling and λ by optuna, of which the first is the default.
+- *default*: the defaults of `hf-ssm train` with one learning rate for all tasks, chosen on the first split of all
+  tasks.
+- *tune*: `hf_ssm.tuning.tune`, which starts from this default: six runs, and the best with three fresh seeds (12
+  runs).
+- *random*, *TPE*: 12 runs over learning rate, step sizes, rescaling and λ by optuna, of which the first is the
+  default.
 - *learning rate*: 12 learning rates.
 - *grid*: 25 runs, five learning rates and five ranges of step sizes (Hyena's implicit filter: of α).
 
 Each method sees the validation rows only. Its choice is trained with five other seeds, whose test errors count: 1 -
-accuracy, nats per byte, or the mean squared error. A run that diverges counts with the error of the constant prediction.
-± is the standard error of the mean over the splits, and a difference is one of means over the same splits. All runs are
-ordinary runs of `hf_ssm.training` in long-lived processes with one thread each. Finished runs are stored in `--folder`,
-shared by the methods and not repeated, so that an interrupted benchmark continues.
+accuracy, nats per byte, or the mean squared error. A run that diverges counts with the error of the constant
+prediction. ± is the standard error of the mean over the splits, and a difference is one of means over the same
+splits. All runs are ordinary runs of `hf_ssm.training` in long-lived processes with one thread each. Finished runs
+are stored in `--folder`, shared by the methods and not repeated, so that an interrupted benchmark continues.
 
-`hf-ssm train` has no column for the `time_deltas` of S5, and τ is not defined with them: the model of the pendulum, which
-is a simulation, gets the time since the last observation as a second channel.
+`hf-ssm train` has no column for the `time_deltas` of S5, and τ is not defined with them: the model of the pendulum,
+which is a simulation, gets the time since the last observation as a second channel.
 
-    python examples/get_data.py promoters human_or_worm coding_or_intergenic imdb mnist
+    python examples/get_data.py promoters human_or_worm imdb mnist
     python examples/tuning_benchmark.py --jobs 2 --output examples/results/tuning_benchmark.json
+
 """
 
-import argparse
 import gc
 import hashlib
 import json
@@ -50,6 +53,7 @@ from hf_ssm.training.inputs import RunData, load_data
 from hf_ssm.training.run import RunProgress, train
 from hf_ssm.training.settings import SECTIONS, RunSettings, resolve
 from hf_ssm.tuning import Outcome, outcome_of, tune
+from hf_ssm.tuning.runs import diverged
 from hf_ssm.utils.files import write_text_atomically
 
 FROZEN = Path(__file__).with_suffix(".yaml")
@@ -140,16 +144,11 @@ class Runs:
             try:
                 result = train(settings, Path(folder), progress=RunProgress(), choose=True, data=self.data[source])
             except FloatingPointError as error:
-                seconds = time.perf_counter() - started
-                metric, greater = ("accuracy", True) if "classification" in settings.task else (
-                    ("perplexity", False) if settings.task == "causal-lm" else ("mse", False)
-                )
-                failed = Outcome(math.nan, metric, greater, failed=True, seconds=seconds, problem=str(error))
+                failed = diverged(settings, str(error), time.perf_counter() - started)
                 return {"outcome": failed.to_dict(), "test": None, "chance": None}
         outcome = outcome_of(result)
-        metric = outcome.metric
-        chance = {split: values[metric] for split, values in result.chance.items()}
-        return {"outcome": outcome.to_dict(), "test": result.results["test"][metric], "chance": chance}
+        chance = {split: values[outcome.metric] for split, values in result.chance.items()}
+        return {"outcome": outcome.to_dict(), "test": result.results["test"][outcome.metric], "chance": chance}
 
 
 @dataclass(frozen=True)
@@ -387,8 +386,10 @@ def summarise(units: Sequence[Mapping[str, Any]], aims: Mapping[str, int]) -> di
             "kept": sum(not each["tune"]["changes"] for each in splits),
             "kept rightly": sum(not each["tune"]["changes"] and _is_near_grid(each) for each in splits),
         }
-    near = {method: sum(task["to grid"][method][0] <= task["to grid"][method][1] for task in tasks.values()) for method in METHODS}
-    better = {method: sum(task["gain"][method][0] > task["gain"][method][1] for task in tasks.values()) for method in METHODS}
+    near, better = {}, {}
+    for method in METHODS:
+        near[method] = sum(mean <= error for mean, error in (task["to grid"][method] for task in tasks.values()))
+        better[method] = sum(mean > error for mean, error in (task["gain"][method] for task in tasks.values()))
     cost = {
         method: {
             key: sum(unit["methods"][method][key] for unit in units)

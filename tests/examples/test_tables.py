@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,7 @@ TRIVIAL = {
     "motif_variants": "| Markov chain, order 0 (counts of bases) |",
     "moving_mnist": "| still |",
     "planted_motifs": "| most frequent class |",
+    "recall_learning_rates": "| constant |",
     "rc_equivariance": "| most frequent class |",
     "real_dna": "| most frequent class |",
     "regularisers": "| constant predictor |",
@@ -44,6 +46,7 @@ TRIVIAL = {
     "sequential_images_s5": "| most frequent class |",
     "sparse_majority": "| most frequent class |",
     "synthetic_tasks": "| constant |",
+    "tuning_benchmark": "| task | constant |",
     "waves": "| guessing the mean |",
     "zero_shot_needle": "(chance 0.25)",
     "zero_shot_pairs": "A guess prefers half",
@@ -51,7 +54,7 @@ TRIVIAL = {
     "zero_shot_variants": "| Markov chain, order 0 (counts of bases) |",
 }
 # Scales before training, and costs of searches: no task that something trivial can do.
-WITHOUT_TASK = {"initial_scale", "masking_search"}
+WITHOUT_TASK = {"initial_scale", "masking_search", "tuning_aims", "tuning_calibration", "tuning_methods"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 
@@ -80,7 +83,9 @@ def test_each_table_of_the_experiments_has_a_trivial_baseline(script: ModuleType
     tables = {name: text for page in PAGES for name, _, text in script.BLOCK.findall(read(page))}
     assert set(tables) == set(TRIVIAL) | WITHOUT_TASK
     assert not set(TRIVIAL) & WITHOUT_TASK
-    assert [name for name, words in TRIVIAL.items() if words not in " ".join(tables[name].split())] == []
+    shown = {name: " ".join(text.split()) for name, text in tables.items()}
+    stored = [name for name, text in shown.items() if sys.modules["_tables"].NOT_RUN not in text]
+    assert [name for name in TRIVIAL if name in stored and TRIVIAL[name] not in shown[name]] == []
 
 
 def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
