@@ -1,5 +1,6 @@
 """Tables of the tuner's benchmark and of the learning rates of recall; see `tables.py`."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,6 +129,27 @@ def tuning_calibration() -> str:
         f"the learning rate {calibration['chosen']:g}; that of the command is 0.001."
     )
     return grid(["task", *(f"{rate:g}" for rate in calibration["rates"])], rows, note)
+
+
+@table
+def tuning_grid() -> str:
+    """Mean validation errors of the grid, by learning rate and range of step sizes."""
+    if not is_stored(BENCHMARK):
+        return not_run()
+    found = load(BENCHMARK)
+    rates, ranges, tasks = (found["grid"][key] for key in ("rates", "values", "tasks"))
+    errors = [unit["grid"] for unit in found["units"] if unit["task"] in tasks]
+    means = [statistics.fmean(column) for column in zip(*errors, strict=True)]
+    rows = []
+    for place, ends in enumerate(ranges):
+        of_range = means[place * len(rates) : (place + 1) * len(rates)]
+        cells = [f"**{value:.2f}**" if value == min(means) else f"{value:.2f}" for value in of_range]
+        rows.append([f"{ends['time_step_min']:g} to {ends['time_step_max']:g}", *cells])
+    note = (
+        f"Means over the {len(tasks)} tasks whose models have step sizes, and over the splits, in the same units. The "
+        "defaults of the command are 0.001 to 0.1, and a learning rate of 0.001."
+    )
+    return grid(["step sizes", *(f"{rate:g}" for rate in rates)], rows, note)
 
 
 @table

@@ -61,6 +61,9 @@ METHODS = ("default", "tune", "random", "TPE", "learning rate", "grid")
 # The code that decides what the tuner does.
 RULES = ("tuning", "theory/time_scales.py", "theory/spectrum.py")
 
+# Limit of a validation error in units of that of the constant prediction, in means over tasks.
+MOST = 10.0
+
 Record = dict[str, Any]
 
 
@@ -292,7 +295,8 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
     runs = Runs(folder / "runs" / f"{name}-{split}")
     default = base_settings(frozen, name, table_of(folder, name, split), rate, frozen["choice_seed"])
     methods: dict[str, Any] = {}
-    for method, choice in choices(frozen, name, default, runs).items():
+    made = choices(frozen, name, default, runs)
+    for method, choice in made.items():
         errors, constant, failures = evaluate(frozen, choice, runs)
         base = {section: getattr(default, section) for section in SECTIONS}
         methods[method] = {
@@ -310,7 +314,16 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
                 if base[section].get(field) != value
             },
         }
-    return {"task": name, "split": split, "methods": methods}
+    return {"task": name, "split": split, "methods": methods, "grid": relative_errors(made["grid"].records)}
+
+
+def relative_errors(records: Sequence[Record]) -> list[float]:
+    """Validation errors in units of that of the constant prediction, at most 10, which is also that of a divergence."""
+    known = next((record for record in records if record["chance"]), None)
+    if known is None:
+        return [MOST] * len(records)
+    constant = error_of(known["outcome"]["metric"], known["chance"]["validation"])
+    return [min(validation_error(record) / constant, MOST) for record in records]
 
 
 def run_rates(frozen: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
@@ -320,13 +333,7 @@ def run_rates(frozen: Mapping[str, Any], name: str, folder: Path) -> dict[str, A
     records = [
         runs.record(base_settings(frozen, name, table, rate, frozen["choice_seed"])) for rate in frozen["grid_rates"]
     ]
-    metric = records[0]["outcome"]["metric"]
-    known = next((record["chance"] for record in records if record["chance"]), None)
-    if known is None:
-        raise SystemExit(f"{name}: training diverges with each learning rate of the grid")
-    constant = error_of(metric, known["validation"])
-    # A run that diverges leaves its user with the constant prediction, at best.
-    return {"task": name, "errors": [min(validation_error(record), 10 * constant) / constant for record in records]}
+    return {"task": name, "errors": relative_errors(records)}
 
 
 def table_of(folder: Path, name: str, split: int) -> Path:
@@ -470,7 +477,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     count = sum(1 for _ in (args.folder / "runs").glob("*/*.json"))
     titles = {name: [task["title"], task["model"]["family"]] for name, task in frozen["tasks"].items()}
     args.folder, args.data = args.folder.name, args.data.name
-    content = {"digests": now, "calibration": calibration, "summary": summary, "units": units, "titles": titles}
+    content = {"grid": {"rates": frozen["grid_rates"], "values": frozen["grid_values"]}}
+    content["grid"]["tasks"] = [name for name in chosen if "grid_values" not in frozen["tasks"][name]]
+    content |= {"digests": now, "calibration": calibration, "summary": summary, "units": units, "titles": titles}
     write_results(args, {**content, "skipped": skipped, "different runs": count})
 
 

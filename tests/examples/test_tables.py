@@ -54,7 +54,9 @@ TRIVIAL = {
     "zero_shot_variants": "| Markov chain, order 0 (counts of bases) |",
 }
 # Scales before training, and costs of searches: no task that something trivial can do.
-WITHOUT_TASK = {"initial_scale", "masking_search", "tuning_aims", "tuning_calibration", "tuning_methods"}
+WITHOUT_TASK = {"initial_scale", "masking_search"}
+# Errors in units of the trivial baseline, and counts.
+WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_grid", "tuning_methods"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 

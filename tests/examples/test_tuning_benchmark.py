@@ -107,6 +107,8 @@ def test_runs_that_diverge_count_as_the_constant(
     assert choice.settings == default  # never what diverges
     errors, constant, failures = script.evaluate(frozen, script.Choice(wild, choice.records), runs)
     assert errors == [0.5] * 5 and constant == 0.5 and failures == 5
+    relative = script.relative_errors(choice.records)
+    assert relative[0] == script.MOST and relative[1] == pytest.approx((0.1 + 0.1 + 0.1) / 0.5)
 
 
 def test_errors(script: ModuleType) -> None:
@@ -122,7 +124,7 @@ def unit(task: str, split: int, **errors: list[float]) -> dict[str, Any]:
         changes = {} if values == errors["default"] else {"training.learning_rate": 1e-2}
         methods[method] = {"errors": values, "constant": 0.5, "failed": 0, "note": "", "runs": 12, "seconds": 24.0}
         methods[method] |= {"failed while choosing": 1, "changes": changes}
-    return {"task": task, "split": split, "methods": methods}
+    return {"task": task, "split": split, "methods": methods, "grid": [0.8 + 0.1 * split, 0.7 - 0.1 * split]}
 
 
 def test_summary(script: ModuleType) -> None:
@@ -146,7 +148,7 @@ def test_summary(script: ModuleType) -> None:
     assert found["cost"]["tune"] == {"runs": 48, "seconds": 96.0, "failed while choosing": 4, "failed": 0}
 
 
-def test_a_changed_file_is_refused(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_refused(script: ModuleType, tmp_path: Path) -> None:
     stored = tmp_path / "digests.json"
     stored.write_text(json.dumps({**script.digests(), "frozen": "0"}))
     with pytest.raises(SystemExit, match=r"tuning_benchmark\.yaml was changed since its first run"):
@@ -159,7 +161,10 @@ def test_a_changed_file_is_refused(script: ModuleType, tmp_path: Path, capsys: p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
-def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_run(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "begin_process", lambda: None)  # It would silence the tests that follow.
     arguments = ["--tiny", "--folder", str(tmp_path / "runs"), "--output", str(tmp_path / "result.json")]
     script.main(arguments)
     first = json.loads((tmp_path / "result.json").read_text())
@@ -184,3 +189,37 @@ def test_tables_of_real_data(script: ModuleType, frozen: dict[str, Any], shared_
     assert first != other
     texts = [str(row["sequence"]) for found in first.values() for row in found]
     assert len(set(texts)) == len(texts)
+
+
+def test_tables(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of the page from made-up results."""
+    import _tables_of_tuning as tables
+
+    units = [unit("motifs", split, default=[0.4, 0.4], tune=[0.25, 0.25], grid=[0.3, 0.1]) for split in range(2)]
+    result = {
+        "summary": script.summarise(units, {"near_best": 5, "above_default": 1}),
+        "units": units,
+        "titles": {"motifs": ["planted motifs", "s4"]},
+        "skipped": {"splice": "uci_splice.csv.gz"},
+        "different runs": 1234,
+        "grid": {"rates": [1e-3, 1e-2], "values": [{"time_step_min": 1e-3, "time_step_max": 0.1}], "tasks": ["motifs"]},
+        "calibration": {
+            "rates": [1e-3, 1e-2],
+            "mean error": [0.9, 0.8],
+            "errors": {"motifs": [0.9, 0.8]},
+            "chosen": 1e-2,
+        },
+    }
+    monkeypatch.setattr(tables, "is_stored", lambda name: True)
+    monkeypatch.setattr(tables, "load", lambda name: result)
+    shown = tables.tuning_benchmark()
+    assert "| task | constant | default | tune | random |" in shown
+    assert "| planted motifs (S4D) | 0.500 | 0.400 ± 0.000 | 0.250 ± 0.000 | 0.300 ± 0.000 |" in shown
+    assert "| **0.200 ± 0.000** | 0 of 2 |" in shown and "missing: splice." in shown
+    assert "| not met |" in tables.tuning_aims() and "| 1 of 1 | met |" in tables.tuning_aims()
+    assert "| no such split |" in tables.tuning_aims()
+    assert "| tune | 12.0 | 0.4 | 2 of 24 | 0 | 0 of 1 | 1 of 1 |" in tables.tuning_methods()
+    assert "| **mean** | 0.90 | 0.80 |" in tables.tuning_calibration()
+    assert "| 0.001 to 0.1 | 0.85 | **0.65** |" in tables.tuning_grid()
+    monkeypatch.setattr(tables, "is_stored", lambda name: False)
+    assert tables.tuning_benchmark().startswith("This experiment has not been run yet")
