@@ -140,8 +140,9 @@ class Runs:
 
     def _run(self, settings: RunSettings) -> Record:
         source = str(settings.data["dataset"])
-        if source not in self.data:
-            self.data = {source: load_data(settings)}  # of the last task only
+        is_first = source not in self.data
+        if is_first:
+            self.data = {source: load_data(settings)}
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -151,7 +152,11 @@ class Runs:
                 return {"outcome": failed.to_dict(), "test": None, "chance": None}
         outcome = outcome_of(result)
         chance = {split: values[outcome.metric] for split, values in result.chance.items()}
-        return {"outcome": outcome.to_dict(), "test": result.results["test"][outcome.metric], "chance": chance}
+        test = result.results["test"][outcome.metric]
+        if is_first:
+            del result
+            pass_over_present_objects()
+        return {"outcome": outcome.to_dict(), "test": test, "chance": chance}
 
 
 @dataclass(frozen=True)
@@ -341,18 +346,22 @@ def table_of(folder: Path, name: str, split: int) -> Path:
     return folder / "data" / f"{name}-{split}.jsonl"
 
 
-def begin_process() -> None:
-    """One thread, no output, and a collector of garbage that passes over what the imports made.
+def pass_over_present_objects() -> None:
+    """Let the collector of garbage pass over the objects of imports and data.
 
     accelerate collects garbage after each run, which is a good part of the time of a short one.
     """
+    gc.collect()
+    gc.freeze()
+
+
+def begin_process() -> None:
+    """One thread, and no output."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     datasets.disable_progress_bars()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    gc.collect()
-    gc.freeze()
 
 
 def in_processes(
