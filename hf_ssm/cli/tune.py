@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hf_ssm import plotting
-from hf_ssm.cli.checkpoints import can_draw
+from hf_ssm.cli.checkpoints import can_draw, check_positive
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.train import layers_of, resolved
 from hf_ssm.training import folder, run
@@ -25,6 +25,9 @@ _REMEDY = "choose another folder, or continue (--resume)"
 
 def run_tune(args: argparse.Namespace) -> None:
     """`hf-ssm tune`: diagnosis, six runs, comparison with the default, settings that remain."""
+    check_positive(args, "jobs")
+    if args.seeds < 2:
+        raise ValueError(f"--seeds must be at least 2, got {args.seeds}: one seed gives no standard error")
     settings = _settings(args)
     if args.diagnose:
         diagnosis = diagnose(settings)

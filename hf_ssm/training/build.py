@@ -104,9 +104,14 @@ def time_step_fields(settings: RunSettings, data: RunData) -> dict[str, float]:
 
 
 def scale_batch(data: RunData) -> dict[str, Any]:
-    """The inputs of training rows, evenly spaced as files may be sorted, from which time scales are computed."""
+    """The inputs of `scale_rows`."""
+    return data.batch(scale_rows(data))
+
+
+def scale_rows(data: RunData) -> Any:
+    """Training rows, evenly spaced as files may be sorted, from which time scales are computed."""
     rows = data.splits["train"]
-    return data.batch(rows.select(np.linspace(0, len(rows) - 1, min(_SCALE_ROWS, len(rows))).round().astype(int)))
+    return rows.select(np.linspace(0, len(rows) - 1, min(_SCALE_ROWS, len(rows))).round().astype(int))
 
 
 def special_ids(data: RunData) -> set[int]:

@@ -279,7 +279,7 @@ def train(
     launch.on_main(lambda: _make_folder(settings, splits, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    batch = _probe_batch(prepared)
+    batch = probe_batch(prepared)
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
@@ -437,7 +437,7 @@ def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, in
     return {name: number for name, number in numbers.items() if number == getattr(state, name)}
 
 
-def _probe_batch(prepared: RunPlan) -> dict[str, torch.Tensor]:
+def probe_batch(prepared: RunPlan) -> dict[str, torch.Tensor]:
     """The training data that τ is measured on: rows, or the first pieces of streams of them."""
     rows, args = prepared.data.splits["train"], prepared.args
     if args.chunk_length is None:

@@ -10,26 +10,21 @@ from typing import Any
 import pytest
 
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
-from hf_ssm.tuning import Outcome, TuningResult, tune
+from hf_ssm.tuning import Baseline, Outcome, Recommendation, TuningResult, tune
 from hf_ssm.tuning.report import rows_of, table_lines, write_report
 
 BASE = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "s4"}, "training": {"seed": 5}})
 
 
-@dataclass
-class Proposal:
-    """A recommendation of the diagnosis."""
-
-    changes: dict[str, Any]
-    name: str = "time_steps"
-    reason: str = "simulated"
+STEPS = Recommendation("time_steps", {"model": {"time_step_min": 0.02, "time_step_max": 1.0}}, "simulated")
 
 
 @dataclass
 class Known:
     """A diagnosis."""
 
-    recommendations: tuple[Proposal, ...] = (Proposal({"model": {"time_step_min": 0.02, "time_step_max": 1.0}}),)
+    recommendations: tuple[Recommendation, ...] = (STEPS,)
+    baseline = Baseline("validation", "accuracy", True, 0.5, 0.55, "ridge regression")
 
     def to_dict(self) -> dict[str, Any]:
         return {"simulated": True}
@@ -46,11 +41,13 @@ class Simulation:
         effects: Effects of "rescale", "time_steps", "x3" (learning rate), "x10", "x1/3" and "penalty".
         own_noise: By how much the accuracy of settings other than the default varies with the seed.
         diverging: Names of the effects with which training diverges.
+        needed: The effect without which training diverges.
     """
 
     effects: dict[str, float] = field(default_factory=dict)
     own_noise: float = 0.0
     diverging: tuple[str, ...] = ()
+    needed: str = ""
     calls: list[tuple[RunSettings, Path]] = field(default_factory=list)
 
     def __call__(self, settings: RunSettings, folder: Path) -> Outcome:
@@ -66,7 +63,7 @@ class Simulation:
             "penalty": model.get("tau_weight", 0) > 0,
         }
         active = [name for name, is_on in present.items() if is_on]
-        if set(active) & set(self.diverging):
+        if set(active) & set(self.diverging) or (self.needed and self.needed not in active):
             return Outcome(math.nan, "accuracy", True, failed=True, seconds=1.0, problem="training diverged")
         score = 0.7 + 0.02 * math.sin(seed) + sum(self.effects.get(name, 0.0) for name in active)
         score += self.own_noise * math.cos(3 * seed) if active else 0.0
@@ -156,9 +153,22 @@ def test_runs_that_diverge_are_counted(tmp_path):
     assert rows["learning_rate_x3"]["accuracy"] is None and rows["learning_rate_x3"]["failed"] == 1
     assert (rows["joined"]["failed"], rows["joined"]["runs"]) == (0, 4)
     assert "diverged" in "\n".join(table_lines(result))
-    # Where the default diverges, whatever does not is better.
-    always = tuned(Simulation({"x1/3": 0.0}, diverging=()), tmp_path / "other")
-    assert always.winner == "default"
+
+
+def test_a_default_that_diverges_is_replaced(tmp_path):
+    result = tuned(Simulation(needed="x1/3"), tmp_path)
+    assert result.winner == "learning_rate_x0.33" and result.decision is not None
+    assert (result.decision.failed_default, result.decision.failed_candidate) == (3, 0)
+    # Its score counts as the trivial baseline, 0.5.
+    assert result.decision.gain == pytest.approx(0.2, abs=0.02)
+    missing = result.trial("penalty").candidate
+    assert not missing.missing and result.trial("default").outcome.problem == "training diverged"
+
+
+def test_nothing_but_divergence(tmp_path):
+    result = tuned(Simulation(needed="nothing"), tmp_path)
+    assert (result.winner, result.decision) == ("default", None)
+    assert result.trial("penalty").candidate.missing == "no λ follows from a loss of None and a Σ τ of 0"
 
 
 def test_a_tuning_that_was_killed_continues(tmp_path):
@@ -210,6 +220,7 @@ def test_files_of_a_tuning(tmp_path):
     assert (rows["rescale"]["tau_before"], rows["rescale"]["tau_after"]) == ("10.0", "5.0")
     assert rows["learning_rate_x3"]["accuracy"] == "" and rows["learning_rate_x3"]["failed"] == "1"
     line = next(line for line in table_lines(result) if line.startswith("joined"))
+    assert "a constant prediction 0.5; a linear model 0.55." in "\n".join(table_lines(result))
     assert "+0.15 ±" in line and "10 → 5" in line and "0/4" in line
 
 
@@ -224,5 +235,5 @@ def test_bad_arguments(tmp_path, options, message):
 def test_a_damaged_file_of_outcomes(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "outcomes.json").write_text('{"default-seed5": {"settings": "x", "outcome": {"score": 1}}}')
-    with pytest.raises(ValueError, match="outcomes.json' is damaged"):
+    with pytest.raises(ValueError, match=r"outcomes\.json' is damaged"):
         tuned(Simulation(), tmp_path)
