@@ -45,8 +45,9 @@ def tuning_benchmark() -> str:
         cells = [
             f"**{with_error(task['error'][m])}**" if means[m] == least else with_error(task["error"][m]) for m in means
         ]
-        rows.append([f"{title} ({FAMILIES[family]})", f"{task['constant']:.3f}", *cells, f"{task['kept']} of {splits}"])
-    header = ["task", "constant", *next(iter(tasks.values()))["error"], "tune kept the default"]
+        trivial = [f"{task[guess]:.3f}" for guess in ("constant", "linear")]
+        rows.append([f"{title} ({FAMILIES[family]})", *trivial, *cells, f"{task['kept']} of {splits}"])
+    header = ["task", "constant", "linear", *next(iter(tasks.values()))["error"], "tune kept the default"]
     seeds = len(found["units"][0]["methods"]["default"]["errors"])
     notes = [
         "Test errors: 1 - accuracy, for the bytes nats, for the pendulum the mean squared error. Means over "

@@ -26,6 +26,7 @@ which is a simulation, gets the time since the last observation as a second chan
 
 """
 
+import ast
 import gc
 import hashlib
 import json
@@ -52,15 +53,19 @@ import hf_ssm
 from hf_ssm.training.inputs import RunData, load_data
 from hf_ssm.training.run import RunProgress, train
 from hf_ssm.training.settings import SECTIONS, RunSettings, resolve
+from hf_ssm.training.tasks import TASKS
 from hf_ssm.tuning import Outcome, outcome_of, tune
+from hf_ssm.tuning.baselines import linear_baseline
 from hf_ssm.tuning.runs import diverged
 from hf_ssm.utils.files import write_text_atomically
 
 FROZEN = Path(__file__).with_suffix(".yaml")
 METHODS = ("default", "tune", "random", "TPE", "learning rate", "grid")
 # The code that decides what the tuner does.
-RULES = ("tuning", "theory/time_scales.py", "theory/spectrum.py")
-
+RULES = (
+    *("tuning/decision.py", "tuning/diagnosis.py", "tuning/plan.py", "tuning/tuner.py"),
+    *("analysis/time_steps.py", "theory/time_scales.py"),
+)
 # Limit of a validation error in units of that of the constant prediction, in means over tasks.
 MOST = 10.0
 
@@ -82,13 +87,12 @@ def read_frozen(tiny: bool = False) -> dict[str, Any]:
 
 
 def digests() -> dict[str, str]:
-    """SHA-256 of the frozen file and of the code of the rules."""
+    """SHA-256 of the frozen file, and of the code of the rules without comments and layout."""
     package = Path(hf_ssm.__file__).parent
-    files = [path for name in RULES for path in sorted([package / name, *(package / name).glob("*.py")])]
-    code = b"".join(path.read_bytes() for path in files if path.is_file())
+    code = "".join(ast.dump(ast.parse((package / name).read_text(encoding="utf-8"))) for name in RULES)
     return {
         "frozen": hashlib.sha256(FROZEN.read_bytes()).hexdigest(),
-        "rules": hashlib.sha256(code).hexdigest(),
+        "rules": hashlib.sha256(code.encode()).hexdigest(),
     }
 
 
@@ -117,7 +121,7 @@ class Runs:
     """Runs of one task and split, each of which is stored in a file named by the hash of its settings."""
 
     folder: Path
-    data: dict[str, RunData] = field(default_factory=dict)
+    data: list[RunData] = field(default_factory=list)
 
     def record(self, settings: RunSettings) -> Record:
         """The outcome of a run, and its test metric: both from the file if there is one."""
@@ -138,15 +142,18 @@ class Runs:
         del output  # nothing but the outcome is kept
         return Outcome.from_dict(self.record(settings)["outcome"])
 
+    def loaded(self, settings: RunSettings) -> RunData:
+        """The data, which all runs share."""
+        if not self.data:
+            self.data.append(load_data(settings))
+        return self.data[0]
+
     def _run(self, settings: RunSettings) -> Record:
-        source = str(settings.data["dataset"])
-        is_first = source not in self.data
-        if is_first:
-            self.data = {source: load_data(settings)}
+        is_first, data = not self.data, self.loaded(settings)
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                result = train(settings, Path(folder), progress=RunProgress(), choose=True, data=self.data[source])
+                result = train(settings, Path(folder), progress=RunProgress(), choose=True, data=data)
             except FloatingPointError as error:
                 failed = diverged(settings, str(error), time.perf_counter() - started)
                 return {"outcome": failed.to_dict(), "test": None, "chance": None}
@@ -319,7 +326,10 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
                 if base[section].get(field) != value
             },
         }
-    return {"task": name, "split": split, "methods": methods, "grid": relative_errors(made["grid"].records)}
+    metric, data = TASKS[default.task].best_metric, runs.loaded(default)
+    linear = error_of(metric, linear_baseline(default.task, data, "test")[1])
+    grid = relative_errors(made["grid"].records)
+    return {"task": name, "split": split, "methods": methods, "linear": linear, "grid": grid}
 
 
 def relative_errors(records: Sequence[Record]) -> list[float]:
@@ -395,6 +405,7 @@ def summarise(units: Sequence[Mapping[str, Any]], aims: Mapping[str, int]) -> di
         errors = {method: [statistics.fmean(each[method]["errors"]) for each in splits] for method in METHODS}
         tasks[name] = {
             "constant": statistics.fmean(each["default"]["constant"] for each in splits),
+            "linear": statistics.fmean(unit["linear"] for unit in units if unit["task"] == name),
             "error": {method: mean_and_error(values) for method, values in errors.items()},
             # Positive: worse than the grid, and better than the default.
             "to grid": {method: mean_and_error(_differences(errors["grid"], errors[method])) for method in METHODS},
@@ -437,8 +448,9 @@ def print_summary(frozen: Mapping[str, Any], summary: Mapping[str, Any]) -> None
     rows = []
     for name, task in summary["tasks"].items():
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in task["error"].values()]
-        rows.append([frozen["tasks"][name]["title"], f"{task['constant']:.3f}", *cells, task["kept"]])
-    print_table(["task", "constant", *METHODS, "kept the default"], rows)
+        trivial = [f"{task[guess]:.3f}" for guess in ("constant", "linear")]
+        rows.append([frozen["tasks"][name]["title"], *trivial, *cells, task["kept"]])
+    print_table(["task", "constant", "linear", *METHODS, "kept the default"], rows)
     for name, (count, total, met) in summary["aims"].items():
         print(f"{name}: {count} of {total}, {'met' if met else 'not met'}")
 

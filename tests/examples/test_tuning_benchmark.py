@@ -124,7 +124,13 @@ def unit(task: str, split: int, **errors: list[float]) -> dict[str, Any]:
         changes = {} if values == errors["default"] else {"training.learning_rate": 1e-2}
         methods[method] = {"errors": values, "constant": 0.5, "failed": 0, "note": "", "runs": 12, "seconds": 24.0}
         methods[method] |= {"failed while choosing": 1, "changes": changes}
-    return {"task": task, "split": split, "methods": methods, "grid": [0.8 + 0.1 * split, 0.7 - 0.1 * split]}
+    return {
+        "task": task,
+        "split": split,
+        "methods": methods,
+        "linear": 0.45,
+        "grid": [0.8 + 0.1 * split, 0.7 - 0.1 * split],
+    }
 
 
 def test_summary(script: ModuleType) -> None:
@@ -213,9 +219,10 @@ def test_tables(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "is_stored", lambda name: True)
     monkeypatch.setattr(tables, "load", lambda name: result)
     shown = tables.tuning_benchmark()
-    assert "| task | constant | default | tune | random |" in shown
-    assert "| planted motifs (S4D) | 0.500 | 0.400 ± 0.000 | 0.250 ± 0.000 | 0.300 ± 0.000 |" in shown
+    assert "| task | constant | linear | default | tune | random |" in shown
+    assert "| planted motifs (S4D) | 0.500 | 0.450 | 0.400 ± 0.000 | 0.250 ± 0.000 | 0.300 ± 0.000 |" in shown
     assert "| **0.200 ± 0.000** | 0 of 2 |" in shown and "missing: splice." in shown
+    assert max(map(len, shown.splitlines())) <= 180
     assert "| not met |" in tables.tuning_aims() and "| 1 of 1 | met |" in tables.tuning_aims()
     assert "| no such split |" in tables.tuning_aims()
     assert "| tune | 12.0 | 0.4 | 2 of 24 | 0 | 0 of 1 | 1 of 1 |" in tables.tuning_methods()
