@@ -1,6 +1,6 @@
 """`hf-ssm tune` against searches of equal cost, on eight tasks, with everything fixed in advance.
 
-`examples/tuning_benchmark.yaml` has the tasks, sizes, steps, seeds, spaces and aims. It was written before the first
+`examples/tuning_benchmark.yml` has the tasks, sizes, steps, seeds, spaces and aims. It was written before the first
 run, and a result names its SHA-256, and that of the code of the rules. For each task and each of three splits:
 
 - *default*: the defaults of `hf-ssm train` with one learning rate for all tasks, chosen on the first split of all
@@ -59,7 +59,7 @@ from hf_ssm.tuning.baselines import linear_baseline
 from hf_ssm.tuning.runs import diverged
 from hf_ssm.utils.files import write_text_atomically
 
-FROZEN = Path(__file__).with_suffix(".yaml")
+FROZEN = Path(__file__).with_suffix(".yml")
 METHODS = ("default", "tune", "random", "TPE", "learning rate", "grid")
 # The code that decides what the tuner does.
 RULES = (

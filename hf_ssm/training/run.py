@@ -268,7 +268,9 @@ def train(
     )
     if loaded.stream is not None and prepared.steps_per_epoch is not None:
         trainer.add_callback(_PassesAsEpochs(prepared.steps_per_epoch))
-    chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in splits}
+    chance = {
+        split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in splits
+    }
     if progress is not None:
         progress.chance = chance.get("validation", {})
         trainer.remove_callback(ProgressCallback)

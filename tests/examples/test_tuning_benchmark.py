@@ -157,7 +157,7 @@ def test_summary(script: ModuleType) -> None:
 def test_a_changed_file_is_refused(script: ModuleType, tmp_path: Path) -> None:
     stored = tmp_path / "digests.json"
     stored.write_text(json.dumps({**script.digests(), "frozen": "0"}))
-    with pytest.raises(SystemExit, match=r"tuning_benchmark\.yaml was changed since its first run"):
+    with pytest.raises(SystemExit, match=r"tuning_benchmark\.yml was changed since its first run"):
         script.main(["--tiny", "--folder", str(tmp_path)])
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"digests": {**script.digests(), "rules": "0"}}))
