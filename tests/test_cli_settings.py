@@ -27,7 +27,10 @@ def test_every_field_of_a_family_has_a_meaning(family):
     assert all(text.strip() for _, text in found.values())
     config = config_class(family)()
     own = {name for cls in type(config).__mro__ if cls.__module__.startswith("hf_ssm") for name in vars(cls)}
-    assert set(found) - {"family", "task", "checkpoint", "time_steps"} == (set(config.to_dict()) & own) - {"rescaled", "model_type"}
+    assert set(found) - {"family", "task", "checkpoint", "time_steps"} == (set(config.to_dict()) & own) - {
+        "rescaled",
+        "model_type",
+    }
     assert found["hidden_size"][0] == type(config).hidden_size and "eq. (8)" in found["sobolev_order"][1]
 
 

@@ -21,7 +21,7 @@ from hf_ssm.ops.backends import use_backend
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages whose blocks take many seconds, and repeat what other tests cover. Exporters use deprecated names of their own.
-SLOW = {"how-to/export.md", "how-to/hub.md"}
+SLOW = {"how-to/export.md", "how-to/hub.md", "how-to/tune.md"}
 TOLERANT = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"),
@@ -94,7 +94,7 @@ def commands_of(block: str) -> list[list[str]]:
 def run_commands(example: sybil.Example) -> None:
     for program, *arguments in commands_of(example.parsed):
         assert program == "hf-ssm", f"a block of bash may only call hf-ssm, not {program}: use another language"
-        if arguments[0] == "train":
+        if arguments[0] in ("train", "tune"):
             arguments += SMALL
         assert cli.main(arguments) == 0, shlex.join(arguments)
 
