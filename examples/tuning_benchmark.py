@@ -22,6 +22,7 @@ are stored in `--folder`, shared by the methods and not repeated, so that an int
 which is a simulation, gets the time since the last observation as a second channel.
 
     python examples/get_data.py promoters human_or_worm imdb mnist
+    pip install "hf_ssm[tuning]"
     python examples/tuning_benchmark.py --jobs 2 --output examples/results/tuning_benchmark.json
 
 """

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("optuna", reason="the searches need the extra tuning")
+
 RATES = {"default": 1e-3, "best": 1e-2}
 
 
@@ -187,9 +189,9 @@ def test_tiny_run(
 @pytest.mark.parametrize("name", ["coding", "reviews", "images"])
 def test_tables_of_real_data(script: ModuleType, frozen: dict[str, Any], shared_data: Path, name: str) -> None:
     task, rows = frozen["tasks"][name], {"train": 30, "validation": 10, "test": 10}
-    options = {**task["options"], "file": str(shared_data / task["options"]["file"])}
     import _tuning_tasks
 
+    options = {**task["options"], "file": str(_tuning_tasks.find_file(task["options"]["file"], shared_data))}
     first, other = (_tuning_tasks.SOURCES[task["source"]](rows, seed, options) for seed in (0, 1))
     assert {split: len(found) for split, found in first.items()} == rows
     assert first != other
