@@ -66,7 +66,9 @@ def test_largest_eigenvalue_is_that_of_the_mean_outer_product():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_state_energy_is_that_of_states_that_do_not_forget(side):
-    rows = [torch.randn(n, 2, dtype=DOUBLE) + 1 for n in (6, 6, 3)]
+    # A wave between the frequencies of rows of 6.
+    wave = 3 * torch.cos(math.pi * 3 / 8 * torch.arange(6, dtype=DOUBLE)).unsqueeze(-1)
+    rows = [torch.randn(n, 2, dtype=DOUBLE) + wave[:n] for n in (6, 6, 3)]
     inputs, mask = masked(rows, side)
     energies = []
     for j in range(9):
