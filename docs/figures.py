@@ -208,20 +208,69 @@ def length_data() -> Any:
     return figure
 
 
+def tuning() -> Any:
+    """Test error of each method relative to the calibrated default, by task."""
+    found = stored("tuning_benchmark")
+    tasks = found["summary"]["tasks"]
+    figure = new_figure(6.8, 3.4)
+    axes = figure.subplots()
+    methods = [method for method in next(iter(tasks.values()))["error"] if method != "default"]
+    for place, (method, colour, marker) in enumerate(zip(methods, PALETTE, MARKERS, strict=False)):
+        at = [index + 0.14 * (place - (len(methods) - 1) / 2) for index in range(len(tasks))]
+        # A positive gain is a smaller error.
+        ratios = [[-value / task["error"]["default"][0] for value in task["gain"][method]] for task in tasks.values()]
+        means, errors = [1 + mean for mean, _ in ratios], [abs(error) for _, error in ratios]
+        axes.errorbar(at, means, errors, fmt=marker, color=colour, label=method, lw=1)
+    axes.axhline(1, color=BLACK, lw=0.6)
+    axes.set_xticks(range(len(tasks)), [found["titles"][name][0].replace(", ", ",\n") for name in tasks], rotation=20)
+    axes.set_ylabel("test error / that of the default")
+    figure.legend(loc="outside upper center", ncols=len(methods))
+    return figure
+
+
+def recall_learning_rates() -> Any:
+    """Accuracy of recall against the learning rate, with and without rescaling."""
+    found = stored("recall_learning_rates")
+    rates = found["arguments"]["rates"]
+    figure = new_figure(6.6, 2.6)
+    for axes, (name, curves) in zip(
+        figure.subplots(1, len(found["accuracy"]), sharey=True, squeeze=False)[0],
+        found["accuracy"].items(),
+        strict=True,
+    ):
+        for (initialisation, seeds), colour, style in zip(curves.items(), PALETTE, LINE_STYLES, strict=False):
+            accuracies = torch.tensor(seeds, dtype=torch.float64)
+            means, deviations = accuracies.mean(1), accuracies.std(1, correction=0)
+            axes.plot(rates, means, style, marker="o", color=colour, label=initialisation)
+            axes.fill_between(rates, means - deviations, means + deviations, color=colour, alpha=0.2, lw=0)
+        axes.axhline(found["constant"], color=GREY, lw=0.8, ls=":")
+        axes.set(title=name, xlabel="learning rate", xscale="log", ylim=(0, 1.05))
+    figure.axes[0].set_ylabel("accuracy")
+    figure.axes[0].legend(loc="upper left")
+    return figure
+
+
 FIGURES = {
     "complexity": complexity,
     "frequency_bias": frequency_bias,
     "length_data": length_data,
     "length_generalisation": length_generalisation,
+    "recall_learning_rates": recall_learning_rates,
     "selective": selective,
     "token_importance": token_importance,
+    "tuning": tuning,
 }
+# Results of long experiments, which may not have been run yet.
+RESULTS = {"recall_learning_rates": "recall_learning_rates", "tuning": "tuning_benchmark"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*FIGURES, []], help="default: all")
     for name in parser.parse_args(arguments).names or FIGURES:
+        if name in RESULTS and not (ROOT / "examples" / "results" / f"{RESULTS[name]}.json").is_file():
+            print(f"{name} is left out: examples/results/{RESULTS[name]}.json does not exist yet")
+            continue
         with figure_style(), matplotlib.rc_context({"savefig.dpi": 150}):
             save_figure(FIGURES[name](), ASSETS / f"{name}.png")
 

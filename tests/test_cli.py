@@ -503,12 +503,12 @@ def test_anticipated_errors_are_one_line(capsys, monkeypatch, error, message):
     def fail(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr("hf_ssm.cli.train._settings", fail)
+    monkeypatch.setattr("hf_ssm.cli.train.resolved", fail)
     assert error_of(capsys, "train", *PLANTED, "--output", "out").startswith(message)
 
 
 def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
-    monkeypatch.setattr("hf_ssm.cli.train._settings", lambda args: {}["a"])
+    monkeypatch.setattr("hf_ssm.cli.train.resolved", lambda args, stored: {}["a"])
     assert run("train", *PLANTED, "--output", "out") == 1
     written = capsys.readouterr().err
     assert "Traceback" in written and "KeyError: 'a'" in written

@@ -65,8 +65,13 @@ def test_the_diagnosis_alone(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "Recommended: model.time_step_min=" in out and "hf-ssm tune --dataset" in out.splitlines()[-1]
     assert "--output runs/tuning" in out.splitlines()[-1] and not list(tmp_path.iterdir())
-    assert run("tune", *SMALL, "--diagnose", "--output", tmp_path / "d") == 0
-    assert json.loads((tmp_path / "d" / "diagnosis.json").read_text())["family"] == "s4"
+    # The diagnosis is the first step of a tuning, which continues in its folder.
+    output = tmp_path / "d"
+    assert run("tune", *SMALL, "--diagnose", "--output", output) == 0
+    assert f"hf-ssm tune --resume --output {output} " in capsys.readouterr().out.splitlines()[-1]
+    assert json.loads((output / "diagnosis.json").read_text())["family"] == "s4"
+    assert run("tune", "--resume", "--diagnose", "--output", output) == 0
+    assert {path.name for path in output.iterdir()} == {"default_config.yaml", "diagnosis.json"}
 
 
 @pytest.mark.parametrize(

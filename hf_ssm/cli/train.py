@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from hf_ssm.utils.hints import closest_name
 Sections = dict[str, dict[str, Any]]
 
 GRID_NAME, GRID_TABLE_NAME = "grid.yaml", "grid.csv"
+GRID_FILES = (GRID_NAME, GRID_TABLE_NAME, OUTCOMES_NAME)
 _COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
@@ -51,6 +53,8 @@ def run_train(args: argparse.Namespace) -> None:
     sections = merged(stored, *layers_of(args))
     grid = expand(sections)
     if grid[0].values:
+        if args.resume and sections != merged(stored):
+            raise ValueError(f"--resume: the settings are not those of {args.output / GRID_NAME}: leave them out")
         _train_grid(args, sections, grid)
         return
     settings = resolved(args, stored)
@@ -60,6 +64,8 @@ def run_train(args: argparse.Namespace) -> None:
         return
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
+        if not args.resume:
+            launch.on_main(lambda: [(args.output / name).unlink(missing_ok=True) for name in GRID_FILES])
         result = train_once(settings, args.output, args, args.resume, args.overwrite_output)
         if not launch.is_main():
             return
@@ -94,18 +100,20 @@ def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun
     with folder.locked(args.output):
         _check(args)
         check_validation(first, run.plan(first, args.output, choose=True).data.splits)
-        if args.overwrite_output and not args.resume:
+        if not args.resume:
+            folder.clear_output(args.output)
             (args.output / OUTCOMES_NAME).unlink(missing_ok=True)
         write_text_atomically(args.output / GRID_NAME, yaml.safe_dump(sections, sort_keys=False))
 
         def train(settings: RunSettings, output: Path) -> Outcome:
             print(f"{output.name} ({list(planned).index(output.name) + 1} of {len(grid)})")
+            started = time.perf_counter()
             with folder.locked(output):
                 try:
                     return outcome_of(train_once(settings, output, args, can_resume(output), overwrite=True))
                 except FloatingPointError as error:
                     print(f"{output.name}: {error}")
-                    return diverged(settings, str(error), 0.0)
+                    return diverged(settings, str(error), time.perf_counter() - started)
 
         with Runs(args.output, train) as runs:
             outcomes = runs.outcomes(planned)
@@ -114,7 +122,8 @@ def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun
             table.to_csv(scratch / GRID_TABLE_NAME, index=False)
     print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     best = max(outcomes, key=lambda name: outcomes[name].benefit)
-    suggest((command("report", args.output / best), "theory report of the best run"), file=sys.stdout)
+    if not outcomes[best].problem:
+        suggest((command("report", args.output / best), "theory report of the best run"), file=sys.stdout)
 
 
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:

@@ -11,7 +11,7 @@ from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.train import layers_of, resolved
 from hf_ssm.training import folder, run
 from hf_ssm.training.settings import RunSettings, read_settings_file
-from hf_ssm.tuning.diagnosis import Diagnosis, diagnose
+from hf_ssm.tuning.diagnosis import diagnose
 from hf_ssm.tuning.plan import DEFAULT
 from hf_ssm.tuning.report import PICTURE_NAME, table_lines, write_report
 from hf_ssm.tuning.runs import Outcome, check_validation
@@ -20,6 +20,7 @@ from hf_ssm.tuning.tuner import TuningResult, tune
 from hf_ssm.utils.files import staged_files, write_text_atomically
 
 BASE_NAME, DIAGNOSIS_NAME = "default_config.yaml", "diagnosis.json"
+_PURPOSE = "six runs, and a comparison with the default"
 _REMEDY = "choose another folder, or continue (--resume)"
 
 
@@ -29,37 +30,41 @@ def run_tune(args: argparse.Namespace) -> None:
     if args.seeds < 2:
         raise ValueError(f"--seeds must be at least 2, got {args.seeds}: one seed gives no standard error")
     settings = _settings(args)
-    if args.diagnose:
-        diagnosis = diagnose(settings)
-        print(*diagnosis.lines(), sep="\n")
-        if args.output is not None:
-            with folder.locked(args.output):
-                _write_diagnosis(diagnosis, args.output)
-        words = [word for word in args.words if word != "--diagnose"]
-        output = [] if args.output is not None else ["--output", "runs/tuning"]
-        suggest((command(*words, *output), "six runs, and a comparison with the default"), file=sys.stdout)
+    if args.output is not None:
+        with folder.locked(args.output):
+            _tune(args, settings)
         return
-    if args.output is None:
+    if not args.diagnose:
         raise ValueError("--output is missing: give a folder for the runs, or --diagnose for the diagnosis only")
-    with folder.locked(args.output):
-        if not args.resume:
-            folder.check_output(args.output, False, _REMEDY)
-        prepared = run.plan(settings, args.output, choose=True)
+    print(*diagnose(settings).lines(), sep="\n")
+    words = [word for word in args.words if word != "--diagnose"]
+    suggest((command(*words, "--output", "runs/tuning"), _PURPOSE), file=sys.stdout)
+
+
+def _tune(args: argparse.Namespace, settings: RunSettings) -> None:
+    if not args.resume:
+        folder.check_output(args.output, False, _REMEDY)
+    prepared = run.plan(settings, args.output, choose=True)
+    if not args.diagnose:
         check_validation(settings, prepared.data.splits)
-        settings = prepared.settings
-        del prepared  # the runs load data and model themselves
-        write_text_atomically(args.output / BASE_NAME, settings.to_yaml())
-        diagnosis = diagnose(settings)
-        print(*diagnosis.lines(), "", sep="\n", flush=True)
-        _write_diagnosis(diagnosis, args.output)
-        result = tune(
-            settings, args.output, seeds=args.seeds, jobs=args.jobs, diagnosis=diagnosis, report=_print_outcome
-        )
-        write_report(result, args.output)
-        print("", *table_lines(result), sep="\n")
-        with plotting.also_svg(args.svg):
-            _draw(result, args.output)
-    _suggest(result, args.output)
+    settings = prepared.settings
+    del prepared  # the runs load data and model themselves
+    diagnosis = diagnose(settings)
+    print(*diagnosis.lines(), "", sep="\n", flush=True)
+    write_text_atomically(args.output / BASE_NAME, settings.to_yaml())
+    text = json.dumps(diagnosis.to_dict(), indent=1, ensure_ascii=False)
+    write_text_atomically(args.output / DIAGNOSIS_NAME, f"{text}\n")
+    if args.diagnose:
+        suggest((command("tune", "--resume", "--output", args.output), _PURPOSE), file=sys.stdout)
+        return
+    result = tune(settings, args.output, seeds=args.seeds, jobs=args.jobs, diagnosis=diagnosis, report=_print_outcome)
+    write_report(result, args.output)
+    print("", *table_lines(result), sep="\n")
+    with plotting.also_svg(args.svg):
+        _draw(result, args.output)
+    kept = "the default" if result.winner == DEFAULT else f"the settings of {result.winner}"
+    train = command("train", "--config", args.output / folder.SETTINGS_NAME, "--output", "runs/tuned")
+    suggest((train, f"train with {kept}"), file=sys.stdout)
 
 
 def _settings(args: argparse.Namespace) -> RunSettings:
@@ -74,11 +79,6 @@ def _settings(args: argparse.Namespace) -> RunSettings:
     if lists:
         raise ValueError(f"{', '.join(lists)}: a list of values stands for several runs: give one value to start from")
     return resolved(args, stored)
-
-
-def _write_diagnosis(diagnosis: Diagnosis, output: Path) -> None:
-    text = json.dumps(diagnosis.to_dict(), indent=1, ensure_ascii=False)
-    write_text_atomically(output / DIAGNOSIS_NAME, f"{text}\n")
 
 
 def _print_outcome(name: str, outcome: Outcome) -> None:
@@ -99,9 +99,3 @@ def _draw(result: TuningResult, output: Path) -> None:
         plotting.plot_tuning(
             runs, scratch / PICTURE_NAME, f"Tuning in {output.name}", metric=result.metric, chance=result.chance
         )
-
-
-def _suggest(result: TuningResult, output: Path) -> None:
-    kept = "the default" if result.winner == DEFAULT else f"the settings of {result.winner}"
-    train = command("train", "--config", output / folder.SETTINGS_NAME, "--output", "runs/tuned")
-    suggest((train, f"train with {kept}"), file=sys.stdout)

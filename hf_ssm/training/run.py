@@ -134,14 +134,17 @@ class RunPlan:
         return math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
 
-def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
+def plan(
+    settings: RunSettings, output: Path, resume: bool = False, choose: bool = False, data: RunData | None = None
+) -> RunPlan:
     """Load data and model of a run; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
     if checkpoint is None:
         check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
-    data = launch.main_first(lambda: load_data(settings))
+    if data is None:
+        data = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
         settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
@@ -224,6 +227,7 @@ def train(
     overwrite: bool = False,
     progress: RunProgress | None = None,
     choose: bool = False,
+    data: RunData | None = None,
 ) -> RunResult:
     """Train, evaluate the test split once, and save model, tokenizer, settings and log.
 
@@ -238,6 +242,8 @@ def train(
         progress: Shows the progress, in place of the Trainer's own callbacks that do.
         choose: Whether the data choose fields of a fresh model that the settings leave open (`build.chosen_fields`), as
             in the command; default: the defaults of the configuration.
+        data: The data of the settings, as `load_data` returns them, for several runs on the same data; default: they
+            are loaded.
 
     Raises:
         ValueError: Settings, data and model do not fit together, there is no checkpoint to resume from, or `output` of
@@ -245,8 +251,8 @@ def train(
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
-    prepared = plan(settings, output, resume, choose)
-    settings, loaded, data, args = prepared.settings, prepared.data, prepared.data.splits, prepared.args
+    prepared = plan(settings, output, resume, choose, data)
+    settings, loaded, splits, args = prepared.settings, prepared.data, prepared.data.splits, prepared.args
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
     task = TASKS[settings.task]
@@ -254,7 +260,7 @@ def train(
         model=prepared.model,
         args=args,
         train_dataset=prepared.rows,
-        eval_dataset=data.get("validation"),
+        eval_dataset=splits.get("validation"),
         data_collator=build_collator(settings, loaded),
         processing_class=loaded.processor,
         compute_metrics=task.compute_metrics,
@@ -262,7 +268,9 @@ def train(
     )
     if loaded.stream is not None and prepared.steps_per_epoch is not None:
         trainer.add_callback(_PassesAsEpochs(prepared.steps_per_epoch))
-    chance = {split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in data}
+    chance = {
+        split: chance_metrics(settings.task, loaded, split) for split in ("validation", "test") if split in splits
+    }
     if progress is not None:
         progress.chance = chance.get("validation", {})
         trainer.remove_callback(ProgressCallback)
@@ -270,14 +278,14 @@ def train(
         trainer.add_callback(progress)
     movement = ParameterMovement(prepared.checkpoint)
     trainer.add_callback(movement)
-    launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
+    launch.on_main(lambda: _make_folder(settings, splits, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
     batch = probe_batch(prepared)
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
-    results = {split: _evaluate(trainer, data[split], split) for split in chance}
+    results = {split: _evaluate(trainer, splits[split], split) for split in chance}
     # Commands that load the model tell from the log whether it is better than chance.
     trainer.log({chance_key(split, name): value for split in chance for name, value in chance[split].items()})
     seconds = time.perf_counter() - started

@@ -41,6 +41,7 @@ TRIVIAL = {
     "planted_motifs": "| most frequent class |",
     "regulariser_trend_images": "| most frequent class |",
     "regulariser_trend_listops": "| most frequent answer |",
+    "recall_learning_rates": "| constant |",
     "rc_equivariance": "| most frequent class |",
     "real_dna": "| most frequent class |",
     "regularisers": "| constant predictor |",
@@ -49,6 +50,7 @@ TRIVIAL = {
     "sparse_majority": "| most frequent class |",
     "start_scales": "| constant |",
     "synthetic_tasks": "| constant |",
+    "tuning_benchmark": "| task | constant |",
     "waves": "| guessing the mean |",
     "zero_shot_needle": "(chance 0.25)",
     "zero_shot_pairs": "A guess prefers half",
@@ -57,6 +59,8 @@ TRIVIAL = {
 }
 # Scales before training, costs of searches, lengths of data: no task that something trivial can do.
 WITHOUT_TASK = {"initial_scale", "length_data", "masking_search"}
+# Errors in units of the trivial baseline, and counts.
+WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_grid", "tuning_methods"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 

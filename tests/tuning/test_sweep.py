@@ -103,6 +103,8 @@ def _train_over_a_list(capsys, tmp_path):
     assert cli.main(["train", "--resume", "--output", str(output)]) == 0
     assert "(2 of 2)" not in capsys.readouterr().out
     assert (output / "seed=1" / "model.safetensors").stat().st_mtime_ns == written
+    assert cli.main(["train", "--resume", "--output", str(output), "--set", "model.hidden_size=8"]) == 2
+    assert f"--resume: the settings are not those of {output}/grid.yaml" in capsys.readouterr().err
 
 
 def test_a_list_needs_a_validation_split(capsys, tmp_path):
