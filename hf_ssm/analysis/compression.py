@@ -1,0 +1,434 @@
+"""Smaller states of a trained model by balanced truncation, with the error bound of each layer.
+
+Legend: `R` systems of an operator (channels of S4 and of Hyena's state space filters; one for S5), `N` states, `S`
+stored conjugate pairs of the smaller model, `C` channels, `K` directions, `F` frequencies.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.analysis.hankel import balanced_system, discrete_exponents, no_balanced_form
+from hf_ssm.analysis.recording import model_inputs, sequence_operators
+from hf_ssm.modules.filters import StateSpaceFilter
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.rows import Rows
+from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
+from hf_ssm.utils.checks import check_iterable, check_model
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["Compression", "LayerCompression", "compare_outputs", "compress"]
+
+# A smaller order is taken where rounding of the stored parameters costs more than this share of the largest singular
+# value, and more than the states that it keeps: nearly equal poles have large residues of opposite signs.
+_ROUNDING = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCompression:
+    """What compression did to one operator.
+
+    Attributes:
+        layer: Number of the block.
+        name: Path of the operator within the backbone.
+        states_before: N of the given model.
+        states_after: N of the compressed model.
+        orders: `(R,)`, the states of the reduced system of each: at most `states_after`, and fewer where it has real
+            poles, which take the place of a pair.
+        bound: `(R,)`, on the gain of the error: `‖y - y_r‖₂ ≤ bound · ‖u‖₂` for every input sequence of a channel (of
+            all channels for S5). Twice the sum of the singular values that were dropped, with the rounding of the
+            parameters in first order, and with the largest gain of the Sobolev filter.
+        relative_bound: Sum of the dropped singular values over the sum of all, over the R systems together.
+        largest_value: `(R,)`, the largest singular value, which is at most the gain of the system itself.
+    """
+
+    layer: int
+    name: str
+    states_before: int
+    states_after: int
+    orders: Tensor
+    bound: Tensor
+    relative_bound: float
+    largest_value: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return {
+            "layer": self.layer,
+            "name": self.name,
+            "states_before": self.states_before,
+            "states_after": self.states_after,
+            "mean_order": self.orders.double().mean().item(),
+            "bound": {"mean": self.bound.mean().item(), "largest": self.bound.max().item()},
+            "relative_bound": self.relative_bound,
+            "largest_hankel_singular_value": self.largest_value.max().item(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Compression:
+    """What `compress` returns.
+
+    Attributes:
+        model: The compressed model, of the same class.
+        layers: One entry for each operator.
+        parameters_before: Number of parameters of the given model.
+    """
+
+    model: Any
+    layers: list[LayerCompression]
+    parameters_before: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return {
+            "method": "balanced truncation",
+            "state_size": self.model.config.state_size,
+            "parameters": {"before": self.parameters_before, "after": _count(self.model)},
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    """The reduced systems of an operator, and for each the bound on the gain of its error, without Sobolev filter."""
+
+    pairs: ConjugatePairs
+    orders: Tensor
+    tail: Tensor
+    rounding: Tensor
+
+
+def compress(model: Any, *, state_size: int | None = None, tolerance: float | None = None) -> Compression:
+    """A model with smaller states, by balanced truncation of each linear time-invariant operator.
+
+    Of each channel (of S5: of the one system of a layer) the states with the largest Hankel singular values are kept,
+    in the discrete system that the kernel belongs to; the result is brought to the diagonal form that the layers store. Δ
+    of S4 and Hyena, feed-through, Sobolev filters and everything outside of the operators stay as they are. Layers with
+    a low-rank part (`"s4"`) become diagonal (`"s4d"`): a reduced system has no normal plus low-rank form. Where
+    channels shared A and B (`n_ssm`), each gets its own, so that there may be more parameters than before. The systems
+    of S5 have no blocks afterwards (`num_blocks=1`); its bound holds for equal time steps.
+
+    Computed in float64 on the CPU; the model is not changed.
+
+    Args:
+        model: A model of hf_ssm of the families S4, S5, or Hyena with `filter_type` "s4d" or "s4", with any head.
+        state_size: N of the compressed model, even.
+        tolerance: Instead of `state_size`: the smallest N for which the dropped singular values have at most this share
+            of the sum of all in every layer, between 0 and 1.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: Not exactly one of `state_size` and `tolerance`, or one out of its range; a layer that is not linear
+            and time-invariant with a finite state.
+
+    Source: Moore 1981; Chahine et al. 2025 (arXiv 2510.02823), who choose N by the share of the singular values.
+    """
+    check_model(model)
+    operators = _operators(model)
+    size = model.config.state_size
+    if (state_size is None) == (tolerance is None):
+        raise ValueError(
+            f"give either `state_size` or `tolerance`, got state_size={state_size!r} and tolerance={tolerance!r}."
+        )
+    if state_size is not None and not (2 <= state_size <= size and state_size % 2 == 0):
+        raise ValueError(f"`state_size` must be even and between 2 and {size}, that of the model, got {state_size}.")
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise ValueError(f"`tolerance` must be at least 0 and below 1 (a share), got {tolerance}.")
+    systems = [balanced_system(operator) for _, _, _, operator in operators]
+    if tolerance is not None:
+        state_size = _smallest_size(systems, tolerance, size)
+    assert state_size is not None
+    # The diagonal form of the whole state is the model itself.
+    is_same = state_size == size and not _is_low_rank(model.config)
+    compressed = copy.deepcopy(model) if is_same else _smaller_model(model, state_size)
+    layers = []
+    for (name, path, layer, operator), system in zip(operators, systems, strict=True):
+        largest = system.singular_values[:, 0]
+        orders, bound, share = system.rank, torch.zeros_like(largest), 0.0
+        if not is_same:
+            reduced = _reduce(system, state_size // 2)
+            _store(operator, compressed.get_submodule(name), reduced.pairs)
+            orders, share = reduced.orders, _share(system, reduced)
+            bound = (reduced.tail + reduced.rounding) * _outer_gain(operator)
+        layers.append(LayerCompression(layer, path, size, state_size, orders, bound, share, largest))
+    return Compression(compressed, layers, _count(model))
+
+
+def _operators(model: Any) -> list[tuple[str, str, int, SequenceOperator]]:
+    """Name within the model, path within the backbone, number of the block, and each operator."""
+    names = {id(module): name for name, module in model.named_modules()}
+    operators = [(names[id(operator)], path, layer, operator) for path, layer, operator in sequence_operators(model)]
+    if not operators:
+        raise ValueError(f"{type(model).__name__} has no state space layer: give a model of hf_ssm.")
+    for _, _, layer, operator in operators:
+        if reason := no_balanced_form(operator):
+            raise ValueError(f"layer {layer} cannot be compressed: {reason} Give a model of S4, S4D or S5.")
+    return operators
+
+
+def _is_low_rank(config: Any) -> bool:
+    return "s4" in (getattr(config, "kernel_type", None), getattr(config, "filter_type", None))
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _smaller_model(model: Any, state_size: int) -> Any:
+    """A model with the given weights outside of the operators' dynamics."""
+    config = copy.deepcopy(model.config)
+    config.state_size = state_size
+    for field, value in (("n_ssm", None), ("num_blocks", 1)):
+        if hasattr(config, field):
+            setattr(config, field, value)
+    for field in ("kernel_type", "filter_type"):
+        if getattr(config, field, None) == "s4":
+            setattr(config, field, "s4d")
+    compressed = type(model)(config).to(device=model.device, dtype=model.dtype)
+    shapes = {name: tensor.shape for name, tensor in compressed.state_dict().items()}
+    weights = {name: tensor for name, tensor in model.state_dict().items() if shapes.get(name) == tensor.shape}
+    compressed.load_state_dict(weights, strict=False)
+    if getattr(model, "generation_config", None) is not None:
+        compressed.generation_config = copy.deepcopy(model.generation_config)
+    return compressed.train(model.training)
+
+
+# Reduction
+
+
+def _smallest_size(systems: list[BalancedSystem], tolerance: float, size: int) -> int:
+    """The smallest N whose reduced systems are within the tolerance, by bisection."""
+    low, high = 0, size // 2
+    while high - low > 1:
+        pairs = (low + high) // 2
+        if all(_share(system, _reduce(system, pairs)) <= tolerance for system in systems):
+            high = pairs
+        else:
+            low = pairs
+    return 2 * high
+
+
+def _share(system: BalancedSystem, reduced: _Reduced) -> float:
+    total = 2 * system.singular_values.sum()
+    return (reduced.tail.sum() / total).item() if total > 0 else 0.0
+
+
+def _reduce(system: BalancedSystem, slots: int) -> _Reduced:
+    """Each system with as many states as fit into the places for pairs, and as its eigenvectors allow."""
+    count, inputs = len(system.singular_values), system.b.shape[-1]
+    pairs = ConjugatePairs(
+        system.a.new_zeros(count, slots, dtype=torch.complex128),
+        system.a.new_zeros(count, slots, inputs, dtype=torch.complex128),
+        system.a.new_zeros(count, system.c.shape[-2], slots, dtype=torch.complex128),
+        torch.zeros(count, slots, dtype=torch.bool),
+        torch.zeros(count, dtype=torch.bool),
+    )
+    orders, rounding, rank = torch.zeros(count, dtype=torch.long), system.a.new_zeros(count), system.rank
+    for order in range(min(2 * slots, system.a.shape[-1]), 0, -1):
+        waiting = (~pairs.fits & (rank >= order)).nonzero().squeeze(-1)
+        if not len(waiting):
+            continue
+        part = system.select(waiting)
+        found = conjugate_pairs(*part.truncated(order), slots)
+        error = _rounding_error(found)
+        allowed = torch.maximum(part.bound(order), _ROUNDING * part.singular_values[:, 0])
+        done = found.fits & (error <= allowed)
+        for stored, value in zip(pairs, found, strict=True):
+            stored[waiting[done]] = value[done]
+        pairs.fits[waiting[done]] = True
+        orders[waiting[done]], rounding[waiting[done]] = order, error[done]
+    return _Reduced(pairs, orders, system.bound(orders), rounding)
+
+
+def _rounding_error(pairs: ConjugatePairs) -> Tensor:
+    """The gain of the error that float32 parameters cause, `(R,)`, to first order."""
+    residues = torch.linalg.vector_norm(pairs.b, dim=-1) * torch.linalg.vector_norm(pairs.c, dim=-2)
+    margin = torch.where(pairs.used, -torch.expm1(pairs.exponents.real), 1.0)
+    relative = 1 / margin + pairs.exponents.abs() / margin.square()
+    return torch.finfo(torch.float32).eps * 2 * (residues * relative).sum(-1)
+
+
+def _outer_gain(operator: SequenceOperator) -> Tensor:
+    """What the error of the kernels is multiplied by in the output: both directions, and the Sobolev filter."""
+    gain = torch.tensor(float(operator.directions), dtype=torch.float64).sqrt()
+    if not operator.has_sobolev_filter:
+        return gain
+    order: Any = operator.initial_order if operator.sobolev_order is None else operator.sobolev_order.detach().cpu()
+    step: Any = 1.0
+    if operator.sobolev_frequency != "normalized" and isinstance(operator, LongConvolution):
+        step = torch.as_tensor(operator.time_step(torch.float64)).detach().cpu()
+    # Monotone in the frequency: largest at 0 or at the end of the band.
+    nyquist = torch.tensor([math.pi], dtype=torch.float64)
+    causal = operator.sobolev_mode == "causal"
+    weight = sobolev_response(nyquist, order, operator.sobolev_frequency, step, causal=causal).abs().squeeze(-1)
+    weight = weight.clamp(min=1)
+    return gain * (weight if isinstance(operator, LongConvolution) else weight.max())
+
+
+# Parameters
+
+
+@torch.no_grad()
+def _store(operator: Any, target: Any, pairs: ConjugatePairs) -> None:
+    """Write reduced systems to an operator of the smaller size.
+
+    Places without a pole get one of the old poles with C = 0, so that training can use them.
+    """
+    if isinstance(operator, LongConvolution):
+        source, goal = operator.filter, target.filter
+        assert isinstance(source, StateSpaceFilter)
+        _store_filter(source, goal, pairs)
+        return
+    slots = pairs.exponents.shape[-1]
+    # Only the product of A and Δ counts, so that all states can have the same Δ.
+    target.log_dt.fill_(operator.log_dt.double().mean())
+    old = operator.eigenvalues(torch.float64).cpu()[:slots] * operator.log_dt.double().exp().cpu()[:slots]
+    exponents = torch.where(pairs.used[0], pairs.exponents[0], old)
+    factor = _store_poles(target, exponents, target.log_dt.double().exp().cpu())
+    rows = torch.linalg.vector_norm(pairs.b[0], dim=-1, keepdim=True)
+    old_b = torch.view_as_complex(operator.B.double().cpu().contiguous())
+    usual = old_b.abs().square().sum(-1).mean().sqrt()
+    b = torch.where(pairs.used[0].unsqueeze(-1), pairs.b[0] / rows.clamp(min=1e-300) * usual, old_b[:slots])
+    c = pairs.c[0] * (rows.squeeze(-1) / usual / factor)
+    target.B.copy_(torch.view_as_real(b))
+    target.C.copy_(torch.view_as_real(c).view(target.C.shape))
+
+
+def _store_filter(source: StateSpaceFilter, goal: StateSpaceFilter, pairs: ConjugatePairs) -> None:
+    slots = pairs.exponents.shape[-1]
+    step = source.time_step(torch.float64).cpu().unsqueeze(-1)
+    old, _ = discrete_exponents(source.state_space(torch.float64)["a"].cpu()[:, :slots], step, source.discretization)
+    factor = _store_poles(goal, torch.where(pairs.used, pairs.exponents, old), step)
+    # B is 1, as at initialisation.
+    c = pairs.c * (pairs.b.squeeze(-1) / factor).unsqueeze(-2)
+    goal.B.copy_(torch.view_as_real(torch.ones_like(factor)))
+    goal.C.copy_(torch.view_as_real(c.transpose(0, 1).contiguous()))
+
+
+def _store_poles(target: Any, exponents: Tensor, step: Tensor) -> Tensor:
+    """Write the continuous poles for discrete poles e^λ, and return `b_bar / b` of the numbers that were stored."""
+    a = exponents / step if target.discretization == "zoh" else 2 / step * torch.tanh(exponents / 2)
+    target.log_A_real.copy_((-a.real).log())
+    target.A_imag.copy_(a.imag)
+    stored = torch.complex(-target.log_A_real.double().cpu().exp(), target.A_imag.double().cpu())
+    return discrete_exponents(stored, step, target.discretization)[1]
+
+
+# Measurement
+
+
+def compare_outputs(model: Any, compressed: Any, batches: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors of a compressed model on data: of each operator, and of the whole model.
+
+    Each operator of the compressed model reads the inputs of the same operator in the given model, so that the errors
+    of earlier layers do not enter.
+
+    Args:
+        model: The given model.
+        compressed: The model of its `compress`.
+        batches: Keyword inputs of the model (tensors), with or without `labels`.
+
+    Returns:
+        `layers`: for each operator `layer`, `name`, `gain`, the largest `‖y - y_r‖₂ / ‖u‖₂` of a channel of a row (of
+        S5: of a row), which the bound limits, and `relative`, the root mean square of the error over that of the
+        output. `agreement`: share of rows (or tokens) with the same most likely class; `None` for outputs without
+        classes. `before` and `after`: mean `loss` and `accuracy` where the batches have labels of whole rows.
+
+    Raises:
+        TypeError: A batch is no mapping.
+        ValueError: There is no batch.
+    """
+    check_iterable("batches", batches, "batches (keyword inputs of the model)")
+    measured = {path: _Errors(layer) for _, path, layer, _ in _operators(model)}
+    twins = {path: operator for _, path, _, operator in _operators(compressed)}
+    totals = _Totals()
+    hooks = [
+        operator.register_forward_hook(measured[path].hook(twins[path]), with_kwargs=True)
+        for _, path, _, operator in _operators(model)
+    ]
+    try:
+        with evaluating(model), evaluating(compressed):
+            for batch in batches:
+                inputs = model_inputs(batch, model.device)
+                before, after = (part(**inputs, use_cache=False).logits for part in (model, compressed))
+                totals.add(before, after, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not totals.rows:
+        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
+    return {"layers": [{"name": name, **errors.to_dict()} for name, errors in measured.items()], **totals.to_dict()}
+
+
+class _Errors:
+    """The error of one operator on all inputs so far."""
+
+    def __init__(self, layer: int):
+        self.layer, self.gain, self.error, self.output = layer, 0.0, 0.0, 0.0
+
+    def hook(self, twin: Any) -> Any:
+        def add(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            rows: Rows = args[1] if len(args) > 1 else kwargs.get("rows", Rows())
+            group = {"group": kwargs["group"]} if "group" in kwargs else {}
+            error = (output - twin(args[0], rows, **group)).double()
+            inputs, output = args[0].double(), output.double()
+            if rows.mask is not None:
+                # Outputs at padding have no meaning.
+                kept = rows.mask.to(output).unsqueeze(-1)
+                error, output = error * kept, output * kept
+            along = 1 if isinstance(operator, LongConvolution) else (1, 2)
+            sizes, norms = (torch.linalg.vector_norm(values, dim=along) for values in (inputs, error))
+            self.gain = max(self.gain, torch.where(sizes > 0, norms / sizes, 0.0).max().item())
+            self.error += error.square().sum().item()
+            self.output += output.square().sum().item()
+
+        return add
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "gain": self.gain,
+            "relative": math.sqrt(self.error / self.output) if self.output else 0.0,
+        }
+
+
+class _Totals:
+    """Agreement, loss and accuracy of two models over batches."""
+
+    def __init__(self) -> None:
+        self.rows = self.agreeing = self.compared = self.labelled = 0
+        self.correct, self.loss = [0, 0], [0.0, 0.0]
+
+    def add(self, before: Tensor, after: Tensor, batch: Mapping[str, Any]) -> None:
+        self.rows += len(before)
+        if before.shape[-1] == 1:
+            return
+        same = before.argmax(-1) == after.argmax(-1)
+        mask = batch.get("attention_mask")
+        kept = torch.ones_like(same) if mask is None or mask.shape != same.shape else mask.to(same)
+        self.agreeing += int((same & kept).sum())
+        self.compared += int(kept.sum())
+        labels = batch.get("labels")
+        if labels is None or before.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
+            return
+        labels = labels.to(before.device)
+        self.labelled += len(labels)
+        for index, logits in enumerate((before, after)):
+            self.correct[index] += int((logits.argmax(-1) == labels).sum())
+            self.loss[index] += nn.functional.cross_entropy(logits.float(), labels, reduction="sum").item()
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"rows": self.rows}
+        result["agreement"] = self.agreeing / self.compared if self.compared else None
+        if self.labelled:
+            for name, correct, loss in zip(("before", "after"), self.correct, self.loss, strict=True):
+                result[name] = {"accuracy": correct / self.labelled, "loss": loss / self.labelled}
+        return result
