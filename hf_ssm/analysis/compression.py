@@ -7,24 +7,21 @@ stored conjugate pairs of the smaller model, `C` channels, `K` directions, `F` f
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_ssm.analysis.hankel import balanced_system, discrete_exponents, no_balanced_form
-from hf_ssm.analysis.recording import model_inputs, sequence_operators
+from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
-from hf_ssm.utils.checks import check_iterable, check_model
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.checks import check_model
 
-__all__ = ["Compression", "LayerCompression", "compare_outputs", "compress"]
+__all__ = ["Compression", "LayerCompression", "compress", "compressible_operators"]
 
 # A smaller order is taken where rounding of the stored parameters costs more than this share of the largest singular
 # value, and more than the states that it keeps: nearly equal poles have large residues of opposite signs.
@@ -110,7 +107,7 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
     """A model with smaller states, by balanced truncation of each linear time-invariant operator.
 
     Of each channel (of S5: of the one system of a layer) the states with the largest Hankel singular values are kept,
-    in the discrete system that the kernel belongs to; the result is brought to the diagonal form that the layers store. Δ
+    in the discrete system that the kernel belongs to; the result is brought to the diagonal form that layers store. Δ
     of S4 and Hyena, feed-through, Sobolev filters and everything outside of the operators stay as they are. Layers with
     a low-rank part (`"s4"`) become diagonal (`"s4d"`): a reduced system has no normal plus low-rank form. Where
     channels shared A and B (`n_ssm`), each gets its own, so that there may be more parameters than before. The systems
@@ -132,7 +129,7 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
     Source: Moore 1981; Chahine et al. 2025 (arXiv 2510.02823), who choose N by the share of the singular values.
     """
     check_model(model)
-    operators = _operators(model)
+    operators = compressible_operators(model)
     size = model.config.state_size
     if (state_size is None) == (tolerance is None):
         raise ValueError(
@@ -162,8 +159,12 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
     return Compression(compressed, layers, _count(model))
 
 
-def _operators(model: Any) -> list[tuple[str, str, int, SequenceOperator]]:
-    """Name within the model, path within the backbone, number of the block, and each operator."""
+def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOperator]]:
+    """Name within the model, path within the backbone, number of the block, and each operator.
+
+    Raises:
+        ValueError: An operator is not linear and time-invariant with a finite state.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     operators = [(names[id(operator)], path, layer, operator) for path, layer, operator in sequence_operators(model)]
     if not operators:
@@ -320,115 +321,3 @@ def _store_poles(target: Any, exponents: Tensor, step: Tensor) -> Tensor:
     target.A_imag.copy_(a.imag)
     stored = torch.complex(-target.log_A_real.double().cpu().exp(), target.A_imag.double().cpu())
     return discrete_exponents(stored, step, target.discretization)[1]
-
-
-# Measurement
-
-
-def compare_outputs(model: Any, compressed: Any, batches: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Errors of a compressed model on data: of each operator, and of the whole model.
-
-    Each operator of the compressed model reads the inputs of the same operator in the given model, so that the errors
-    of earlier layers do not enter.
-
-    Args:
-        model: The given model.
-        compressed: The model of its `compress`.
-        batches: Keyword inputs of the model (tensors), with or without `labels`.
-
-    Returns:
-        `layers`: for each operator `layer`, `name`, `gain`, the largest `‖y - y_r‖₂ / ‖u‖₂` of a channel of a row (of
-        S5: of a row), which the bound limits, and `relative`, the root mean square of the error over that of the
-        output. `agreement`: share of rows (or tokens) with the same most likely class; `None` for outputs without
-        classes. `before` and `after`: mean `loss` and `accuracy` where the batches have labels of whole rows.
-
-    Raises:
-        TypeError: A batch is no mapping.
-        ValueError: There is no batch.
-    """
-    check_iterable("batches", batches, "batches (keyword inputs of the model)")
-    measured = {path: _Errors(layer) for _, path, layer, _ in _operators(model)}
-    twins = {path: operator for _, path, _, operator in _operators(compressed)}
-    totals = _Totals()
-    hooks = [
-        operator.register_forward_hook(measured[path].hook(twins[path]), with_kwargs=True)
-        for _, path, _, operator in _operators(model)
-    ]
-    try:
-        with evaluating(model), evaluating(compressed):
-            for batch in batches:
-                inputs = model_inputs(batch, model.device)
-                before, after = (part(**inputs, use_cache=False).logits for part in (model, compressed))
-                totals.add(before, after, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not totals.rows:
-        raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
-    return {"layers": [{"name": name, **errors.to_dict()} for name, errors in measured.items()], **totals.to_dict()}
-
-
-class _Errors:
-    """The error of one operator on all inputs so far."""
-
-    def __init__(self, layer: int):
-        self.layer, self.gain, self.error, self.output = layer, 0.0, 0.0, 0.0
-
-    def hook(self, twin: Any) -> Any:
-        def add(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            rows: Rows = args[1] if len(args) > 1 else kwargs.get("rows", Rows())
-            group = {"group": kwargs["group"]} if "group" in kwargs else {}
-            error = (output - twin(args[0], rows, **group)).double()
-            inputs, output = args[0].double(), output.double()
-            if rows.mask is not None:
-                # Outputs at padding have no meaning.
-                kept = rows.mask.to(output).unsqueeze(-1)
-                error, output = error * kept, output * kept
-            along = 1 if isinstance(operator, LongConvolution) else (1, 2)
-            sizes, norms = (torch.linalg.vector_norm(values, dim=along) for values in (inputs, error))
-            self.gain = max(self.gain, torch.where(sizes > 0, norms / sizes, 0.0).max().item())
-            self.error += error.square().sum().item()
-            self.output += output.square().sum().item()
-
-        return add
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "layer": self.layer,
-            "gain": self.gain,
-            "relative": math.sqrt(self.error / self.output) if self.output else 0.0,
-        }
-
-
-class _Totals:
-    """Agreement, loss and accuracy of two models over batches."""
-
-    def __init__(self) -> None:
-        self.rows = self.agreeing = self.compared = self.labelled = 0
-        self.correct, self.loss = [0, 0], [0.0, 0.0]
-
-    def add(self, before: Tensor, after: Tensor, batch: Mapping[str, Any]) -> None:
-        self.rows += len(before)
-        if before.shape[-1] == 1:
-            return
-        same = before.argmax(-1) == after.argmax(-1)
-        mask = batch.get("attention_mask")
-        kept = torch.ones_like(same) if mask is None or mask.shape != same.shape else mask.to(same)
-        self.agreeing += int((same & kept).sum())
-        self.compared += int(kept.sum())
-        labels = batch.get("labels")
-        if labels is None or before.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
-            return
-        labels = labels.to(before.device)
-        self.labelled += len(labels)
-        for index, logits in enumerate((before, after)):
-            self.correct[index] += int((logits.argmax(-1) == labels).sum())
-            self.loss[index] += nn.functional.cross_entropy(logits.float(), labels, reduction="sum").item()
-
-    def to_dict(self) -> dict[str, Any]:
-        result: dict[str, Any] = {"rows": self.rows}
-        result["agreement"] = self.agreeing / self.compared if self.compared else None
-        if self.labelled:
-            for name, correct, loss in zip(("before", "after"), self.correct, self.loss, strict=True):
-                result[name] = {"accuracy": correct / self.labelled, "loss": loss / self.labelled}
-        return result

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.analysis.tables import Table
 from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import SequenceOperator, materialized
@@ -19,7 +20,14 @@ from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_real
 from hf_ssm.theory.balanced import BalancedSystem, balance_dense, balance_pairs
 
-__all__ = ["HankelSpectrum", "balanced_system", "discrete_exponents", "hankel_spectra", "no_balanced_form"]
+__all__ = [
+    "HankelSpectrum",
+    "balanced_system",
+    "discrete_exponents",
+    "hankel_spectra",
+    "hankel_table",
+    "no_balanced_form",
+]
 
 # Systems of a layer that a report measures, evenly chosen: a few seconds for 64 states.
 _MOST_SYSTEMS = 64
@@ -94,6 +102,27 @@ def hankel_spectra(model: Any) -> list[HankelSpectrum]:
         values = balanced_system(operator, chosen).singular_values
         spectra.append(HankelSpectrum(layer, name, systems, values))
     return spectra
+
+
+def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
+    """The section of the theory report: how many states each layer uses."""
+    title = "Hankel singular values"
+    if isinstance(spectra, str):
+        return Table(title, notes=[f"None: {spectra}"])
+    header = ("layer", "states", "99 %, mean", "99 %, most", "dropped at N/2", "dropped at N/4")
+    rows = []
+    for spectrum in spectra:
+        orders = spectrum.order().double()
+        shares = [spectrum.dropped(spectrum.states // parts) for parts in (2, 4)]
+        rows.append((spectrum.layer, spectrum.states, orders.mean().item(), int(orders.max()), *shares))
+    notes = [
+        "States that have 99 % of the sum of the Hankel singular values of a channel (of a layer of S5), and the share "
+        "of the sum beyond half and a quarter of the states. Twice the sum of what is dropped bounds the error of the "
+        "channel (Moore 1981; Chahine et al. 2025): `hf-ssm compress` drops states."
+    ]
+    if any(len(spectrum.singular_values) < spectrum.systems for spectrum in spectra):
+        notes.append(f"Of {_MOST_SYSTEMS} channels of a layer, evenly chosen.")
+    return Table(title, header, rows, notes)
 
 
 def no_balanced_form(operator: SequenceOperator) -> str | None:

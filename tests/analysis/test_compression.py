@@ -8,7 +8,8 @@ import torch
 
 import hf_ssm
 from hf_ssm.analysis import compression
-from hf_ssm.analysis.compression import compare_outputs, compress
+from hf_ssm.analysis.compression import compress
+from hf_ssm.analysis.compression_errors import compare_outputs
 from hf_ssm.analysis.hankel import balanced_system, hankel_spectra
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.long_convolution import LongConvolution
