@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ NAMES = (
 TRIVIAL = {
     "attribution_scoreboard": "| `random` | 0 |",
     "bimodal": "| always to the nearer mode |",
+    "compression": "| most frequent class |",
     "denoising": "1 for a copy of the input",
     "gaussian_process": "| constant | 0.01 |",
     "gaussian_process_training": "| constant |",
@@ -52,6 +54,8 @@ TRIVIAL = {
 }
 # Scales before training, and costs of searches: no task that something trivial can do.
 WITHOUT_TASK = {"initial_scale", "masking_search"}
+# Errors of layers.
+WITHOUT_TASK |= {"compression_bounds"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 
@@ -80,7 +84,9 @@ def test_each_table_of_the_experiments_has_a_trivial_baseline(script: ModuleType
     tables = {name: text for page in PAGES for name, _, text in script.BLOCK.findall(read(page))}
     assert set(tables) == set(TRIVIAL) | WITHOUT_TASK
     assert not set(TRIVIAL) & WITHOUT_TASK
-    assert [name for name, words in TRIVIAL.items() if words not in " ".join(tables[name].split())] == []
+    shown = {name: " ".join(text.split()) for name, text in tables.items()}
+    stored = [name for name, text in shown.items() if sys.modules["_tables"].NOT_RUN not in text]
+    assert [name for name in TRIVIAL if name in stored and TRIVIAL[name] not in shown[name]] == []
 
 
 def test_a_changed_digit_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
