@@ -1,5 +1,6 @@
 """Compressed models: kernels, bounds and measured errors, every family and flag; saving, generation and training."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from hf_ssm.analysis.compression_errors import compare_outputs
 from hf_ssm.analysis.hankel import balanced_system, hankel_spectra
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.theory.mimo import kernel_matrix
 
 SMALL = {"hidden_size": 6, "num_hidden_layers": 2, "state_size": 16, "num_labels": 2}
@@ -160,6 +162,30 @@ def test_tolerance_takes_the_smallest_size():
     smaller = compress(model, state_size=size - 2)
     assert max(layer.relative_bound for layer in smaller.layers) > 0.3
     assert compress(build("real"), tolerance=1e-3).model.config.state_size < 16
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"bidirectional": True},
+        {"sobolev_order": 0.5},
+        {"sobolev_order": -0.5},
+        {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"},
+    ],
+)
+def test_bound_includes_both_directions_and_the_sobolev_filter(flags):
+    omega = torch.linspace(0, math.pi, 101, dtype=torch.float64)
+    causal = flags.get("sobolev_mode") != "zero_phase"
+    gain = sobolev_response(omega, flags.get("sobolev_order", 0.0), "normalized", causal=causal).abs().max().item()
+    gain *= 2**0.5 if flags.get("bidirectional") else 1
+    model = build("lin", **flags)
+    layer = compress(model, state_size=6).layers[0]
+    _, _, operator = next(iter(sequence_operators(model)))
+    tail = balanced_system(operator).bound(layer.orders)
+    # The rest is the rounding of the parameters.
+    torch.testing.assert_close(layer.bound, gain * tail, rtol=1e-3, atol=0)
+    assert (layer.bound > gain * tail).all()
 
 
 def test_larger_states_are_closer():
