@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hf_ssm.analysis.hankel import balanced_system, discrete_exponents, no_balanced_form
 from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import SequenceOperator
@@ -123,12 +124,17 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: Not exactly one of `state_size` and `tolerance`, or one out of its range; a layer that is not linear
-            and time-invariant with a finite state.
+        ValueError: The model is in a wrapper; not exactly one of `state_size` and `tolerance`, or one out of its range;
+            a layer that is not linear and time-invariant with a finite state.
 
     Source: Moore 1981; Chahine et al. 2025 (arXiv 2510.02823), who choose N by the share of the singular values.
     """
     check_model(model)
+    if not isinstance(model, SSMPreTrainedModel):
+        raise ValueError(
+            f"`model` must be a model of hf_ssm without wrappers, got {type(model).__name__}: give the model inside, "
+            "or of PEFT the result of `merge_and_unload`."
+        )
     operators = compressible_operators(model)
     size = model.config.state_size
     if (state_size is None) == (tolerance is None):

@@ -268,6 +268,21 @@ def test_other_operators_are_refused(config, reason):
         hankel_spectra(model)
 
 
+def test_models_in_wrappers_are_refused():
+    with pytest.raises(ValueError, match="without wrappers, got DataParallel: give the model inside"):
+        compress(torch.nn.DataParallel(build("legs")), state_size=4)
+
+
+def test_padding_is_not_measured():
+    model = build("legs")
+    compressed = compress(model, state_size=6).model
+    padded = {"input_ids": batch()["input_ids"], "attention_mask": (torch.arange(40) < 12).long().expand(3, -1)}
+    whole = {"input_ids": padded["input_ids"][:, :12]}
+    measured, expected = (compare_outputs(model, compressed, [inputs])["layers"] for inputs in (padded, whole))
+    for name in ("gain", "relative"):
+        assert [layer[name] for layer in measured] == pytest.approx([layer[name] for layer in expected], rel=1e-4)
+
+
 def test_measuring_needs_rows():
     model = build("legs")
     with pytest.raises(ValueError, match="`batches` is empty"):
