@@ -20,12 +20,8 @@ from pathlib import Path
 import yaml
 from _tables import ROOT, TABLES, code, console, grid, load, names, percent, pm, span, table, trivial
 
-TABLE_MODULES = (
-    *("_tables_of_kernels", "_tables_of_liu_li", "_tables_of_papers"),
-    *("_tables_of_tuning", "_tables_of_zero_shot"),
-)
-for module in TABLE_MODULES:
-    importlib.import_module(module)  # Registers its tables.
+for module in sorted(Path(__file__).parent.glob("_tables_of_*.py")):
+    importlib.import_module(module.stem)  # Registers its tables.
 
 DOCUMENTS = (
     "README.md",

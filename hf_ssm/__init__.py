@@ -22,6 +22,7 @@ _LAZY = {
     "build_dna_tokenizer": "hf_ssm.tokenization",
     "build_listops_tokenizer": "hf_ssm.tokenization",
     "build_word_tokenizer": "hf_ssm.tokenization",
+    "compress": "hf_ssm.analysis.compression",
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
     "embed": "hf_ssm.inference",

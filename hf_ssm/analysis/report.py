@@ -28,6 +28,7 @@ from hf_ssm.analysis.frequency import (
     frequency_responses,
     has_frequency_responses,
 )
+from hf_ssm.analysis.hankel import HankelSpectrum, hankel_spectra, hankel_table
 from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
 from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
@@ -46,10 +47,10 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
-_TAU, _RESPONSE, _PARAMETER_CHANGE = "tau.png", "responses.png", "movement.png"
+_TAU, _RESPONSE, _HANKEL, _PARAMETER_CHANGE = "tau.png", "responses.png", "hankel.png", "movement.png"
 FILES = (
     REPORT_NAME,
-    *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _PARAMETER_CHANGE) for form in ("png", "svg")),
+    *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _HANKEL, _PARAMETER_CHANGE) for form in ("png", "svg")),
 )
 """What `save_json` and `save_pictures` write."""
 
@@ -73,6 +74,7 @@ class TheoryReport:
         bands: Ends of the frequency bands, radians per sample.
         responses: Of all long convolutions; none for selective models.
         variation: Total variation by layer and direction.
+        hankel: Hankel singular values of each operator, or the reason why there are none.
         alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: Of Honarpisheh et al., or the reason why there is none.
@@ -89,6 +91,7 @@ class TheoryReport:
     bands: tuple[float, ...]
     responses: list[FrequencyResponse]
     variation: list[Variation]
+    hankel: list[HankelSpectrum] | str
     alpha: AlphaRecommendation | str
     alpha_of_layers: dict[int, AlphaRecommendation | str]
     bound: ModelBound | str
@@ -112,6 +115,7 @@ class TheoryReport:
                 "assumption": [dataclasses.asdict(layer) for layer in self.assumption],
                 "bands": list(self.bands),
                 "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
+                "hankel": _as_dict(self.hankel) if isinstance(self.hankel, str) else [_as_dict(s) for s in self.hankel],
                 "alpha": _as_dict(self.alpha),
                 "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
                 "bound": _as_dict(self.bound),
@@ -129,7 +133,7 @@ class TheoryReport:
         return "## Theory report\n\n" + markdown(tables_of(self))
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
-        """Write the figures (τ; responses and changes of parameters if there are any) to a folder; return their paths.
+        """Write the figures (τ, and what else there is) to a folder, and return their paths.
 
         Args:
             folder: An existing folder.
@@ -146,6 +150,9 @@ class TheoryReport:
             length = self.data["longest"]
             plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE, title, length=length, unit=unit)
             written.append(folder / _RESPONSE)
+        if not isinstance(self.hankel, str):
+            plotting.plot_hankel(self.hankel, folder / _HANKEL)
+            written.append(folder / _HANKEL)
         if self.parameter_change:
             changes = {QUANTITIES[group]: change for group, change in self.parameter_change.items()}
             plotting.plot_parameter_change(changes, folder / _PARAMETER_CHANGE)
@@ -238,6 +245,7 @@ def theory_report(
         bands=tuple(float(edge) for edge in bands),
         responses=responses,
         variation=layer_variations(responses, bands),
+        hankel=_or_reason(hankel_spectra, unwrapped(model)),
         alpha=_or_reason(alpha_recommendation, base),
         alpha_of_layers={
             layer.layer: _or_reason(alpha_recommendation, base, _power(records, layer.layer)) for layer in complexity
@@ -290,6 +298,7 @@ def tables_of(report: TheoryReport) -> list[Table]:
         _complexity_table(report),
         assumption_table(report.assumption),
         _variation_table(report),
+        hankel_table(report.hankel),
         _alpha_table(report),
         *_bound_tables(report),
         remembrance_table(report.remembrance, report.bound),

@@ -34,6 +34,10 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "per band": "How much the response of a layer varies within a band of frequencies, from slow to fast. A larger "
         "number at low frequencies is a bias of the layer to slow changes.",
     },
+    "Hankel": {
+        "99 %": "How many states of a channel have nearly all of its effect; the others can be dropped.",
+        "dropped": "The share that would be lost with half or a quarter of the states: an upper limit of the error.",
+    },
     "Useful range": {
         "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
         "α up to": "The largest frequency scale with which such inputs still drive the fastest state. It is a "

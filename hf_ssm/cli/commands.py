@@ -161,6 +161,16 @@ COMMANDS: dict[str, Command] = {
         "classifier. No code of the checkpoint is run.",
         ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna",),
     ),
+    "compress": Command(
+        "share",
+        "smaller states of a trained S4, S4D, S5 or Hyena",
+        "Write a checkpoint with smaller states, by balanced truncation of each layer: S4 and S4D, S5, and Hyena with "
+        "state space filters. Prints the error bound of each layer beside the error on data; S4 becomes S4D.",
+        (
+            "hf-ssm compress runs/mine --state-size 16 --output runs/small",
+            "hf-ssm compress runs/mine --tolerance 0.01 --output runs/small --dataset my.csv",
+        ),
+    ),
     "export": Command(
         "share",
         "export a model as ONNX or torch.export",

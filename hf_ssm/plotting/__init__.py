@@ -11,7 +11,13 @@ from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
 from hf_ssm.plotting.style import INSTALL_HINT, also_svg, can_plot
-from hf_ssm.plotting.theory import plot_frequency_responses, plot_parameter_change, plot_spectrum, plot_tau
+from hf_ssm.plotting.theory import (
+    plot_frequency_responses,
+    plot_hankel,
+    plot_parameter_change,
+    plot_spectrum,
+    plot_tau,
+)
 from hf_ssm.plotting.tiles import plot_sequences
 from hf_ssm.plotting.tokens import ColouredToken, coloured_tokens, describe_target, sequence_text
 from hf_ssm.plotting.training import plot_training_log
@@ -26,6 +32,7 @@ __all__ = [
     "coloured_tokens",
     "describe_target",
     "plot_frequency_responses",
+    "plot_hankel",
     "plot_masking_curves",
     "plot_parameter_change",
     "plot_saturation",

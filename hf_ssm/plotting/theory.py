@@ -24,6 +24,8 @@ _FLOOR_DB = -120.0
 # A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
 # peak: smaller values are rounding errors.
 _PEAK, _MIN_SHARE = 30.0, 1e-7
+# Smaller singular values are rounding errors.
+_LEAST_SINGULAR_VALUE = 1e-12
 # Ticks of the axis of periods.
 _PERIODS = (2, 3, 4, 5, 10, 20, 50)
 # Ticks of logarithmic axes of frequencies, in cycles per sample.
@@ -91,6 +93,35 @@ def _plot_boxes(axes: "Axes", layers: Sequence[Any], shift: float, colour: str, 
     marks: dict[str, Any] = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markersize": 6}
     shown = "" if shift > 0 else "their mean: τ of the layer"
     axes.plot(positions, [layer.tau for layer in layers], "D", zorder=3, label=shown or "_nolegend_", **marks)
+
+
+@style.figure_style()
+def plot_hankel(
+    spectra: Sequence[Any], path: str | Path | None = None, title: str = "Hankel singular values by layer"
+) -> "Figure":
+    """Plot the singular values of each layer relative to the largest, a mean over its channels, on a logarithmic axis.
+
+    Args:
+        spectra: `HankelSpectrum` objects, with `layer`, `name` and `singular_values`.
+
+    Raises:
+        ValueError: `spectra` is empty.
+    """
+    if not spectra:
+        raise ValueError("`spectra` is empty: pass at least one layer.")
+    figure = style.new_figure(5.5, 3.4)
+    axes = figure.subplots()
+    for number, spectrum in enumerate(spectra):
+        values = style.to_numpy(spectrum.singular_values)
+        relative = (values / np.maximum(values[:, :1], np.finfo(float).tiny)).mean(axis=0)
+        colour = style.PALETTE[number % len(style.PALETTE)]
+        numbers = np.arange(1, len(relative) + 1)
+        axes.plot(numbers, np.maximum(relative, _LEAST_SINGULAR_VALUE), color=colour, label=f"layer {spectrum.layer}")
+    axes.set_yscale("log")
+    axes.set_xlabel("number of the state, in balanced coordinates")
+    axes.set_ylabel("σ / largest σ, mean over channels")
+    figure.legend(loc="outside lower center", ncols=4)
+    return style.finish_figure(figure, path, title)
 
 
 @style.figure_style()

@@ -190,7 +190,8 @@ def test_pictures(make_model, tmp_path, variant) -> None:
     model = make_model(family, "ForSequenceClassification", **flags)
     report = theory_report(model, two_batches(), parameter_change={"A_imag": 0.25, "D": 0.0, "sobolev_order": None})
     written = report.save_pictures(tmp_path)
-    names = ["tau.png", *(["responses.png"] if variant != "mamba" else []), "movement.png"]
+    of_linear_systems = {"hyena": ["responses.png"], "mamba": []}.get(variant, ["responses.png", "hankel.png"])
+    names = ["tau.png", *of_linear_systems, "movement.png"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     for path in written:

@@ -24,6 +24,7 @@ NAMES = (
 TRIVIAL = {
     "attribution_scoreboard": "| `random` | 0 |",
     "bimodal": "| always to the nearer mode |",
+    "compression": "| most frequent class |",
     "denoising": "1 for a copy of the input",
     "gaussian_process": "| constant | 0.01 |",
     "gaussian_process_training": "| constant |",
@@ -61,6 +62,8 @@ TRIVIAL = {
 WITHOUT_TASK = {"initial_scale", "length_data", "masking_search"}
 # Errors in units of the trivial baseline, and counts.
 WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_grid", "tuning_methods"}
+# Errors of layers.
+WITHOUT_TASK |= {"compression_bounds"}
 # Settings, which may stand in the text of the pages.
 SETTINGS = {"0.01", "0.1", "0.95", "1.0", "2.0"}
 

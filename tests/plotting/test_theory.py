@@ -10,6 +10,7 @@ import hf_ssm
 from hf_ssm import plotting
 from hf_ssm.analysis.complexity import LayerComplexity
 from hf_ssm.analysis.frequency import FrequencyResponse, alpha_recommendation, frequency_responses
+from hf_ssm.analysis.hankel import HankelSpectrum
 from hf_ssm.plotting.theory import gain_quantiles, spectral_density
 from hf_ssm.theory.spectrum import power_spectrum
 
@@ -50,6 +51,16 @@ def test_parameter_change_has_a_bar_for_each_positive_change():
 
 def response_of(values: torch.Tensor, omega: torch.Tensor) -> FrequencyResponse:
     return FrequencyResponse("conv", 0, "forward", omega, values)
+
+
+def test_singular_values_are_relative_to_the_largest_and_end_at_the_rounding_error():
+    values = torch.tensor([[4.0, 1.0, 0.0], [2.0, 1.0, 1e-20]])
+    (axes,) = plotting.plot_hankel([HankelSpectrum(3, "layers.3", 2, values)]).axes
+    (line,) = axes.lines
+    assert line.get_label() == "layer 3" and axes.get_yscale() == "log"
+    np.testing.assert_allclose(line.get_xydata(), [[1, 1], [2, 0.375], [3, 1e-12]])
+    with pytest.raises(ValueError, match="`spectra` is empty"):
+        plotting.plot_hankel([])
 
 
 def test_gain_quantiles_are_in_decibels_over_channels():

@@ -1,0 +1,210 @@
+"""Accuracy against the state size: balanced truncation of S4D models, trained with and without the regulariser τ.
+
+Three tasks of classification: planted motifs (100 generated bases), coding or intergenic (200 bases of seven genomes),
+and MNIST pixel by pixel (14 x 14, read in both directions). Per task, two kinds of models with 64 states are trained
+from the rescaled initialisation, without and with τ (λ = 1e-3), and compressed by factors of 2 to 16 without further
+training; a third kind is trained with 16 states from the start. The script prints the test accuracy at each size, and
+stores the error bound of each layer beside the error that was measured on the test rows.
+
+    python examples/compression.py --output examples/results/compression.json
+
+The trivial baselines are the most frequent class, and logistic regression on 4-mer counts or pixels. A second call of
+the command continues with the runs that are not in the file yet. Needs scikit-learn (the extra `test`).
+
+Schwerdtner et al. 2025 (arXiv 2510.22951) regularise the sum of the Hankel singular values itself, on the Long Range
+Arena; τ is another measure, so that their factor of ten is not what is tested here.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _experiment import experiment_parser, print_table, write_results
+
+from hf_ssm import compress
+from hf_ssm.analysis.compression_errors import compare_outputs
+from hf_ssm.training.run import RunResult, train
+from hf_ssm.training.settings import resolve
+
+FACTORS = (1, 2, 4, 8, 16)
+TASKS: dict[str, dict[str, dict[str, Any]]] = {
+    "planted motifs": {
+        "model": {"hidden_size": 64, "num_hidden_layers": 3},
+        "data": {"dataset": "planted-motifs", "length": 100, "mutation_rate": 0.1, "num_test": 1000},
+        "training": {"num_train_epochs": 5, "learning_rate": 3e-3},
+    },
+    "coding or intergenic": {
+        "model": {"hidden_size": 64, "num_hidden_layers": 2},
+        "data": {"dataset": "examples/data/coding_or_intergenic.csv.gz"},
+        "training": {"num_train_epochs": 5, "learning_rate": 3e-3},
+    },
+    "sequential MNIST": {
+        "model": {"hidden_size": 32, "num_hidden_layers": 2},
+        "data": {
+            **{"dataset": "data/mnist_t10k-images-idx3-ubyte.gz", "image_size": 14, "grayscale": True},
+            **{"validation_fraction": 0.0, "test_fraction": 0.5, "normalization": "train"},
+        },
+        "training": {"num_train_epochs": 5, "learning_rate": 1e-2},
+    },
+}
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "τ": {"tau_weight": 1e-3}, "16 states": {"state_size": 16}}
+TINY = {
+    "model": {"hidden_size": 4, "num_hidden_layers": 1, "state_size": 32},
+    "training": {"num_train_epochs": 0.02},
+}
+TINY_DATA = {
+    "planted motifs": {"num_train": 64, "num_validation": 8, "num_test": 32},
+    "sequential MNIST": {"image_size": 4, "test_fraction": 0.02},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and compress what the file of results lacks, and print the tables."""
+    parser = experiment_parser(__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
+    parser.add_argument("--images", default=TASKS["sequential MNIST"]["data"]["dataset"], help="images of MNIST")
+    args = parser.parse_args(argv)
+    images = args.images
+    # Of a path, only the name is public.
+    args.images = Path(images).name
+    runs = finished_runs(args)
+    for seed in range(args.seeds):
+        for task in args.tasks:
+            for kind in KINDS:
+                if not any((run["task"], run["kind"], run["seed"]) == (task, kind, seed) for run in runs):
+                    runs.append(run_one(task, kind, seed, images, args.tiny))
+                    write_results(args, {"runs": runs})
+    print_table(*table_of_sizes(runs))
+
+
+def finished_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs of an earlier call with the same setting."""
+    if args.output is None or not args.output.is_file():
+        return []
+    content = json.loads(args.output.read_text(encoding="utf-8"))
+    if content["arguments"]["tiny"] != args.tiny:
+        raise SystemExit(f"{args.output} has runs of another setting (tiny): choose another file")
+    runs: list[dict[str, Any]] = content["runs"]
+    return runs
+
+
+def run_one(task: str, kind: str, seed: int, images: str, tiny: bool) -> dict[str, Any]:
+    """Train one model; accuracy, bound and errors at each state size."""
+    begin = time.process_time()
+    common: dict[str, Any] = {
+        "model": {"family": "s4", "state_size": 64, "bidirectional": True, "rescale_init": True},
+        "data": {"seed": seed} if task == "planted motifs" else {},
+        "training": {
+            **{"per_device_train_batch_size": 50, "per_device_eval_batch_size": 250, "seed": seed},
+            **{"disable_tqdm": True, "save_strategy": "no", "use_cpu": True},
+        },
+    }
+    layers = [common, TASKS[task]]
+    if task == "sequential MNIST":
+        layers.append({"data": {"dataset": images}})
+    if tiny:
+        layers += [TINY, {"data": TINY_DATA.get(task, {})}]
+    layers.append({"model": KINDS[kind]})
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(resolve(*layers), Path(folder))
+    batches = test_batches(result)
+    run = {"task": task, "kind": kind, "seed": seed, "test_rows": len(result.data.splits["test"])}
+    run |= {"tau": {name: sum(values) for name, values in result.tau.items()}}
+    # Models that are small from the start are shown for comparison only.
+    factors = (1,) if kind == "16 states" else FACTORS
+    run["sizes"] = [size_of(result, factor, batches) for factor in factors]
+    if kind == "plain":
+        run["baselines"] = baselines(result)
+    run["seconds"] = time.process_time() - begin
+    print(f"{task}, {kind}, seed {seed}: {[round(size['accuracy'], 4) for size in run['sizes']]}", flush=True)
+    return run
+
+
+def test_batches(result: RunResult) -> list[dict[str, Any]]:
+    """The test rows with their labels."""
+    rows = result.data.splits["test"]
+    labels = torch.tensor(rows["labels"][:]).split(250)
+    batches = result.data.batches(rows, 250)
+    return [batch | {"labels": part} for batch, part in zip(batches, labels, strict=True)]
+
+
+def size_of(result: RunResult, factor: int, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Accuracy, and bound and error of each layer, after compression by a factor."""
+    compression = compress(result.model, state_size=result.model.config.state_size // factor)
+    measured = compare_outputs(result.model, compression.model, batches)
+    return {
+        "state_size": compression.model.config.state_size,
+        "parameters": compression.to_dict()["parameters"]["after"],
+        "accuracy": measured["after"]["accuracy"],
+        "loss": measured["after"]["loss"],
+        "agreement": measured["agreement"],
+        "layers": [
+            {
+                "bound": layer.bound.max().item(),
+                "relative_bound": layer.relative_bound,
+                "gain": error["gain"],
+                "relative_error": error["relative"],
+            }
+            for layer, error in zip(compression.layers, measured["layers"], strict=True)
+        ],
+    }
+
+
+def baselines(result: RunResult) -> dict[str, float]:
+    """Test accuracy of the most frequent class, and of logistic regression on 4-mer counts or pixels."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    splits = {name: result.data.splits[name] for name in ("train", "test")}
+    labels = {name: np.asarray(split["labels"][:]) for name, split in splits.items()}
+    if result.data.tokenizer is None:
+        features = {name: np.stack([np.ravel(row) for row in split["input_values"]]) for name, split in splits.items()}
+    else:
+        features = counts_of_words({name: split["input_ids"][:] for name, split in splits.items()})
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000, C=0.01))
+    model.fit(features["train"], labels["train"])
+    answer = Counter(labels["train"].tolist()).most_common(1)[0][0]
+    return {
+        "most frequent class": float((labels["test"] == answer).mean()),
+        "linear": float(model.score(features["test"], labels["test"])),
+    }
+
+
+def counts_of_words(token_ids: dict[str, Any], length: int = 4) -> dict[str, np.ndarray]:
+    """How often each word of four tokens that the training rows have is in each row."""
+    codes = {
+        name: [np.lib.stride_tricks.sliding_window_view(row, length) @ 100 ** np.arange(length) for row in rows]
+        for name, rows in token_ids.items()
+    }
+    words = np.unique(np.concatenate(codes["train"]))
+    return {
+        name: np.stack(
+            [np.bincount(np.searchsorted(words, row[np.isin(row, words)]), minlength=len(words)) for row in rows]
+        )
+        for name, rows in codes.items()
+    }
+
+
+def table_of_sizes(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Mean test accuracy by state size."""
+    rows = []
+    for task in dict.fromkeys(run["task"] for run in runs):
+        for kind in KINDS:
+            chosen = [run for run in runs if (run["task"], run["kind"]) == (task, kind)]
+            if chosen:
+                sizes = zip(*([size["accuracy"] for size in run["sizes"]] for run in chosen), strict=True)
+                rows.append([task, kind, *(f"{np.mean(values):.4f}" for values in sizes)])
+    return ["task", "training", *(f"1/{factor}" for factor in FACTORS)], rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Compressed models: kernels, bounds and measured errors, every family and flag; saving, generation and training."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm.analysis import compression
+from hf_ssm.analysis.compression import compress
+from hf_ssm.analysis.compression_errors import compare_outputs
+from hf_ssm.analysis.hankel import balanced_system, hankel_spectra
+from hf_ssm.analysis.recording import sequence_operators
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.theory.mimo import kernel_matrix
+
+SMALL = {"hidden_size": 6, "num_hidden_layers": 2, "state_size": 16, "num_labels": 2}
+CASES = {
+    "legs": ("S4", {}),
+    "lin": ("S4", {"init": "lin", "discretization": "bilinear"}),
+    "real": ("S4", {"init": "real"}),
+    "low rank": ("S4", {"kernel_type": "s4"}),
+    "low rank, bilinear, both directions": (
+        "S4",
+        {"kernel_type": "s4", "discretization": "bilinear", "bidirectional": True, "init": "lin"},
+    ),
+    "both directions": ("S4", {"bidirectional": True, "init": "inv", "frequency_scale": 0.5}),
+    "shared copies": ("S4", {"n_ssm": 2, "init": "lin"}),
+    "Sobolev": ("S4", {"sobolev_order": [0.5, -0.5], "sobolev_trainable": True, "init": "lin"}),
+    "zero phase": ("S4", {"sobolev_order": 0.5, "sobolev_mode": "zero_phase", "sobolev_frequency": "radian"}),
+    "no skip": ("S4", {"use_skip": False, "init": "lin"}),
+    "Hyena": ("Hyena", {"filter_type": "s4d", "hyena_order": 3}),
+    "Hyena, low rank": ("Hyena", {"filter_type": "s4", "init": "lin"}),
+    "S5": ("S5", {"num_blocks": 2}),
+    "S5, both directions": ("S5", {"bidirectional": True, "init": "inv", "discretization": "bilinear"}),
+    "S5, Sobolev": ("S5", {"sobolev_order": 0.5, "bidirectional": True}),
+}
+
+
+def build(case: str, head: str = "ForSequenceClassification", **fields: object):
+    family, flags = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(hf_ssm, f"{family}Config")(**{**SMALL, **flags, **fields})
+    return getattr(hf_ssm, f"{family}{head}")(config)
+
+
+def kernels_of(model) -> list[torch.Tensor]:
+    """Of each operator, float64, without feed-through and Sobolev filter."""
+    kernels = []
+    for _, _, operator in sequence_operators(model):
+        if isinstance(operator, LongConvolution):
+            kernel = operator.filter(lambda filter: filter.kernel(200, torch.float64))
+        else:
+            systems = [operator.system(k, dtype=torch.float64) for k in range(operator.directions)]
+            kernel = torch.stack([kernel_matrix(replace(system, skip=None), 200) for system in systems])
+        kernels.append(kernel.detach())
+    return kernels
+
+
+def reduced_kernels(model, state_size: int) -> list[torch.Tensor]:
+    """The kernels of the balanced systems truncated to the orders that `compress` takes, by their recurrence."""
+    kernels = []
+    for (_, _, operator), layer in zip(
+        sequence_operators(model), compress(model, state_size=state_size).layers, strict=True
+    ):
+        system = balanced_system(operator)
+        rows = []
+        for index, order in enumerate(layer.orders.tolist()):
+            a, state, c = (part[0] for part in system.select(torch.tensor([index])).truncated(order))
+            taps = []
+            for _ in range(200):
+                taps.append(c @ state)
+                state = a @ state
+            rows.append(torch.stack(taps, -1))
+        kernel = torch.stack(rows)  # (R, K or K D, 1 or D, L)
+        if isinstance(operator, LongConvolution):
+            kernels.append(kernel[:, :, 0].transpose(0, 1))
+        else:
+            kernels.append(kernel[0].unflatten(0, (operator.directions, -1)))
+    return kernels
+
+
+def batch(rows: int = 3, length: int = 40) -> dict[str, torch.Tensor]:
+    mask = torch.ones(rows, length, dtype=torch.long)
+    mask[0, length // 2 :] = 0
+    ids = torch.randint(0, 12, (rows, length), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(rows) % 2}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_are_those_of_the_reduced_systems(case):
+    model = build(case).double()
+    compressed = compress(model, state_size=6).model
+    assert compressed.config.state_size == 6
+    expected = reduced_kernels(model, 6)
+    for kernel, truth in zip(kernels_of(compressed), expected, strict=True):
+        torch.testing.assert_close(kernel, truth, rtol=1e-8, atol=1e-8 * truth.abs().max().item())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whole_state_keeps_the_kernels(case, monkeypatch):
+    # Of diagonal models, the result for the whole state is a copy: this is the reduction itself.
+    monkeypatch.setattr(compression, "_is_low_rank", lambda config: True)
+    model = build(case)
+    result = compress(model, state_size=16)
+    for (_, _, operator), kernel, truth, layer in zip(
+        sequence_operators(model), kernels_of(result.model), kernels_of(model), result.layers, strict=True
+    ):
+        distance = (kernel - truth).square().sum(-1).sqrt().max()
+        assert distance <= layer.bound.max()
+        if not (isinstance(operator, LongConvolution) and operator.filter.low_rank):
+            # A low-rank model may have more real poles than there are places.
+            assert distance <= 2e-4 * truth.square().sum(-1).sqrt().max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measured_errors_stay_below_the_bounds(case):
+    model = build(case)
+    result = compress(model, state_size=6)
+    measured = compare_outputs(model, result.model, [batch(), batch(2, 30)])
+    assert [layer["name"] for layer in measured["layers"]] == [layer.name for layer in result.layers]
+    for layer, error in zip(result.layers, measured["layers"], strict=True):
+        assert error["gain"] <= layer.bound.max()
+        assert (layer.orders <= 6).all()
+        assert 0 <= layer.relative_bound < 1
+    if case != "real":
+        assert measured["layers"][0]["gain"] > 1e-4
+    assert measured["rows"] == 5
+    assert measured["before"].keys() == {"accuracy", "loss"}
+
+
+def test_whole_size_is_a_copy():
+    model = build("shared copies")
+    result = compress(model, state_size=16)
+    assert result.model.config.n_ssm == 2
+    inputs = batch()
+    assert torch.equal(model(**inputs).logits, result.model(**inputs).logits)
+    assert result.layers[0].bound.max() == 0
+
+
+def test_everything_else_stays():
+    model = build("Sobolev", num_labels=3).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compressed = compress(model, state_size=4).model
+    assert not compressed.training
+    changed = ("log_A_real", "A_imag", ".B", ".C")
+    for name, value in compressed.state_dict().items():
+        if not name.endswith(changed):
+            assert torch.equal(value, before[name]), name
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_tolerance_takes_the_smallest_size():
+    model = build("lin")
+    found = compress(model, tolerance=0.3)
+    size = found.model.config.state_size
+    assert max(layer.relative_bound for layer in found.layers) <= 0.3
+    smaller = compress(model, state_size=size - 2)
+    assert max(layer.relative_bound for layer in smaller.layers) > 0.3
+    assert compress(build("real"), tolerance=1e-3).model.config.state_size < 16
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"bidirectional": True},
+        {"sobolev_order": 0.5},
+        {"sobolev_order": -0.5},
+        {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"},
+    ],
+)
+def test_bound_includes_both_directions_and_the_sobolev_filter(flags):
+    omega = torch.linspace(0, math.pi, 101, dtype=torch.float64)
+    causal = flags.get("sobolev_mode") != "zero_phase"
+    gain = sobolev_response(omega, flags.get("sobolev_order", 0.0), "normalized", causal=causal).abs().max().item()
+    gain *= 2**0.5 if flags.get("bidirectional") else 1
+    model = build("lin", **flags)
+    layer = compress(model, state_size=6).layers[0]
+    _, _, operator = next(iter(sequence_operators(model)))
+    tail = balanced_system(operator).bound(layer.orders)
+    # The rest is the rounding of the parameters.
+    torch.testing.assert_close(layer.bound, gain * tail, rtol=1e-3, atol=0)
+    assert (layer.bound > gain * tail).all()
+
+
+def test_larger_states_are_closer():
+    model = build("S5")
+    bounds = [compress(model, state_size=size).layers[0].bound.max() for size in (2, 6, 10, 14)]
+    assert all(before > after for before, after in pairwise(bounds))
+
+
+@pytest.mark.parametrize("case", ["low rank", "S5"])
+def test_compressed_models_train(case):
+    compressed = compress(build(case), state_size=8).model
+    inputs = batch()
+    before = {name: value.clone() for name, value in compressed.named_parameters()}
+    optimizer = torch.optim.SGD(compressed.parameters(), lr=1e-3)
+    loss = compressed(**inputs).loss
+    loss.backward()
+    for name, parameter in compressed.named_parameters():
+        assert torch.isfinite(parameter.grad).all(), name
+    optimizer.step()
+    assert any(not torch.equal(new, before[name]) for name, new in compressed.named_parameters() if "A_imag" in name)
+    assert compressed(**inputs).loss < loss
+
+
+def test_unused_places_can_learn():
+    # Four states suffice for these kernels; the other places have C = 0 and a gradient.
+    model = build("real")
+    with torch.no_grad():
+        for _, _, operator in sequence_operators(model):
+            operator.filter.C[..., 1:, :] = 0
+    compressed = compress(model, state_size=8).model
+    for (_, _, operator), kernel, truth in zip(
+        sequence_operators(compressed), kernels_of(compressed), kernels_of(model), strict=True
+    ):
+        assert (operator.filter.C[..., 1:, :] == 0).all()
+        torch.testing.assert_close(kernel, truth, rtol=1e-5, atol=1e-5)
+    compressed(**batch()).loss.backward()
+    for _, _, operator in sequence_operators(compressed):
+        assert (operator.filter.C.grad[..., 1:, :] != 0).any()
+
+
+def test_causal_model_generates_and_keeps_its_precision():
+    model = build("low rank", "ForCausalLM").to(torch.bfloat16)
+    compressed = compress(model, state_size=8).model
+    assert compressed.dtype == torch.bfloat16
+    assert compressed.model.layers[0].mixer.long_conv.filter.C.dtype == torch.float32
+    tokens = compressed.generate(torch.randint(7, 11, (1, 8)), max_new_tokens=4, do_sample=False)
+    assert tokens.shape == (1, 12)
+    spectrum = hankel_spectra(compressed)[0]
+    assert spectrum.states == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either `state_size` or `tolerance`, got state_size=None"),
+        ({"state_size": 4, "tolerance": 0.1}, "either `state_size` or `tolerance`"),
+        ({"state_size": 32}, "even and between 2 and 16, that of the model, got 32"),
+        ({"state_size": 5}, "even and between 2 and 16"),
+        ({"tolerance": 1.5}, "at least 0 and below 1"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        compress(build("legs"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (hf_ssm.SelectiveSSMConfig, "SelectiveScan depends on the input at each position"),
+        (hf_ssm.SSDConfig, "SSDScan depends on the input at each position"),
+        (hf_ssm.HyenaConfig, "its filter is a function of the lag without a state"),
+    ],
+)
+def test_other_operators_are_refused(config, reason):
+    model = getattr(hf_ssm, config.__name__.replace("Config", "Model"))(config(hidden_size=8, num_hidden_layers=1))
+    with pytest.raises(ValueError, match=f"layer 0 cannot be compressed: .*{reason}"):
+        compress(model, state_size=2)
+    with pytest.raises(ValueError, match=f"layer 0 has no Hankel singular values: .*{reason}"):
+        hankel_spectra(model)
+
+
+def test_models_in_wrappers_are_refused():
+    with pytest.raises(ValueError, match="without wrappers, got DataParallel: give the model inside"):
+        compress(torch.nn.DataParallel(build("legs")), state_size=4)
+
+
+def test_padding_is_not_measured():
+    model = build("legs")
+    compressed = compress(model, state_size=6).model
+    padded = {"input_ids": batch()["input_ids"], "attention_mask": (torch.arange(40) < 12).long().expand(3, -1)}
+    whole = {"input_ids": padded["input_ids"][:, :12]}
+    measured, expected = (compare_outputs(model, compressed, [inputs])["layers"] for inputs in (padded, whole))
+    for name in ("gain", "relative"):
+        assert [layer[name] for layer in measured] == pytest.approx([layer[name] for layer in expected], rel=1e-4)
+
+
+def test_measuring_needs_rows():
+    model = build("legs")
+    with pytest.raises(ValueError, match="`batches` is empty"):
+        compare_outputs(model, model, [])
+
+
+def test_spectra_measure_some_of_many_channels():
+    model = build("legs", hidden_size=130, num_hidden_layers=1, state_size=4)
+    (spectrum,) = hankel_spectra(model)
+    assert (spectrum.systems, tuple(spectrum.singular_values.shape)) == (130, (64, 4))
+    orders = spectrum.order(0.9)
+    for values, order in zip(spectrum.singular_values, orders, strict=True):
+        shares = values.cumsum(0) / values.sum()
+        assert shares[order - 1] >= 0.9
+        assert order == 1 or shares[order - 2] < 0.9
+    assert spectrum.dropped(4) == 0
+    assert spectrum.dropped(0) == pytest.approx(1)
