@@ -41,9 +41,10 @@ ALLOWED = {
     # The Trainer pushes.
     "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub", "parallel"},
     "inference": _MODELS | _LEAVES | {"probes"},
-    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel"},
+    "tuning": _MODELS | _LEAVES | {"analysis", "checkpoint", "training"},
+    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel", "tuning"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
-    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "app", ""},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "tuning", "app", ""},
 }
 
 Found = Iterator[tuple[int, str]]
