@@ -25,6 +25,15 @@ def load(name: str, folder: str = RESULTS) -> Any:
     return json.loads((ROOT / folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
+NOT_RUN = "This experiment has not been run yet: there is no result, and no claim."
+"""The text in place of a table whose results are not stored."""
+
+
+def is_stored(name: str) -> bool:
+    """Whether there is a result."""
+    return (ROOT / RESULTS / f"{name}.json").is_file()
+
+
 def trivial(name: str) -> Any:
     """The trivial baseline of a table, of `baselines.py`."""
     return load("baselines")["baselines"][name]
