@@ -206,7 +206,7 @@ def transfer_functions() -> Any:
     for (words, both), colour in zip(waves.items(), PALETTE, strict=False):
         passed = transfer(poles, residues, torch.tensor(both, dtype=torch.float64)).abs()
         gain.scatter(both, passed, color=colour, s=14, zorder=3, label=f"two {words} frequencies")
-        pairs.bar([f"{wave:g}" for wave in both], passed, color=colour)
+        pairs.bar([f"{wave:g}" for wave in both], passed.tolist(), color=colour)
     gain.set(xlabel="frequency s", ylabel="|G(is)|")
     gain.legend()
     pairs.set(xlabel="frequency s", ylabel="amplitude that passes")
