@@ -389,7 +389,7 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
     options = ["--seed", "4", "--learning-rate", "0.5"]
     assignments = ["--set", "training.weight_decay=2e-3", "--set", "training.learning_rate=1"]
     arguments = ["train", "--output", "x", *assignments, *options, "--config", str(path)]
-    training = train_command._settings(cli.build_parser("train").parse_args(arguments)).training
+    training = train_command.resolved(cli.build_parser("train").parse_args(arguments), {}).training
     assert (training["learning_rate"], training["seed"], training["weight_decay"]) == (1, 4, 2e-3)
     assert training["max_grad_norm"] == 1.0 and training["lr_scheduler_type"] == "cosine"
 

@@ -76,7 +76,7 @@ def test_import_registers_the_models_whatever_the_arguments_are():
 def test_dir_lists_what_is_public():
     assert set(hf_ssm.__all__) < set(dir(hf_ssm))
     public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
-    assert public == {"data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training"}
+    assert public == {"data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning"}
     assert all(getattr(hf_ssm, name) for name in public)
 
 
@@ -113,7 +113,7 @@ def test_examples_are_accepted(example):
 
 
 def test_long_options_are_in_groups():
-    for name in ("train", "predict", "embed", "score", "probe", "report", "spectrum"):
+    for name in ("train", "tune", "predict", "embed", "score", "probe", "report", "spectrum"):
         assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
 
 
@@ -124,7 +124,7 @@ def test_names_of_transformers_scripts():
         "--no_load_best_model_at_end --lr_scheduler_type linear"
     )
     args = parse(line.split())
-    settings = train_command._settings(args)
+    settings = train_command.resolved(args, {})
     assert (settings.model["checkpoint"], settings.data["dataset"], str(args.output)) == ("m", "d", "o")
     assert settings.data["max_length"] == 9
     found = settings.training

@@ -27,7 +27,10 @@ def test_every_field_of_a_family_has_a_meaning(family):
     assert all(text.strip() for _, text in found.values())
     config = config_class(family)()
     own = {name for cls in type(config).__mro__ if cls.__module__.startswith("hf_ssm") for name in vars(cls)}
-    assert set(found) - {"family", "task", "checkpoint"} == (set(config.to_dict()) & own) - {"rescaled", "model_type"}
+    assert set(found) - {"family", "task", "checkpoint", "time_steps"} == (set(config.to_dict()) & own) - {
+        "rescaled",
+        "model_type",
+    }
     assert found["hidden_size"][0] == type(config).hidden_size and "eq. (8)" in found["sobolev_order"][1]
 
 
@@ -98,7 +101,7 @@ def test_text_of_a_field_that_takes_no_other_type():
     assert assigned["training"] == {"eval_strategy": "no", "run_name": "7", "bf16": False}
     words = ["--save_strategy", "no", "--run_name", "1e3", "--bf16", "false"]
     args = parse(["train", "--dataset", "planted-motifs", "--output", "o", *words])
-    found = train_command._settings(args).training
+    found = train_command.resolved(args, {}).training
     assert (found["save_strategy"], found["run_name"], found["bf16"]) == ("no", "1e3", False)
 
 

@@ -58,6 +58,19 @@ COMMANDS: dict[str, Command] = {
         ),
         "`hf-ssm train --resume --output {output}` continues the run",
     ),
+    "tune": Command(
+        "train",
+        "find better settings by theory, or keep the defaults",
+        "A diagnosis of data and model without training, six runs that theory proposes, and a comparison of the best "
+        "one with the default on fresh seeds. The default stays unless the gain exceeds two standard errors. Takes the "
+        "settings of `hf-ssm train`; runs are compared on the validation split.",
+        (
+            "hf-ssm tune --dataset my.csv --family s4 --output runs/tuning",
+            "hf-ssm tune --dataset my.csv --family s4 --diagnose",
+            "hf-ssm tune --config settings.yaml --output runs/tuning --jobs 2",
+        ),
+        "`hf-ssm tune --resume --output {output}` continues",
+    ),
     "demo": Command(
         "train",
         "a complete example in two minutes, without account or network",

@@ -63,8 +63,8 @@ def build_parser(*names: str) -> Parser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exits with a one-line error for a bad one.
 
-    Options that a command does not have are an error, except for `train`: there they are fields of the training
-    arguments, in `fields` of the result.
+    Options that a command does not have are an error, except for `train` and `tune`: there they are fields of the
+    training arguments, in `fields` of the result.
     """
     arguments = _with_hyphens(arguments)
     name = arguments[0] if arguments else ""
@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown option {name} before the command")
     options = options_of(parser, name)
     args.words = arguments
-    if name == "train":
+    if name in ("train", "tune"):
         args.fields, rest = _fields(rest)
     if rest:
         near = closest_name(rest[0], options, cutoff=0.6) if rest[0].startswith("-") else None

@@ -24,6 +24,8 @@ _TYPE = r" \((?:[^()]|\([^()]*\))*\)"
 _ARGUMENT = re.compile(rf"(?P<names>\w+(?:{_TYPE})?(?:, \w+(?:{_TYPE})?)*): (?P<text>.*)")
 _TOKENS = ("pad", "bos", "eos")
 _MEANINGS = {
+    "model.time_steps": "Rule by which the training data determine time_step_min and time_step_max of a fresh model "
+    "where they are not given: autocorrelation, spectrum or length. None: the defaults below.",
     "data.reverse_complement": "Replace each training sequence by its reverse complement with probability 1/2 (DNA).",
     "data.unknown_bases": "Replace up to this share of the bases of a training sequence by N, as probes do (DNA).",
     "data.num_proc": "Processes that tokenize; None: one.",

@@ -1,6 +1,7 @@
 """`hf-ssm train`."""
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.checkpoints import chance_note
@@ -27,11 +29,14 @@ from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
 from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
-from hf_ssm.utils.files import staged_files
+from hf_ssm.tuning.runs import OUTCOMES_NAME, Outcome, Runs, can_resume, check_validation, diverged, outcome_of
+from hf_ssm.tuning.sweep import GridRun, expand, grid_table, merged
+from hf_ssm.utils.files import staged_files, write_text_atomically
 from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
 
+GRID_NAME, GRID_TABLE_NAME = "grid.yaml", "grid.csv"
 _COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
@@ -40,24 +45,76 @@ _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "t
 
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: resolve the settings, train, write card and plots, and push with --push-to-hub."""
-    if args.resume:
+    if args.resume and not (args.output / GRID_NAME).is_file():
         folder.last_checkpoint(args.output)
-    settings = _settings(args)
+    stored = stored_sections(args.output) if args.resume else {}
+    sections = merged(stored, *layers_of(args))
+    grid = expand(sections)
+    if grid[0].values:
+        _train_grid(args, sections, grid)
+        return
+    settings = resolved(args, stored)
     launch.begin(settings)
     if args.dry_run:
         _dry_run(args, settings)
         return
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
-        with TrainingProgress() as progress:
-            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress, choose=True)
-        with plotting.also_svg(args.svg):
-            launch.on_main(lambda: finish(result.settings, result, args.output, args.push_to_hub, args.license))
+        result = train_once(settings, args.output, args, args.resume, args.overwrite_output)
         if not launch.is_main():
             return
         if args.push_to_hub:
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
         suggest(*_next_steps(settings, result, args), file=sys.stdout)
+
+
+def train_once(
+    settings: RunSettings, output: Path, args: argparse.Namespace, resume: bool, overwrite: bool
+) -> RunResult:
+    """A run with its progress, its results, its card and its figures."""
+    with TrainingProgress() as progress:
+        result = run.train(settings, output, resume, overwrite, progress, choose=True)
+    with plotting.also_svg(args.svg):
+        launch.on_main(lambda: finish(result.settings, result, output, args.push_to_hub, args.license))
+    return result
+
+
+def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun]) -> None:
+    """A run in a subfolder for each combination of the values of lists, and a table of their validation scores."""
+    if args.push_to_hub:
+        raise ValueError(f"--push-to-hub: the settings stand for {len(grid)} runs: push the best one (`hf-ssm push`)")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError(f"the settings stand for {len(grid)} runs, which one process trains: leave the launcher out")
+    planned = {each.name: run_settings.resolve(each.sections) for each in grid}
+    first = planned[grid[0].name]
+    if args.dry_run:
+        print(f"{len(grid)} runs:", *planned, "The first one:", sep="\n")
+        _dry_run(args, first)
+        return
+    with folder.locked(args.output):
+        _check(args)
+        check_validation(first, run.plan(first, args.output, choose=True).data.splits)
+        if args.overwrite_output and not args.resume:
+            (args.output / OUTCOMES_NAME).unlink(missing_ok=True)
+        write_text_atomically(args.output / GRID_NAME, yaml.safe_dump(sections, sort_keys=False))
+
+        def train(settings: RunSettings, output: Path) -> Outcome:
+            print(f"{output.name} ({list(planned).index(output.name) + 1} of {len(grid)})")
+            with folder.locked(output):
+                try:
+                    return outcome_of(train_once(settings, output, args, can_resume(output), overwrite=True))
+                except FloatingPointError as error:
+                    print(f"{output.name}: {error}")
+                    return diverged(settings, str(error), 0.0)
+
+        with Runs(args.output, train) as runs:
+            outcomes = runs.outcomes(planned)
+        table = grid_table(grid, outcomes)
+        with staged_files(args.output) as scratch:
+            table.to_csv(scratch / GRID_TABLE_NAME, index=False)
+    print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    best = max(outcomes, key=lambda name: outcomes[name].benefit)
+    suggest((command("report", args.output / best), "theory report of the best run"), file=sys.stdout)
 
 
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
@@ -117,8 +174,14 @@ def _check(args: argparse.Namespace) -> None:
         folder.check_output(args.output, args.overwrite_output)
 
 
-def _settings(args: argparse.Namespace) -> RunSettings:
-    """Settings of a resumed run, the settings file, the options and --set, later ones winning."""
+def stored_sections(output: Path) -> Sections:
+    """The settings with which an interrupted run, or several, began."""
+    grid = output / GRID_NAME
+    return run_settings.read_settings_file(grid if grid.is_file() else output / folder.SETTINGS_NAME)
+
+
+def layers_of(args: argparse.Namespace) -> list[Sections]:
+    """The settings file, the options and --set, later ones winning."""
     options: Sections = {
         section: {key: value for key in keys if (value := getattr(args, f"{section}.{key}")) is not None}
         for section, keys in OPTIONS.items()
@@ -127,14 +190,15 @@ def _settings(args: argparse.Namespace) -> RunSettings:
         _check_field(name)
         options["training"][name] = run_settings.parse_value(text, run_settings.training_types()[name])
     assignments = run_settings.parse_assignments(args.assignments)
-    stored: Sections = {}
+    return [run_settings.read_settings_file(args.config) if args.config else {}, options, assignments]
+
+
+def resolved(args: argparse.Namespace, stored: Sections) -> RunSettings:
+    """The settings of a run; `stored`: those with which it began, if it is resumed."""
+    settings = run_settings.resolve(stored, *layers_of(args))
     if args.resume:
-        stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
-    from_file = run_settings.read_settings_file(args.config) if args.config else {}
-    resolved = run_settings.resolve(stored, from_file, options, assignments)
-    if args.resume:
-        run_settings.check_same_run(resolved, stored)
-    return resolved
+        run_settings.check_same_run(settings, stored)
+    return settings
 
 
 def _check_field(name: str) -> None:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from hf_ssm.ops.long_conv import next_fast_len
 
-__all__ = ["distance_from_flat", "power_spectrum", "spectral_edge", "strongest_line", "symbol_spectrum"]
+__all__ = [
+    "distance_from_flat",
+    "indicators",
+    "periodograms",
+    "power_spectrum",
+    "spectral_edge",
+    "strongest_line",
+    "symbol_spectrum",
+]
 
 # Largest number of indicator values (rows times positions times symbols) in memory.
 _BLOCK = 2**22
@@ -21,6 +29,80 @@ _LEAST_LEVEL = 1e-6
 def _fast_count(length: int) -> int:
     """The smallest number of frequencies, at least L/2 + 1, with a fast transform."""
     return next_fast_len(max(1, -(-length // 2))) + 1
+
+
+def periodograms(
+    inputs: Tensor,
+    mask: Tensor | None = None,
+    *,
+    num_frequencies: int | None = None,
+    remove_mean: bool = True,
+    per_token: bool = True,
+) -> Tensor:
+    """|Σ_t x_t e^{-iωt}|² of each row and channel; the arguments are those of `power_spectrum`.
+
+    Args:
+        inputs: `(B, L, D)`, real.
+        mask: `(B, L)`, true (or 1) at tokens; `None` if all positions are tokens.
+        num_frequencies: Points F of the grid from 0 to π.
+        remove_mean: Subtract the mean of each row and channel (default), so that the value at ω = 0 is 0.
+        per_token: Divide by the number of tokens of the row (default), so that rows of all lengths are comparable.
+
+    Returns:
+        `(B, D, F)`, float64.
+
+    Raises:
+        ValueError: As for `power_spectrum`.
+    """
+    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
+        raise ValueError(
+            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    length = inputs.shape[1]
+    count = _fast_count(length) if num_frequencies is None else num_frequencies
+    points = 2 * (count - 1)
+    if points < max(length, 1):
+        raise ValueError(f"`num_frequencies` must be at least {-(-length // 2) + 1} for length {length}, got {count}.")
+    inputs = inputs.to(torch.float64)
+    tokens = torch.ones_like(inputs[:, :, :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
+    numbers = tokens.sum(1, keepdim=True)
+    if numbers.sum() == 0:
+        raise ValueError("`mask` keeps no token.")
+    # Padding can hold any value, including NaN.
+    inputs = torch.where(tokens > 0, inputs, 0.0)
+    if remove_mean:
+        inputs = (inputs - inputs.sum(1, keepdim=True) / numbers.clamp(min=1)) * tokens
+    squares = torch.fft.rfft(inputs.transpose(1, 2), n=points).abs().square()
+    return squares / numbers.clamp(min=1) if per_token else squares
+
+
+def indicators(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sequences of symbols as numbers: one channel per symbol that occurs, 1 where it occurs and 0 elsewhere.
+
+    The products of two positions, summed over the channels, are 1 where their symbols are equal. Up to a factor, this
+    is the expected product of two positions after an embedding with independent entries of mean 0.
+
+    Args:
+        tokens: `(B, L)`, integers.
+        mask: `(B, L)`, true (or 1) at symbols; all channels are 0 elsewhere.
+
+    Returns:
+        `(B, L, D)`, float32, in the order of the symbols' ids.
+
+    Raises:
+        ValueError: Shapes that do not match, or no symbol.
+    """
+    if tokens.dim() != 2 or (mask is not None and mask.shape != tokens.shape):
+        raise ValueError(
+            f"`tokens` and `mask` must have shape (B, L), got {tuple(tokens.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    symbols = tokens[kept].unique()
+    if not len(symbols):
+        raise ValueError("`mask` keeps no token.")
+    return ((tokens.unsqueeze(-1) == symbols) & kept.unsqueeze(-1)).float()
 
 
 def power_spectrum(
@@ -47,26 +129,9 @@ def power_spectrum(
 
     Source: an interpretation of "the densities of the FFTs of all input training data", Yu et al. 2025, Appendix G.
     """
-    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
-        raise ValueError(
-            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
-            f"{None if mask is None else tuple(mask.shape)}."
-        )
-    length = inputs.shape[1]
-    count = _fast_count(length) if num_frequencies is None else num_frequencies
-    points = 2 * (count - 1)
-    if points < max(length, 1):
-        raise ValueError(f"`num_frequencies` must be at least {-(-length // 2) + 1} for length {length}, got {count}.")
-    inputs = inputs.to(torch.float64)
-    tokens = torch.ones_like(inputs[:, :, :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
-    number = tokens.sum()
-    if number == 0:
-        raise ValueError("`mask` keeps no token.")
-    # Padding can hold any value, including NaN.
-    inputs = torch.where(tokens > 0, inputs, 0.0)
-    if remove_mean:
-        inputs = (inputs - inputs.sum(1, keepdim=True) / tokens.sum(1, keepdim=True).clamp(min=1)) * tokens
-    spectrum = torch.fft.rfft(inputs.transpose(1, 2), n=points).abs().square().sum(0) / (points * number)
+    spectra = periodograms(inputs, mask, num_frequencies=num_frequencies, remove_mean=remove_mean, per_token=False)
+    number = inputs.shape[0] * inputs.shape[1] if mask is None else mask.bool().sum()
+    spectrum = spectra.sum(0) / (2 * (spectra.shape[-1] - 1) * number)
     # Inner frequencies include the power at their negatives.
     spectrum[:, 1:-1] *= 2
     return spectrum

@@ -10,6 +10,7 @@ from datasets import DatasetDict, List
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_ssm.analysis.time_steps import propose_time_steps
 from hf_ssm.data.signals import row_lengths, signal_rows
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
@@ -21,6 +22,8 @@ logger = logging.get_logger(__name__)
 
 # Of labels, above which, or below its inverse, the usual learning rates are too small or too large.
 _LARGEST_DEVIATION = 100.0
+# Training rows from which time scales are computed.
+_SCALE_ROWS = 256
 
 
 def build_model(settings: RunSettings, data: RunData, resume_from: Path | None = None) -> PreTrainedModel:
@@ -72,6 +75,48 @@ def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
             f"model.{name}={getattr(config_type, name)}, model.max_position_embeddings (the longest row) is the limit."
         )
     return chosen
+
+
+def time_step_fields(settings: RunSettings, data: RunData) -> dict[str, float]:
+    """`time_step_min` and `time_step_max` by the rule `model.time_steps`, without those that the settings give.
+
+    Returns:
+        Empty without a rule; the choice is logged.
+
+    Raises:
+        ValueError: The family has no step sizes, or the data have no variation.
+    """
+    rule = settings.model["time_steps"]
+    if rule is None:
+        return {}
+    config = _fresh_config(settings, data)
+    given = {config.attribute_map.get(name, name) for name in settings.config_fields}
+    if {"time_step_min", "time_step_max"} <= given:
+        return {}
+    try:
+        proposal = propose_time_steps(config, scale_batch(data), rule, ignored_ids=special_ids(data))
+    except ValueError as error:
+        raise ValueError(f"model.time_steps={rule!r}: {error}") from error
+    chosen = {name: value for name, value in proposal.fields.items() if name not in given}
+    names = ", ".join(f"model.{name}={value:g}" for name, value in chosen.items())
+    logger.warning(f"Chosen by model.time_steps={rule}: {names} ({proposal.reason}).")
+    return chosen
+
+
+def scale_batch(data: RunData) -> dict[str, Any]:
+    """The inputs of `scale_rows`."""
+    return data.batch(scale_rows(data))
+
+
+def scale_rows(data: RunData) -> Any:
+    """Training rows, evenly spaced as files may be sorted, from which time scales are computed."""
+    rows = data.splits["train"]
+    return rows.select(np.linspace(0, len(rows) - 1, min(_SCALE_ROWS, len(rows))).round().astype(int))
+
+
+def special_ids(data: RunData) -> set[int]:
+    """Ids of tokens that are no symbols; empty for numbers."""
+    return set() if data.tokenizer is None else set(data.tokenizer.all_special_ids)
 
 
 def _check_fit(config: Any, data: RunData) -> None:

@@ -32,7 +32,7 @@ from hf_ssm.data import with_random_reverse_complement, with_random_unknown_base
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.data.windows import FastaWindows
 from hf_ssm.training import folder, launch
-from hf_ssm.training.build import build_model, chosen_fields
+from hf_ssm.training.build import build_model, chosen_fields, time_step_fields
 from hf_ssm.training.chunks import check_chunks, pieces_of
 from hf_ssm.training.context import context_size
 from hf_ssm.training.inputs import RunData, build_collator, load_data
@@ -145,6 +145,8 @@ def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool
     settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
         settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
+    if checkpoint is None:
+        settings = dataclasses.replace(settings, model={**settings.model, **time_step_fields(settings, data)})
     if checkpoint is not None:
         launch.on_main(lambda: _check_same_data(output, data.splits))
         _warn_of_other_random_numbers(checkpoint)
@@ -271,7 +273,7 @@ def train(
     launch.on_main(lambda: _make_folder(settings, data, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
-    batch = _probe_batch(prepared)
+    batch = probe_batch(prepared)
     if args.log_theory or (args.log_theory is None and args.report_to):
         trainer.add_callback(TheoryLogger(trainer, movement, batch))
     tau = _train_and_measure_tau(trainer, batch, prepared.checkpoint)
@@ -429,7 +431,7 @@ def _steps_of_shares(training: dict[str, Any], checkpoint: Path) -> dict[str, in
     return {name: number for name, number in numbers.items() if number == getattr(state, name)}
 
 
-def _probe_batch(prepared: RunPlan) -> dict[str, torch.Tensor]:
+def probe_batch(prepared: RunPlan) -> dict[str, torch.Tensor]:
     """The training data that τ is measured on: rows, or the first pieces of streams of them."""
     rows, args = prepared.data.splits["train"], prepared.args
     if args.chunk_length is None:

@@ -22,6 +22,7 @@ from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from hf_ssm.analysis.time_steps import RULES
 from hf_ssm.data import GENERATORS, load_sequences, stream_sequences
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
@@ -72,7 +73,12 @@ ALIASES = {
 """Names of the papers for fields of the section `model`, in settings files and assignments."""
 
 DEFAULT_FAMILY = "hyena"
-MODEL_DEFAULTS: dict[str, Any] = {"family": None, "task": "sequence-classification", "checkpoint": None}
+MODEL_DEFAULTS: dict[str, Any] = {
+    "family": None,
+    "task": "sequence-classification",
+    "checkpoint": None,
+    "time_steps": None,
+}
 DATA_PATHS = ("dataset", "validation_file", "test_file")
 """Settings of the section `data` that name data, which may be local files."""
 
@@ -123,7 +129,7 @@ def parse_value(text: str, kind: Any = Any) -> Any:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ValueError(f"cannot read the value {text[:40]!r} ...: it is nested too deeply") from error
-    return text if not _is_of_type(value, kind) and _is_of_type(text, kind) else value
+    return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
@@ -182,7 +188,9 @@ class RunSettings:
     """Complete settings of a run: defaults are filled in, and all names and types are checked.
 
     Attributes:
-        model: `family`, `task`, `checkpoint` (None: a fresh model) and fields of the configuration.
+        model: `family`, `task`, `checkpoint` (None: a fresh model), `time_steps` (the rule by which the training data
+            determine `time_step_min` and `time_step_max` where these are not given, see
+            `hf_ssm.analysis.time_steps.propose_time_steps`; None: the defaults) and fields of the configuration.
         data: `dataset`, `tokenizer` (None: the tokenizer of the checkpoint, or of DNA), `max_length` (tokens; None: the
             longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
             complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
@@ -328,8 +336,21 @@ def training_types() -> dict[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(SSMTrainingArguments) if field.init}
 
 
+def data_types(dataset: Any) -> dict[str, Any]:
+    """The settings of the section `data` for a data set, with their type annotations."""
+    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
+    if isinstance(dataset, str) and dataset in GENERATORS:
+        types |= typing.get_type_hints(GENERATORS[dataset])
+    return {name: kind for name, kind in types.items() if name not in NOT_SETTINGS}
+
+
 def _check_model(settings: RunSettings) -> None:
     check_choice("task", settings.task, TASKS, "model.task")
+    rule = settings.model["time_steps"]
+    if rule is not None:
+        check_choice("rule", str(rule), RULES, "model.time_steps")
+        if settings.model["checkpoint"] is not None:
+            raise ValueError(f"model.time_steps={rule!r} is for fresh models, and a checkpoint has steps: leave it out")
     family = settings.model["family"]
     if family is not None:
         check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
@@ -351,10 +372,7 @@ def _check_data(settings: RunSettings) -> None:
     data = settings.data
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("no dataset: give --dataset, or data.dataset in the settings file")
-    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
-    if data["dataset"] in GENERATORS:
-        types |= typing.get_type_hints(GENERATORS[data["dataset"]])
-    _check_types("data", data, {name: kind for name, kind in types.items() if name not in NOT_SETTINGS})
+    _check_types("data", data, data_types(data["dataset"]))
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if not 0 <= data["unknown_bases"] <= 1:
@@ -438,12 +456,12 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
     """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
     for key, value in values.items():
         check_choice("key", key, types, section)
-        if not _is_of_type(value, types[key]):
+        if not is_of_type(value, types[key]):
             name = inspect.formatannotation(types[key])
             raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")
 
 
-def _is_of_type(value: Any, kind: Any) -> bool:
+def is_of_type(value: Any, kind: Any) -> bool:
     """Whether a value has an annotated type; an int is a valid float, also for Python's own annotations."""
     accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
     try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_ssm.training.settings import SECTIONS, RunSettings, resolve
+from hf_ssm.tuning.diagnosis import Recommendation
 from hf_ssm.tuning.runs import Outcome
 
 __all__ = ["Candidate", "combined", "joined", "learning_rate", "penalised", "single_changes", "with_changes"]
@@ -57,7 +58,7 @@ def with_changes(settings: RunSettings, changes: Changes) -> RunSettings:
     return resolve({section: {**getattr(settings, section), **changes.get(section, {})} for section in SECTIONS})
 
 
-def single_changes(settings: RunSettings, recommendations: Sequence[Any]) -> list[Candidate]:
+def single_changes(settings: RunSettings, recommendations: Sequence[Recommendation]) -> list[Candidate]:
     """The first four runs: default, rescaled initialisation, step sizes from the data, three times the learning rate.
 
     Args:

@@ -81,11 +81,13 @@ def table_lines(result: TuningResult) -> list[str]:
         lines.append(text.rstrip())
         if number:
             lines.append(f"    {result.trials[number - 1].candidate.describe()}")
-    baseline = "unknown" if result.chance is None else f"{result.chance:.4g}"
+    constant = "unknown" if result.chance is None else f"{result.chance:.4g}"
+    linear = result.diagnosis.baseline.linear
     return [
         *lines,
-        f"Trivial baseline (a constant prediction): {result.metric} {baseline}. Cost: {result.runs} runs, "
-        f"{result.seconds:.0f} seconds of training and evaluation.",
+        f"Baselines, {result.metric}: a constant prediction {constant}; a linear model "
+        f"{linear if isinstance(linear, str) else f'{linear:.4g}'}.",
+        f"Cost: {result.runs} runs, {result.seconds:.0f} seconds of training and evaluation.",
         f"Decision: {result.reason}.",
     ]
 

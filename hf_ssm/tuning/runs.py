@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -146,6 +146,15 @@ def diverged(settings: RunSettings, problem: str, seconds: float) -> Outcome:
     return Outcome(math.nan, *metric_of(settings), failed=True, seconds=seconds, problem=problem)
 
 
+def check_validation(settings: RunSettings, splits: Container[str]) -> None:
+    """Raise `ValueError` if there is no validation split, which compares runs."""
+    if "validation" not in splits:
+        raise ValueError(
+            f"data.dataset={settings.data['dataset']!r} has no validation split, on which runs are compared: give "
+            "--validation-file, or a data.validation_fraction above 0"
+        )
+
+
 def outcome_of(result: RunResult) -> Outcome:
     """The outcome of a finished run.
 
@@ -153,11 +162,7 @@ def outcome_of(result: RunResult) -> Outcome:
         ValueError: There is no validation split, or it lacks the metric that selects a checkpoint.
     """
     metric, greater_is_better = metric_of(result.settings)
-    if "validation" not in result.results:
-        raise ValueError(
-            f"data.dataset={result.settings.data['dataset']!r} has no validation split, which compares settings: "
-            "give --validation-file, or a data.validation_fraction above 0"
-        )
+    check_validation(result.settings, result.results)
     values, chance = result.results["validation"], result.chance["validation"]
     if metric not in values:
         raise ValueError(
@@ -207,15 +212,17 @@ class Runs:
     ):
         if jobs < 1:
             raise ValueError(f"`jobs` must be a positive number of processes, got {jobs}.")
-        self._folder, self._run, self._jobs, self._report = folder, run, jobs, report
-        self._finished: dict[str, dict[str, Any]] = {}
+        self._folder, self._run, self._jobs = folder, run, jobs
+        self._report = report or (lambda name, outcome: None)
+        self._entries: dict[str, dict[str, Any]] = {}
         self._pool: ProcessPoolExecutor | None = None
         path = folder / OUTCOMES_NAME
         if path.is_file():
             try:
-                self._finished = json.loads(path.read_text(encoding="utf-8"))
-                for entry in self._finished.values():
-                    Outcome.from_dict(entry["outcome"])
+                self._entries = json.loads(path.read_text(encoding="utf-8"))
+                for entry in self._entries.values():
+                    if entry["outcome"] is not None:
+                        Outcome.from_dict(entry["outcome"])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(f"{str(path)!r} is damaged ({error}): delete it to repeat the runs") from error
 
@@ -236,23 +243,32 @@ class Runs:
         """The outcomes of runs by their names, which are those of the subfolders; what is not finished is run."""
         done = {name: outcome for name, run in settings.items() if (outcome := self._stored(name, run)) is not None}
         for name, outcome in done.items():
-            self._announce(name, outcome)
+            self._report(name, outcome)
         missing = {name: run for name, run in settings.items() if name not in done}
+        for name, run in missing.items():
+            self._begin(name, run)
         for name, outcome in self._outcomes_of_new(missing):
             done[name] = outcome
-            self._finished[name] = {"settings": digest(missing[name]), "outcome": outcome.to_dict()}
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(self._folder / OUTCOMES_NAME, json.dumps(self._finished, indent=1) + "\n")
-            self._announce(name, outcome)
+            self._write({name: {"settings": digest(missing[name]), "outcome": outcome.to_dict()}})
+            self._report(name, outcome)
         return {name: done[name] for name in settings}
 
-    def _announce(self, name: str, outcome: Outcome) -> None:
-        if self._report is not None:
-            self._report(name, outcome)
-
     def _stored(self, name: str, settings: RunSettings) -> Outcome | None:
-        entry = self._finished.get(name)
-        return None if entry is None or entry["settings"] != digest(settings) else Outcome.from_dict(entry["outcome"])
+        entry = self._entries.get(name)
+        if entry is None or entry["outcome"] is None or entry["settings"] != digest(settings):
+            return None
+        return Outcome.from_dict(entry["outcome"])
+
+    def _begin(self, name: str, settings: RunSettings) -> None:
+        """Note the settings of a run, and delete what a run with others has left: it would be continued."""
+        if self._entries.get(name, {}).get("settings") != digest(settings):
+            run_folder.clear_output(self._folder / name)
+        self._write({name: {"settings": digest(settings), "outcome": None}})
+
+    def _write(self, entries: Mapping[str, Any]) -> None:
+        self._entries.update(entries)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(self._folder / OUTCOMES_NAME, json.dumps(self._entries, indent=1) + "\n")
 
     def _outcomes_of_new(self, settings: Mapping[str, RunSettings]) -> Iterator[tuple[str, Outcome]]:
         if self._pool is None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hf_ssm.training.folder import SETTINGS_NAME
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.tuning.decision import Decision, decide
+from hf_ssm.tuning.diagnosis import Diagnosis, Recommendation, diagnose
 from hf_ssm.tuning.plan import (
     DEFAULT,
     Candidate,
@@ -23,7 +23,6 @@ from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["Trial", "TuningResult", "tune"]
 
-BASE_NAME = "default_config.yaml"
 RUNS_NAME = "runs"
 
 
@@ -52,7 +51,7 @@ class TuningResult:
         trials: The default first, then the other candidates in the order of the runs.
         decision: The comparison of the best candidate with the default; None if no candidate was better.
         compared: Name of that candidate; "default" if there was none.
-        diagnosis: What was known before the first run (`hf_ssm.tuning.diagnosis.Diagnosis`).
+        diagnosis: What was known before the first run.
         metric: Metric of the validation split by which runs were compared.
         chance: That of the best constant prediction; None if unknown.
     """
@@ -62,7 +61,7 @@ class TuningResult:
     trials: tuple[Trial, ...]
     decision: Decision | None
     compared: str
-    diagnosis: Any
+    diagnosis: Diagnosis
     metric: str
     chance: float | None
 
@@ -100,7 +99,7 @@ def tune(
     run: Runner = run_in_process,
     seeds: int = 3,
     jobs: int = 1,
-    diagnosis: Any = None,
+    diagnosis: Diagnosis | None = None,
     report: Callable[[str, Outcome], None] | None = None,
 ) -> TuningResult:
     """Try six settings at full length, and keep the default unless another one is clearly better.
@@ -133,8 +132,6 @@ def tune(
     if seeds < 2:
         raise ValueError(f"`seeds` must be at least 2, got {seeds}: one seed gives no standard error.")
     if diagnosis is None:
-        from hf_ssm.tuning.diagnosis import diagnose
-
         diagnosis = diagnose(settings)
     first = int(settings.training["seed"])
     fresh: dict[str, tuple[Outcome, ...]] = {}
@@ -167,7 +164,7 @@ def _known_chance(outcomes: Iterable[Outcome]) -> float | None:
 
 
 def _six_runs(
-    settings: RunSettings, recommendations: Sequence[Any], runs: Runs, seed: int
+    settings: RunSettings, recommendations: Sequence[Recommendation], runs: Runs, seed: int
 ) -> tuple[list[Candidate], dict[str, Outcome]]:
     """All candidates, and the outcomes of those that were run, by their names."""
     outcomes: dict[str, Outcome] = {}

@@ -94,7 +94,7 @@ def commands_of(block: str) -> list[list[str]]:
 def run_commands(example: sybil.Example) -> None:
     for program, *arguments in commands_of(example.parsed):
         assert program == "hf-ssm", f"a block of bash may only call hf-ssm, not {program}: use another language"
-        if arguments[0] == "train":
+        if arguments[0] in ("train", "tune"):
             arguments += SMALL
         assert cli.main(arguments) == 0, shlex.join(arguments)
 

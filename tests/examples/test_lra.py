@@ -111,7 +111,7 @@ def test_the_commands_of_the_page(command: str, monkeypatch: pytest.MonkeyPatch)
     parser = argparse.ArgumentParser()
     add_train(parser)
     arguments = parser.parse_args(shlex.split(command))
-    settings = train_command._settings(arguments)
+    settings = train_command.resolved(arguments, {})
     task, kernel = arguments.config.stem.split("_")
     assert liu_li_values(settings) == (SMALL if str(arguments.output) == "runs/small" else LIU_LI)[task]
     assert settings.model["kernel_type"] == kernel

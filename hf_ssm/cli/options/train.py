@@ -1,4 +1,4 @@
-"""Options of `hf-ssm train`, `demo` and `settings`."""
+"""Options of `hf-ssm train`, `tune`, `demo` and `settings`."""
 
 import argparse
 from collections.abc import Callable
@@ -61,14 +61,14 @@ OPTIONS: dict[str, dict[str, _Option]] = {
 """The options that are settings, by section and key."""
 
 
-def add_train(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
+    """The options that give the settings of a run."""
     for section, options in OPTIONS.items():
         group = parser.add_argument_group(section)
         for key, (usage, kind, text) in options.items():
             *names, value = usage.split()
             group.add_argument(*names, dest=f"{section}.{key}", type=kind, metavar=value, help=text)
-    add = group.add_argument
-    add("--resume", action="store_true", help="continue from the newest complete checkpoint in --output")
+    group.add_argument("--resume", action="store_true", help=resume)
     # Not declared one by one, which would need an import of transformers.
     fields = parser.add_argument_group(
         "fields of transformers' TrainingArguments",
@@ -80,6 +80,10 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
     example = "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); takes precedence"
     add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
+
+
+def add_train(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser, "continue from the newest complete checkpoint in --output")
     add = parser.add_argument_group("output").add_argument
     add("--output", "--output-dir", metavar="DIR", type=Path, required=True, help="folder for the result")
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
@@ -89,6 +93,18 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
     add("--private", action="store_true", help="make a new Hub repository private")
     add("--license", metavar="ID", help="licence of the weights for the card, such as apache-2.0 (default: none)")
+
+
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("tuning").add_argument
+    add("--diagnose", action="store_true", help="print the diagnosis only: seconds, without training")
+    seeds = "fresh seeds with which the best settings are compared with the default (default: %(default)s)"
+    add("--seeds", metavar="N", type=int, default=3, help=seeds)
+    add("--jobs", metavar="N", type=int, default=1, help="runs side by side, in processes (default: %(default)s)")
+    _add_settings(parser, "continue in --output: finished runs are not repeated")
+    add = parser.add_argument_group("output").add_argument
+    add("--output", "--output-dir", metavar="DIR", type=Path, help="folder for runs, table, figure and settings")
+    add("--svg", action="store_true", help=SVG_HELP)
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,291 @@
+"""Step sizes Δ from data: the autocorrelation rule, the match of spectra, and the length of the inputs.
+
+A state of a state space model with the eigenvalue a and the step Δ forgets by a factor e in 1 / (Δ |Re a|) positions,
+and rings at Δ Im a radians per position. Both follow from Δ, which therefore decides what a fresh model can represent.
+
+Legend: `B` batch, `L` length, `D` channels, `N` states, `S` step sizes, `F` frequencies, evenly spaced from 0 to π.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_ssm.theory.spectrum import periodograms
+
+__all__ = [
+    "autocorrelation",
+    "autocorrelation_step",
+    "correlation_time",
+    "largest_eigenvalue",
+    "largest_state_energy",
+    "length_range",
+    "matched_range",
+    "memory",
+    "power_response",
+    "range_around",
+]
+
+# Half of the width of the usual range of step sizes, 1e-3 to 1e-1, as a factor.
+_DECADE = 10.0
+# Step sizes per decade among which `matched_range` searches.
+_STEPS_PER_DECADE = 8
+# Sums of an autocorrelation stop at this multiple of the correlation time that they give (Sokal 1997).
+_WINDOW = 5.0
+
+
+def _checked(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Inputs in float64 with zeros at padding, and the tokens `(B, L, 1)` as 0 and 1."""
+    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
+        raise ValueError(
+            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    inputs = inputs.to(torch.float64)
+    tokens = torch.ones_like(inputs[..., :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
+    return torch.where(tokens > 0, inputs, 0.0), tokens
+
+
+def _check_length(length: float) -> None:
+    if not 1 <= length < math.inf:
+        raise ValueError(f"`length` must be a number of positions, at least 1, got {length!r}.")
+
+
+def memory(steps: Tensor, real_parts: Tensor) -> Tensor:
+    """Positions in which states forget by a factor e: 1 / (Δ |Re a|); arguments are broadcast.
+
+    Args:
+        steps: Δ, positive.
+        real_parts: Re a; 0 gives an infinite memory.
+    """
+    return 1 / (steps * real_parts.abs())
+
+
+def autocorrelation(inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Autocorrelation of sequences by lag, over all rows and channels together.
+
+    Each channel is centred by its mean over all tokens. Lags are averaged over the pairs of tokens that exist, so that
+    padding on either side and short rows have no effect on the values.
+
+    Args:
+        inputs: `(B, L, D)`, real; symbols as `hf_ssm.theory.spectrum.indicators`.
+        mask: `(B, L)`, true (or 1) at tokens; `None` if all positions are tokens.
+
+    Returns:
+        `(L,)`, float64: 1 at lag 0. Lags without a pair of tokens, and all others of constant inputs, are 0.
+
+    Raises:
+        ValueError: Shapes that do not match, or no token.
+    """
+    inputs, tokens = _checked(inputs, mask)
+    number = tokens.sum()
+    if number == 0:
+        raise ValueError("`mask` keeps no token.")
+    centred = (inputs - inputs.sum((0, 1)) / number) * tokens
+    length = inputs.shape[1]
+
+    def lagged_products(values: Tensor) -> Tensor:
+        power = torch.fft.rfft(values, n=2 * length, dim=1).abs().square().sum((0, 2))
+        return torch.fft.irfft(power, n=2 * length)[:length]
+
+    pairs = lagged_products(tokens).round()
+    covariance = torch.where(pairs > 0, lagged_products(centred) / pairs.clamp(min=1), 0.0)
+    first = torch.zeros_like(covariance)
+    first[0] = 1.0
+    return torch.where(covariance[0] > 0, covariance / covariance[0], first)
+
+
+def correlation_time(rho: Tensor) -> float:
+    """Integrated autocorrelation time, 1 + 2 Σ ρ(k), in positions: about 1 for white noise.
+
+    The sum ends at the first lag M ≥ 5 times its value up to M, where the noise of later lags would outweigh them, or
+    at the last lag. Anticorrelated sequences give values below 1; the result is at least 0.
+
+    Args:
+        rho: `(L,)`, as of `autocorrelation`.
+
+    Source: Sokal 1997, "Monte Carlo Methods in Statistical Mechanics", Section 3.
+    """
+    sums = 2 * rho.to(torch.float64).cumsum(0) - 1
+    lags = torch.arange(len(rho), dtype=torch.float64, device=rho.device)
+    enough = (lags >= _WINDOW * sums).nonzero()
+    return max(0.0, sums[int(enough[0]) if len(enough) else -1].item())
+
+
+def largest_eigenvalue(inputs: Tensor, mask: Tensor | None = None) -> float:
+    """λ_max of E[x xᵀ], the autocorrelation matrix of sequences of L positions, over rows and channels.
+
+    The mean is not subtracted. White noise of variance 1 has λ_max = 1, and constant sequences have L times their mean
+    square. A sample of few sequences overestimates it: for n sequences of white noise by a factor of about
+    (1 + √(L/n))². `largest_state_energy` has no such bias.
+
+    Args:
+        inputs: `(B, L, D)`, real.
+        mask: `(B, L)`, true (or 1) at tokens; other positions count as zeros.
+
+    Returns:
+        λ_max, of the mean over B·D sequences.
+
+    Raises:
+        ValueError: Shapes that do not match.
+    """
+    inputs, _ = _checked(inputs, mask)
+    rows = inputs.transpose(1, 2).flatten(0, 1)
+    gram = rows.mT @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.mT
+    return torch.linalg.eigvalsh(gram)[-1].item() / rows.shape[0]
+
+
+def largest_state_energy(inputs: Tensor, mask: Tensor | None = None) -> float:
+    """max over ω of E|Σ_t x_t e^{-iωt}|², for inputs of mean square 1: the energy of a state that does not forget.
+
+    It stands for L λ_max(E[x xᵀ]) in `autocorrelation_step` where E[x xᵀ] has to be estimated. For an eigenvalue
+    a = iω, E|h_L|² is |b̄|² times the value at ω, so that this bound is attained, and it is at most L λ_max. A mean over
+    rows of a periodogram has no bias from few rows.
+
+    Args:
+        inputs: `(B, L, D)`, real; the energies of channels add up, and are divided by the sum of their mean squares.
+        mask: `(B, L)`, true (or 1) at tokens; `None` if all positions are tokens.
+
+    Returns:
+        A number from about L (white noise) to L² (constant sequences).
+
+    Raises:
+        ValueError: Shapes that do not match, no token, or inputs that are all zero.
+    """
+    inputs, tokens = _checked(inputs, mask)
+    square = inputs.square().sum() / tokens.sum().clamp(min=1)
+    if not square > 0:
+        raise ValueError("`inputs` are zero at all tokens: there is no autocorrelation.")
+    # Twice the length: between the frequencies of L points, a periodogram can be larger.
+    energies = periodograms(inputs, mask, num_frequencies=inputs.shape[1] + 1, remove_mean=False, per_token=False)
+    return (energies.sum(1).mean(0).max() / square).item()
+
+
+def autocorrelation_step(length: float, eigenvalue: float = 1.0) -> float:
+    """Δ = 1 / √(L λ_max): the largest step with which no state grows with the length, even without forgetting.
+
+    With zero-order hold and Re a ≤ 0, |b̄| ≤ Δ |b| and |e^{Δa}| ≤ 1, hence E|h_L|² ≤ Δ² |b|² L λ_max(E[x xᵀ]), which is
+    |b|² for this Δ. White noise (λ_max = 1) gives 1/√L, constant sequences (λ_max = L) 1/L.
+
+    Args:
+        length: L, in positions.
+        eigenvalue: λ_max of the autocorrelation matrix of inputs of mean square 1.
+
+    Raises:
+        ValueError: An argument that is not positive and finite.
+
+    Source: Liu & Li 2024, "Autocorrelation Matters" (arXiv 2411.19455): "the dependency of the SSM timescale on
+    sequence length based on sequence autocorrelation". The derivation above is ours, as we have read the abstract and
+    summaries of the paper only; they state the same proportionality.
+    """
+    _check_length(length)
+    if not 0 < eigenvalue < math.inf:
+        raise ValueError(f"`eigenvalue` must be positive and finite, got {eigenvalue!r}.")
+    return 1 / math.sqrt(length * eigenvalue)
+
+
+def range_around(step: float) -> tuple[float, float]:
+    """[Δ/10, 10 Δ], at most 1: the two decades of the usual range [1e-3, 1e-1] around another step.
+
+    The sources of the rules give one number, and models draw their step sizes from a range; that its width is kept is
+    our choice.
+
+    Raises:
+        ValueError: A step that is not positive and finite.
+    """
+    if not 0 < step < math.inf:
+        raise ValueError(f"`step` must be positive and finite, got {step!r}.")
+    high = min(1.0, _DECADE * step)
+    return min(step / _DECADE, high), high
+
+
+def length_range(length: float) -> tuple[float, float]:
+    """[2/L, 1]: memories from 2 positions to the whole input, for Re a = -1/2 as in S4.
+
+    An empirical rule, which no paper proves, for inputs of which only the length L is known. For L below 20 it is
+    [1/10, 1], a decade.
+
+    Raises:
+        ValueError: `length` is below 1.
+    """
+    _check_length(length)
+    return min(2 / length, 1 / _DECADE), 1.0
+
+
+def power_response(poles: Tensor, steps: Tensor, omega: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Expected power of the frequency response of a fresh diagonal model by step size, as shares of 1.
+
+    With zero-order hold, b̄_n = b_n (e^{Δ a_n} - 1) / a_n. For independent outputs c_n of mean 0 with E[c²] = 0, which
+    are complex numbers of random phase, the power of Σ_n c_n b̄_n / (1 - e^{Δ a_n - iω}) and its conjugate pairs has the
+    mean
+
+        Σ_n |b̄_n|² (1 / |1 - e^{Δ a_n - iω}|² + 1 / |1 - e^{Δ a_n* - iω}|²),
+
+    up to a factor. The result is divided by its sum over ω for each step, as C and later layers determine the scale.
+
+    Args:
+        poles: a_n, `(N,)`, real or complex, one of each conjugate pair, Re a < 0.
+        steps: Δ, `(S,)`.
+        omega: `(F,)`, radians per position.
+        weights: E|b_n|² E|c_n|², `(N,)`; default: 1.
+
+    Returns:
+        `(S, F)`, float64.
+    """
+    poles = poles.to(torch.complex128)
+    exponents = steps.to(torch.float64).unsqueeze(-1) * poles
+    power = ((torch.exp(exponents) - 1) / poles).abs().square()
+    if weights is not None:
+        power = power * weights.to(torch.float64)
+    turns = 1j * omega.to(torch.float64)
+    total = torch.zeros(len(steps), len(omega), dtype=torch.float64, device=poles.device)
+    for n in range(len(poles)):
+        for exponent in (exponents[:, n], exponents[:, n].conj()):
+            total += power[:, n, None] / (1 - torch.exp(exponent[:, None] - turns)).abs().square()
+    return total / total.sum(-1, keepdim=True)
+
+
+def matched_range(
+    power: Tensor, poles: Tensor, length: float, weights: Tensor | None = None
+) -> tuple[float, float, float]:
+    """The range of log-uniform step sizes whose power response is nearest to the power spectrum of data.
+
+    Among the ranges of a decade or more between 1/L and 1, on a grid of eight steps per decade, it has the smallest
+    Kullback-Leibler divergence Σ_ω p log(p / q) of the shares of the power of the data, p, from the mean q of
+    `power_response` over the range. The frequency 0 is left out, as spectra are of centred rows.
+
+    Args:
+        power: `(F,)`, as of `power_spectrum`.
+        poles: As for `power_response`.
+        length: L, in positions.
+        weights: As for `power_response`.
+
+    Returns:
+        The smallest and the largest step, and the divergence in nats.
+
+    Raises:
+        ValueError: No power, or a length below 1.
+
+    Source: our reading of power spectrum matching, the "task-dependent initialization" of Chen & Chen 2025 (arXiv
+    2509.20789), of which we have read the abstract: the spectrum of a model's inductive bias is that of its frequency
+    response, which is matched to the data before training. The divergence, the grid and the restriction to the range of
+    Δ are ours.
+    """
+    _check_length(length)
+    power = power.to(torch.float64)[1:]
+    total = power.sum()
+    if not bool(total > 0) or not bool(torch.isfinite(total)):
+        raise ValueError("`power` is zero or not finite: the inputs are constant, or hold NaN.")
+    share = power / total
+    count = max(2, math.ceil(_STEPS_PER_DECADE * math.log10(max(length, _DECADE))) + 1)
+    steps = torch.logspace(-math.log10(max(length, _DECADE)), 0, count, dtype=torch.float64, device=power.device)
+    omega = torch.linspace(0, math.pi, len(power) + 1, dtype=torch.float64, device=power.device)[1:]
+    responses = power_response(poles.to(power.device), steps, omega, weights)
+    sums = torch.cat([torch.zeros_like(responses[:1]), responses.cumsum(0)])
+    low, high = torch.triu_indices(count, count, device=power.device)
+    wide = steps[high] >= (1 - 1e-9) * _DECADE * steps[low]
+    low, high = low[wide], high[wide]
+    means = (sums[high + 1] - sums[low]) / (high + 1 - low).unsqueeze(-1)
+    divergence = torch.xlogy(share, share).sum() - (share * means.log()).sum(-1)
+    best = int(divergence.argmin())
+    return steps[low[best]].item(), steps[high[best]].item(), divergence[best].item()

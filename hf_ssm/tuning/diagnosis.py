@@ -1,0 +1,395 @@
+"""What data and a fresh model show before any training, and what that recommends.
+
+Two rules lead to recommendations, which are worth a trial and no more. The rules are frozen. They were found on four
+small tasks with S4D, of at most 200 positions, where rescaling decided for τ = 1,100 and gained nothing for τ near 240:
+
+- "rescale": τ of a layer exceeds `RESCALE_ABOVE` at the start.
+- "time_steps": the range of step sizes covers less than `LEAST_COVERAGE` of [2/L, 1] on a logarithmic axis (then
+  [2/L, 1] is recommended); or Δ = 1/√(L λ_max) of the autocorrelation rule is more than half a decade outside of it
+  (then a range with that Δ is recommended).
+
+α and β are not recommended: on these tasks, the rules for them did not help.
+"""
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.frequency import frequency_responses, has_frequency_responses
+from hf_ssm.analysis.time_steps import (
+    RULES,
+    DataScales,
+    StateScales,
+    TimeStepProposal,
+    data_scales,
+    propose_time_steps,
+    sequences_of,
+    state_scales,
+)
+from hf_ssm.theory.label_statistics import correlation, f_statistic, log_power, shuffled_level
+from hf_ssm.theory.spectrum import periodograms, spectral_edge
+from hf_ssm.training.build import scale_batch, scale_rows, special_ids
+from hf_ssm.training.inputs import RunData
+from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
+from hf_ssm.training.settings import RunSettings, family_of
+from hf_ssm.training.tasks import TASKS
+from hf_ssm.training.tracking import measure_tau
+from hf_ssm.tuning.baselines import linear_baseline
+
+__all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "LabelFrequency", "Recommendation", "diagnose"]
+
+RESCALE_ABOVE = 500.0
+"""τ of a layer at the start above which rescaling is recommended."""
+LEAST_COVERAGE = 0.6
+"""Share of [2/L, 1], on a logarithmic axis, that a range of step sizes has to cover; the default does for L > 632."""
+
+_SHARES = (0.5, 0.9, 0.99)
+# Distance between a range and the step of the autocorrelation rule that is no reason for another range.
+_TOLERANCE = math.sqrt(10)
+# More channels are added up before the statistic of the labels.
+_MOST_CHANNELS = 16
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+    """A change of the settings.
+
+    Attributes:
+        name: "rescale" or "time_steps".
+        changes: Section to field to value.
+        reason: A sentence.
+    """
+
+    name: str
+    changes: dict[str, dict[str, Any]]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """What is reached without a state space model.
+
+    Attributes:
+        split: The split that it is measured on: "validation", or "train" if there is none.
+        metric: The metric of the task.
+        greater_is_better: Whether a larger value is better.
+        constant: Value of the best constant prediction; `None` if the split has nothing to predict.
+        linear: Value of a linear model, or why there is none.
+        linear_model: What the linear model is; empty without one.
+    """
+
+    split: str
+    metric: str
+    greater_is_better: bool
+    constant: float | None
+    linear: float | str
+    linear_model: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFrequency:
+    """The frequency whose power depends most on the labels.
+
+    Attributes:
+        statistic: "F" of classes, or "|r|", the correlation with a number.
+        frequency: In cycles per position.
+        value: Of the statistic at the frequency, the largest of all.
+        level: The largest value over all frequencies that 95 % of random orders of the labels stay below.
+        share_above: Share of the frequencies above the level.
+        model_gain: Power response of the first layer there, relative to its mean over frequencies, in decibels; or why
+            it is unknown.
+    """
+
+    statistic: str
+    frequency: float
+    value: float
+    level: float
+    share_above: float
+    model_gain: float | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """Result of `diagnose`.
+
+    A value that does not exist is the reason for it, a text.
+
+    Attributes:
+        family: Family of the model.
+        task: Task of the run.
+        train_rows: Rows of the training split.
+        baseline: What is reached without the model.
+        tau: τ of each layer at the start, on the batch that a run measures it on.
+        time_step_range: `time_step_min` and `time_step_max`.
+        states: Step sizes and memories of each layer at the start; empty without step sizes.
+        scales: Time scales of the data.
+        data_edges: Share of the power of the inputs to the frequency below which it lies, in cycles per position.
+        model_edges: The same of the power response of the first layer.
+        labels: The frequency that depends most on the labels.
+        proposals: Step sizes by each rule, whether they are recommended or not; empty without step sizes.
+        recommendations: At most one of each name; empty: leave the defaults.
+        seconds: Duration of the diagnosis.
+    """
+
+    family: str
+    task: str
+    train_rows: int
+    baseline: Baseline
+    tau: tuple[float, ...] | str
+    time_step_range: tuple[float, float]
+    states: tuple[StateScales, ...]
+    scales: DataScales | str
+    data_edges: dict[float, float] | str
+    model_edges: dict[float, float] | str
+    labels: LabelFrequency | str
+    proposals: tuple[TimeStepProposal, ...]
+    recommendations: tuple[Recommendation, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file; numbers that are not finite are `None`."""
+        values = dataclasses.asdict(self)
+        if isinstance(self.scales, DataScales):
+            values["scales"] = {key: value for key, value in values["scales"].items() if key != "power"}
+            values["scales"]["step"] = self.scales.step
+        plain: dict[str, Any] = _plain(values)
+        return plain
+
+    def lines(self) -> list[str]:
+        """The diagnosis as lines of text for a terminal."""
+        return [
+            *_baseline_lines(self.baseline),
+            f"τ at the start: {_listed(self.tau)}",
+            *_scale_lines(self),
+            *_frequency_lines(self),
+            *([] if self.recommendations else ["Recommended: leave the defaults."]),
+            *(
+                f"Recommended: {_assignments(recommendation.changes)}. {recommendation.reason}"
+                for recommendation in self.recommendations
+            ),
+        ]
+
+
+def diagnose(settings: RunSettings) -> Diagnosis:
+    """Diagnose the data and the fresh model of a run, in seconds and without training.
+
+    Data and model are those of `hf-ssm train` with the same settings. Time scales and statistics are computed from at
+    most 256 evenly spaced training rows; only the baselines read another split, the validation split.
+
+    Args:
+        settings: Settings of a run, for any task.
+
+    Raises:
+        ValueError: The rows are streamed, or settings, data and model do not fit together.
+        OSError: A file cannot be read.
+    """
+    if settings.data["streaming"]:
+        raise ValueError(
+            "data.streaming=true: the diagnosis needs rows from all of the data: leave data.streaming out, or name a "
+            "file with a part of the rows"
+        )
+    started = time.perf_counter()
+    prepared = plan(settings, Path(tempfile.gettempdir()) / "hf_ssm_diagnosis", choose=True)
+    model, data, config = prepared.model, prepared.data, prepared.model.config
+    batch, ignored = scale_batch(data), special_ids(data)
+    tau = _or_reason(lambda: tuple(measure_tau(model, probe_batch(prepared))))
+    scales = _or_reason(lambda: data_scales(batch, ignored))
+    response = _or_reason(lambda: _power_response(model))
+    states = tuple(state_scales(model))
+    proposals: tuple[TimeStepProposal, ...] = ()
+    if states and isinstance(scales, DataScales):
+        attempts = [_or_reason(partial(propose_time_steps, model, batch, rule, scales=scales)) for rule in RULES]
+        proposals = tuple(proposal for proposal in attempts if isinstance(proposal, TimeStepProposal))
+    steps = float(config.time_step_min), float(config.time_step_max)
+    return Diagnosis(
+        family=str(family_of(config)),
+        task=settings.task,
+        train_rows=len(data.splits["train"]),
+        baseline=_baseline(settings.task, data),
+        tau=tau,
+        time_step_range=steps,
+        states=states,
+        scales=scales,
+        data_edges=scales if isinstance(scales, str) else _or_reason(lambda: _edges(scales.power)),
+        model_edges=response if isinstance(response, str) else _or_reason(lambda: _edges(response)),
+        labels=_or_reason(lambda: _label_frequency(settings.task, data, batch, ignored, response)),
+        proposals=proposals,
+        recommendations=_recommendations(prepared, tau, steps, scales, proposals),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _or_reason(function: Callable[[], T]) -> T | str:
+    """The result, or the message of the `ValueError` that says why there is none."""
+    try:
+        return function()
+    except ValueError as error:
+        return str(error)
+
+
+def _baseline(task: str, data: RunData) -> Baseline:
+    split = "validation" if "validation" in data.splits else "train"
+    kind = TASKS[task]
+    constant = chance_metrics(task, data, split).get(kind.best_metric)
+    linear = _or_reason(lambda: linear_baseline(task, data))
+    name, value = ("", linear) if isinstance(linear, str) else linear
+    return Baseline(split, kind.best_metric, kind.greater_is_better, constant, value, name)
+
+
+def _power_response(model: Any) -> Tensor:
+    """Mean of |response|² over the channels of the first layer, `(F,)`."""
+    if not has_frequency_responses(model):
+        raise ValueError("selective scans have no fixed frequency response")
+    responses = [response for response in frequency_responses(model) if response.layer == 0]
+    power = torch.cat([response.response.abs().square() for response in responses]).mean(0)
+    return torch.where(power.isfinite(), power, 0.0)
+
+
+def _edges(power: Tensor) -> dict[float, float]:
+    return {share: spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES}
+
+
+def _label_frequency(
+    task: str, data: RunData, batch: Mapping[str, Any], ignored: set[int], response: Tensor | str
+) -> LabelFrequency:
+    if data.label_kind is None:
+        raise ValueError("the task has no labels")
+    if data.label_kind == "classes" or data.has_pairs:
+        raise ValueError("the labels are of positions" if data.label_kind == "classes" else "the labels are of pairs")
+    inputs, mask = sequences_of(batch, ignored)
+    spectra = periodograms(inputs, mask)
+    if data.tokenizer is not None or spectra.shape[1] > _MOST_CHANNELS:
+        spectra = spectra.sum(1, keepdim=True)
+    features = log_power(spectra)
+    labels = [np.asarray(label, dtype=np.float64).ravel() for label in scale_rows(data)["labels"]]
+    if len({len(label) for label in labels}) > 1 or (len(labels[0]) > 1 and len(labels[0]) == inputs.shape[1]):
+        raise ValueError("the labels are of positions")
+    columns = torch.from_numpy(np.stack(labels))[: len(features)].unbind(1)
+    statistic = correlation if TASKS[task].predicts_numbers else f_statistic
+    values = torch.stack([statistic(features, column).abs() for column in columns])
+    output, _, best = np.unravel_index(int(values.argmax()), values.shape)
+    level = shuffled_level(statistic, features, columns[output])
+    angle = math.pi * (best + 1) / features.shape[-1]
+    gain: float | str
+    if isinstance(response, str):
+        gain = response
+    else:
+        index = round(angle / math.pi * (len(response) - 1))
+        gain = 10 * math.log10(max(response[index].item(), 1e-30) / max(response.mean().item(), 1e-30))
+    above = (values[output] > level).double().mean().item()
+    name = "|r|" if TASKS[task].predicts_numbers else "F"
+    return LabelFrequency(name, angle / (2 * math.pi), values.max().item(), level, above, gain)
+
+
+def _coverage(steps: tuple[float, float], length: int) -> float:
+    """Share of [2/L, 1] that a range of step sizes covers, on a logarithmic axis; 1 for L of 2 or less."""
+    if length <= 2:
+        return 1.0
+    low, high = max(steps[0], 2 / length), min(steps[1], 1.0)
+    return max(0.0, math.log(high / low)) / math.log(length / 2)
+
+
+def _recommendations(
+    prepared: RunPlan,
+    tau: tuple[float, ...] | str,
+    steps: tuple[float, float],
+    scales: DataScales | str,
+    proposals: tuple[TimeStepProposal, ...],
+) -> tuple[Recommendation, ...]:
+    """By the frozen rules; none for the model of a checkpoint, which is not initialised."""
+    if prepared.settings.model["checkpoint"] is not None:
+        return ()
+    chosen = []
+    largest = 0.0 if isinstance(tau, str) else max(tau, default=0.0)
+    if RESCALE_ABOVE < largest < math.inf and not prepared.model.config.rescale_init:
+        reason = f"τ is {largest:.3g} at the start, above {RESCALE_ABOVE:g}: outputs of the layer are far from 1."
+        chosen.append(Recommendation("rescale", {"model": {"rescale_init": True}}, reason))
+    if isinstance(scales, str) or not proposals:
+        return tuple(chosen)
+    (low, high), coverage = steps, _coverage(steps, scales.length)
+    fields: dict[str, float] = {}
+    if coverage < LEAST_COVERAGE:
+        fields = next(proposal.fields for proposal in proposals if proposal.rule == "length")
+        reason = f"Δ in [{low:g}, {high:g}] covers {coverage:.0%} of [2/L, 1], L = {scales.length}."
+    elif not low / _TOLERANCE <= scales.step <= high * _TOLERANCE:
+        step = float(f"{scales.step:.3g}")
+        fields = {"time_step_min": min(low, step), "time_step_max": max(high, step)}
+        reason = f"Δ in [{low:g}, {high:g}] is far from 1/√(L λ) = {step:g} of the data's autocorrelation."
+    if fields:
+        chosen.append(Recommendation("time_steps", {"model": fields}, reason))
+    return tuple(chosen)
+
+
+def _baseline_lines(baseline: Baseline) -> list[str]:
+    linear = baseline.linear if isinstance(baseline.linear, str) else f"{baseline.linear:.4g} ({baseline.linear_model})"
+    constant = "none" if baseline.constant is None else f"{baseline.constant:.4g}"
+    return [f"Baselines, {baseline.metric} on the {baseline.split} split: constant {constant}; linear {linear}"]
+
+
+def _scale_lines(diagnosis: Diagnosis) -> list[str]:
+    low, high = diagnosis.time_step_range
+    lines = [f"Memories of the states, 1/(Δ |Re a|), in positions, for Δ in [{low:g}, {high:g}]:"]
+    for entry in diagnosis.states:
+        shortest, median, longest = entry.memory
+        lines.append(f"  layer {entry.layer}: {shortest:.3g} to {longest:.3g}, median {median:.3g}")
+    if not diagnosis.states:
+        lines = ["Memories of the states: the model has no step sizes."]
+    scales = diagnosis.scales
+    if isinstance(scales, str):
+        return [*lines, f"Time scales of the data: {scales}"]
+    lines.append(
+        f"Data: rows of up to {scales.length} positions; autocorrelation time {scales.correlation_time:.3g} positions; "
+        f"1/√(L λ) = {scales.step:.3g}"
+    )
+    return [
+        *lines,
+        *(f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals),
+    ]
+
+
+def _frequency_lines(diagnosis: Diagnosis) -> list[str]:
+    lines = []
+    for what, edges in (("the inputs", diagnosis.data_edges), ("the first layer", diagnosis.model_edges)):
+        values = edges if isinstance(edges, str) else _listed(tuple(edges.values()))
+        shares = "/".join(f"{share:.0%}" for share in _SHARES)
+        lines.append(f"Power of {what}, {shares} below (cycles per position): {values}")
+    labels = diagnosis.labels
+    if isinstance(labels, str):
+        return [*lines, f"Labels by frequency: {labels}"]
+    gain = "" if isinstance(labels.model_gain, str) else f"; first layer there: {labels.model_gain:+.1f} dB"
+    return [
+        *lines,
+        f"Labels by frequency: {labels.statistic} = {labels.value:.3g} at {labels.frequency:.4f} cycles per position "
+        f"(random labels: below {labels.level:.3g}; {labels.share_above:.0%} of the frequencies are above){gain}",
+    ]
+
+
+def _assignments(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    return " ".join(
+        f"{section}.{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for section, fields in changes.items()
+        for name, value in fields.items()
+    )
+
+
+def _listed(values: tuple[float, ...] | str) -> str:
+    return values if isinstance(values, str) else ", ".join(f"{value:.3g}" for value in values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

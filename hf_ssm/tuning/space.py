@@ -1,0 +1,117 @@
+"""A search space of the flags of theory for `Trainer.hyperparameter_search(backend="optuna")`."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_ssm.analysis.time_steps import has_time_steps
+from hf_ssm.models.base.configuration import SSMConfig
+
+__all__ = ["SearchSpace"]
+
+_RATE_SPAN = 10.0
+_LARGEST_STEPS, _STEP_SPANS = (1e-2, 1.0), (1.0, 1e3)
+_WEIGHTS = (1e-6, 1e-1)
+_ALPHAS, _BETAS = (0.1, 10.0), (-1.0, 1.0)
+# What the trials name, beside fields of the configuration and of the training arguments.
+_SPAN, _PENALTY = "time_step_span", "tau_penalty"
+
+
+class SearchSpace:
+    """Learning rate, step sizes, rescaling and regulariser, and optionally α and β, for optuna.
+
+    ```python
+    space = SearchSpace(config)
+    trainer = SSMTrainer(model_init=space.model_init(AutoModelForSequenceClassification.from_config), args=args, ...)
+    best = trainer.hyperparameter_search(hp_space=space, backend="optuna", n_trials=12, direction="maximize",
+                                         compute_objective=lambda metrics: metrics["eval_accuracy"])
+    space.settings(best.hyperparameters)  # sections of a settings file of `hf-ssm train`
+    ```
+
+    | name in a trial | values |
+    | --- | --- |
+    | `learning_rate` | log-uniform from a tenth to ten times `learning_rate` |
+    | `time_step_max` | log-uniform from 0.01 to 1, for models with step sizes |
+    | `time_step_span` | log-uniform from 1 to 1000: `time_step_max` divided by `time_step_min` |
+    | `rescale_init` | on or off |
+    | `tau_penalty`, `tau_weight` | without λ, or λ log-uniform from 1e-6 to 0.1 |
+    | `frequency_scale` (with `alpha`) | log-uniform from 0.1 to 10, for models with frequencies |
+    | `sobolev_order` (with `beta`) | uniform from -1 to 1 |
+
+    Args:
+        config: The configuration of the models, fresh ones; each trial changes a copy.
+        learning_rate: The middle of the range.
+        alpha: Whether α is searched too. On the tasks of the project's pilot it gave nothing.
+        beta: Whether β is searched too. On the tasks of the project's pilot it gave nothing.
+
+    Raises:
+        TypeError: `config` is not a configuration of hf_ssm.
+        ValueError: `learning_rate` is not positive, or `alpha` is set for a model without frequencies.
+    """
+
+    def __init__(self, config: SSMConfig, learning_rate: float = 1e-3, *, alpha: bool = False, beta: bool = False):
+        if not isinstance(config, SSMConfig):
+            raise TypeError(f"`config` must be a configuration of hf_ssm, got {type(config).__name__}.")
+        if not learning_rate > 0:
+            raise ValueError(f"`learning_rate` must be positive, got {learning_rate}.")
+        if alpha and not config.has_frequencies:
+            raise ValueError(f"`alpha=True` needs frequencies: {config.no_alpha_rule} Leave it out.")
+        self._config, self._alpha, self._beta = config, alpha, beta
+        self._rates = learning_rate / _RATE_SPAN, learning_rate * _RATE_SPAN
+        self._has_steps = has_time_steps(config)
+
+    def __call__(self, trial: Any) -> dict[str, Any]:
+        """The `hp_space` of `hyperparameter_search`: the fields of the training arguments."""
+        # In distributed training, the other processes get what the trial has by then.
+        self._suggested(trial)
+        return {"learning_rate": trial.suggest_float("learning_rate", *self._rates, log=True)}
+
+    def config(self, trial: Any) -> SSMConfig:
+        """The configuration of a trial; a copy of the given one without a trial."""
+        config = copy.deepcopy(self._config)
+        if trial is not None:
+            for name, value in self.settings(self._suggested(trial))["model"].items():
+                setattr(config, name, value)
+        return config
+
+    def model_init(self, build: Callable[[SSMConfig], PreTrainedModel]) -> Callable[[Any], PreTrainedModel]:
+        """The `model_init` of a Trainer: `build` with the configuration of the trial.
+
+        Args:
+            build: Such as `AutoModelForSequenceClassification.from_config`.
+        """
+
+        def model_init(trial: Any) -> PreTrainedModel:
+            return build(self.config(trial))
+
+        return model_init
+
+    def settings(self, hyperparameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The sections of a settings file for the values of a trial, such as `BestRun.hyperparameters`."""
+        model = {
+            name: value for name, value in hyperparameters.items() if name not in (_SPAN, _PENALTY, "learning_rate")
+        }
+        if _SPAN in hyperparameters:
+            model["time_step_min"] = hyperparameters["time_step_max"] / hyperparameters[_SPAN]
+        if not hyperparameters.get(_PENALTY, True):
+            model["tau_weight"] = 0.0
+        training = {name: hyperparameters[name] for name in ("learning_rate",) if name in hyperparameters}
+        return {"model": model, "training": training}
+
+    def _suggested(self, trial: Any) -> dict[str, Any]:
+        """The fields of the configuration, with the names of the trial."""
+        values: dict[str, Any] = {}
+        if self._has_steps:
+            values["time_step_max"] = trial.suggest_float("time_step_max", *_LARGEST_STEPS, log=True)
+            values[_SPAN] = trial.suggest_float(_SPAN, *_STEP_SPANS, log=True)
+        values["rescale_init"] = trial.suggest_categorical("rescale_init", [False, True])
+        values[_PENALTY] = trial.suggest_categorical(_PENALTY, [False, True])
+        if values[_PENALTY]:
+            values["tau_weight"] = trial.suggest_float("tau_weight", *_WEIGHTS, log=True)
+        if self._alpha:
+            values["frequency_scale"] = trial.suggest_float("frequency_scale", *_ALPHAS, log=True)
+        if self._beta:
+            values["sobolev_order"] = trial.suggest_float("sobolev_order", *_BETAS)
+        return values

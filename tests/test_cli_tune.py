@@ -1,0 +1,87 @@
+"""`hf-ssm tune` from end to end: a tiny model, all runs real."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_ssm import cli
+from hf_ssm.ops.backends import use_backend
+
+DATA = {"length": 24, "num_train": 48, "num_validation": 24, "num_test": 8, "motif_length": 8, "copies": 1}
+SMALL = [
+    *("--dataset", "planted-motifs", *(f"--set=data.{name}={value}" for name, value in DATA.items())),
+    *("--family", "s4", "--set=model.hidden_size=4", "--set=model.num_hidden_layers=1", "--set=model.state_size=4"),
+    *("--epochs", "1", "--batch-size", "24"),
+]
+
+
+@pytest.fixture(autouse=True)
+def without_compilation():
+    with use_backend("torch"):
+        yield
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def test_a_tuning(capsys, tmp_path):
+    output = tmp_path / "tuning"
+    assert run("tune", *SMALL, "--seeds", 2, "--output", output) == 0
+    out, _ = capsys.readouterr()
+    lines = out.splitlines()
+    content = json.loads((output / "results.json").read_text())
+    names = [path.name for path in (output / "runs").iterdir() if path.is_dir()]
+    assert len(names) == content["runs"] and {"default-seed0", "rescale-seed0", "time_steps-seed0"} <= set(names)
+    assert all(any(line.startswith(f"{name}: accuracy") for line in lines) for name in names)
+    assert lines[0].startswith("Baselines, accuracy") and f"Decision: {content['reason']}." in lines
+    assert lines[-2:-1] == ["Next:"] and f"hf-ssm train --config {output}/train_config.yaml" in lines[-1]
+    # Step sizes from [0.001, 0.1] to about [2/L, 1].
+    steps = yaml.safe_load((output / "runs/time_steps-seed0/train_config.yaml").read_text())["model"]
+    assert steps["time_step_max"] == 1.0 and 0.05 < steps["time_step_min"] < 0.1
+    files = {path.name for path in output.iterdir()}
+    assert files >= {"default_config.yaml", "diagnosis.json", "table.csv", "train_config.yaml", "tuning.png"}
+    stored = yaml.safe_load((output / "default_config.yaml").read_text())
+    kept = yaml.safe_load((output / "train_config.yaml").read_text())
+    assert (stored == kept) is (content["winner"] == "default")
+
+    # A folder with runs is continued on request only, and then without a run.
+    assert run("tune", *SMALL, "--output", output) == 2
+    assert "is not empty: choose another folder, or continue (--resume)" in capsys.readouterr().err
+    written = {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
+    assert run("tune", "--resume", "--seeds", 2, "--output", output) == 0
+    assert written == {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
+    assert run("tune", "--resume", "--output", output, "--set", "model.hidden_size=8") == 2
+    assert "--resume: model.hidden_size was 4 when the run began" in capsys.readouterr().err
+
+    # The settings that remain are those of an ordinary run.
+    assert run("train", "--config", output / "train_config.yaml", "--output", tmp_path / "x", "--dry-run") == 0
+
+
+def test_the_diagnosis_alone(capsys, tmp_path):
+    assert run("tune", *SMALL, "--diagnose") == 0
+    out = capsys.readouterr().out
+    assert "Recommended: model.time_step_min=" in out and "hf-ssm tune --dataset" in out.splitlines()[-1]
+    assert "--output runs/tuning" in out.splitlines()[-1] and not list(tmp_path.iterdir())
+    assert run("tune", *SMALL, "--diagnose", "--output", tmp_path / "d") == 0
+    assert json.loads((tmp_path / "d" / "diagnosis.json").read_text())["family"] == "s4"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--output is missing"),
+        (["--output", "x", "--resume"], "--resume: --output must be the folder of an interrupted `hf-ssm tune`"),
+        (["--output", "x", "--seeds", "1"], "--seeds must be at least 2, got 1"),
+        (["--output", "x", "--jobs", "0"], "--jobs"),
+        (["--output", "x", "--set", "training.seed=[0, 1]"], "seed: a list of values stands for several runs"),
+        (["--output", "x", "--set", "data.num_validation=0"], "has no validation split, on which runs are compared"),
+        (["--output", "x", "--learning_rat", "1"], "unknown option --learning-rat: did you mean --learning-rate?"),
+    ],
+)
+def test_mistakes(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert run("tune", *SMALL, *words) == 2
+    assert message in capsys.readouterr().err and not list(Path(tmp_path).iterdir())

@@ -1,0 +1,213 @@
+"""The diagnosis of data and fresh models, for each task."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_ssm.training.run import plan, probe_batch
+from hf_ssm.training.settings import RunSettings, parse_assignments, resolve
+from hf_ssm.training.tracking import measure_tau
+from hf_ssm.tuning import diagnosis as diagnoses
+from hf_ssm.tuning.diagnosis import Diagnosis, LabelFrequency, Recommendation, diagnose
+
+MODEL = {"family": "s4", "hidden_size": 8, "num_hidden_layers": 2, "state_size": 4}
+
+
+def settings(data: dict[str, Any], *assignments: str, **model: Any) -> RunSettings:
+    return resolve({"model": MODEL | model, "data": data}, parse_assignments(assignments))
+
+
+@pytest.fixture(scope="module")
+def periodic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """DNA of which one class has a period of three, as text, and its share of A as a number."""
+    generator = np.random.default_rng(0)
+    lines = ["sequence,label,number,split"]
+    for row in range(240):
+        bases = generator.choice(list("ACGT"), 60)
+        if row % 2:
+            bases[::3] = np.where(generator.random(20) < 0.6, "G", bases[::3])
+        share = (bases == "A").mean()
+        lines.append(f"{''.join(bases)},{row % 2},{share},{'train' if row < 160 else 'validation'}")
+    lines.append(f"{'ACGT' * 15},0,0.25,test")
+    path = tmp_path_factory.mktemp("periodic") / "rows.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return {"dataset": str(path)}
+
+
+@pytest.fixture(scope="module")
+def of_labels(periodic) -> Diagnosis:
+    return diagnose(settings(periodic))
+
+
+def test_the_period_that_makes_the_class_is_found(of_labels):
+    labels = of_labels.labels
+    assert isinstance(labels, LabelFrequency) and labels.statistic == "F"
+    assert labels.frequency == pytest.approx(1 / 3, abs=0.01)
+    assert labels.value > 2 * labels.level and 0 < labels.share_above < 0.2
+    assert isinstance(labels.model_gain, float)
+
+
+def test_numbers_are_those_of_a_run(of_labels, periodic, tmp_path):
+    prepared = plan(settings(periodic), tmp_path, choose=True)
+    assert of_labels.tau == tuple(measure_tau(prepared.model, probe_batch(prepared)))
+    assert of_labels.baseline.metric == "accuracy" and of_labels.baseline.constant == 0.5
+    assert isinstance(of_labels.baseline.linear, float) and of_labels.baseline.linear > 0.5
+    assert [entry.layer for entry in of_labels.states] == [0, 1]
+    assert of_labels.scales.length == 60 and of_labels.train_rows == 160
+    assert set(of_labels.data_edges) == set(of_labels.model_edges) == {0.5, 0.9, 0.99}
+    assert [proposal.rule for proposal in of_labels.proposals] == ["autocorrelation", "spectrum", "length"]
+
+
+def test_short_rows_get_other_steps(of_labels):
+    (recommendation,) = of_labels.recommendations
+    assert recommendation.name == "time_steps"
+    assert recommendation.changes == {"model": {"time_step_min": 0.0333, "time_step_max": 1.0}}
+    # log(0.1 · 30) / log(30)
+    assert "covers 32% of [2/L, 1], L = 60" in recommendation.reason
+
+
+def test_recommended_settings_are_accepted_and_then_no_longer_recommended(of_labels, periodic):
+    changed = settings(periodic, **of_labels.recommendations[0].changes["model"])
+    result = diagnose(changed)
+    assert result.recommendations == ()
+    assert "Recommended: leave the defaults." in result.lines()
+
+
+def test_lines_and_json(of_labels):
+    text = "\n".join(of_labels.lines())
+    for part in (
+        "Baselines, accuracy on the validation split: constant 0.5; linear",
+        "τ at the start: ",
+        "for Δ in [0.001, 0.1]:\n  layer 0: ",
+        "Data: rows of up to 60 positions",
+        "Δ by length: [0.0333, 1]",
+        "Labels by frequency: F = ",
+        "Recommended: model.time_step_min=0.0333 model.time_step_max=1.0. Δ in",
+    ):
+        assert part in text
+    stored = json.loads(json.dumps(of_labels.to_dict(), allow_nan=False))
+    assert stored["recommendations"][0]["name"] == "time_steps"
+    assert stored["scales"]["step"] == of_labels.scales.step and "power" not in stored["scales"]
+    assert stored["labels"]["frequency"] == of_labels.labels.frequency
+
+
+@pytest.mark.parametrize(
+    ("tau", "given", "expected"),
+    [
+        ((499.0, 3.0), False, []),
+        ((3.0, 501.0), False, ["rescale"]),
+        ((3.0, 501.0), True, []),
+        ((math.inf,), False, []),
+    ],
+)
+def test_rescaling_is_recommended_for_extreme_tau(tau, given, expected, periodic, monkeypatch):
+    monkeypatch.setattr(diagnoses, "measure_tau", lambda model, batch: list(tau))
+    result = diagnose(settings(periodic, time_step_max=1.0, rescale_init=given))
+    assert [recommendation.name for recommendation in result.recommendations] == expected
+    if expected:
+        assert result.recommendations[0] == Recommendation(
+            "rescale",
+            {"model": {"rescale_init": True}},
+            "τ is 501 at the start, above 500: outputs of the layer are far from 1.",
+        )
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_steps_far_from_the_autocorrelation_rule(periodic):
+    result = diagnose(settings(periodic, time_step_min=0.12, time_step_max=1.0))
+    # Four bases: 1/√(L λ) is about 2/60. [2/L, 1] is covered by log(8.3) / log(30).
+    (recommendation,) = result.recommendations
+    step = float(f"{result.scales.step:.3g}")
+    assert step == pytest.approx(2 / 60, rel=0.1)
+    assert recommendation.changes == {"model": {"time_step_min": step, "time_step_max": 1.0}}
+    assert "[0.12, 1] is far from" in recommendation.reason
+
+
+@pytest.mark.parametrize("family", ["hyena", "s5", "selective", "ssd"])
+def test_all_families(family, periodic):
+    result = diagnose(settings(periodic, family=family, **({"head_dim": 4} if family == "ssd" else {})))
+    assert result.family == family and len(result.tau) == 2 and len(result.states) == 2
+    assert [recommendation.name for recommendation in result.recommendations] == ["time_steps"]
+    if family in ("selective", "ssd"):
+        assert result.model_edges == result.labels.model_gain == "selective scans have no fixed frequency response"
+
+
+def test_a_family_without_steps_has_no_proposal(periodic):
+    result = diagnose(settings(periodic, family="hyena", filter_type="implicit"))
+    assert result.states == result.proposals == result.recommendations == ()
+    assert "Memories of the states: the model has no step sizes." in result.lines()
+
+
+@pytest.mark.parametrize(
+    ("task", "label", "metric", "labels"),
+    [
+        ("causal-lm", "label", "perplexity", "the task has no labels"),
+        ("masked-lm", "label", "perplexity", "the task has no labels"),
+        ("sequence-regression", "number", "mse", None),
+    ],
+)
+def test_tasks_of_texts(task, label, metric, labels, periodic):
+    result = diagnose(settings({**periodic, "label_column": label}, task=task))
+    assert result.baseline.metric == metric and result.baseline.constant > 0
+    assert isinstance(result.baseline.linear, str) == (task == "masked-lm")
+    assert result.labels == labels or (labels is None and result.labels.statistic == "|r|")
+    assert result.lines()
+
+
+def test_tokens_and_pairs(tmp_path):
+    rows = [
+        {
+            "sequence": "ACGTACGT",
+            "second": "GGCA",
+            "label": [0, 1, 0, 1, 1, 0, 0, 1],
+            "kind": i % 2,
+            "split": "validation" if i > 15 else "train",
+        }
+        for i in range(20)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = {"dataset": str(path), "test_fraction": 0.0}
+    tokens = diagnose(settings(data, task="token-classification"))
+    assert tokens.labels == "the labels are of positions" and tokens.baseline.linear_model.startswith("most frequent")
+    pairs = {**data, "label_column": "kind", "pair_column": "second"}
+    result = diagnose(settings(pairs, task="sequence-pair-classification"))
+    assert result.labels == "the labels are of pairs" and result.scales.length <= 10
+
+
+def test_signals(tmp_path):
+    generator = np.random.default_rng(0)
+    amplitudes = generator.normal(size=60)
+    waves = np.cos(2 * math.pi * np.arange(40) / 8) * np.exp(amplitudes)[:, None] + generator.normal(size=(60, 40))
+    rows = [
+        {"sequence": wave.tolist(), "label": amplitude, "each": wave.cumsum().tolist()}
+        for wave, amplitude in zip(waves, amplitudes, strict=True)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = {"dataset": str(path), "validation_fraction": 0.3}
+    result = diagnose(settings(data, task="signal-regression"))
+    assert result.labels.frequency == pytest.approx(1 / 8, abs=1e-9) and result.labels.value > result.labels.level
+    assert result.baseline.metric == "mse" and result.baseline.linear_model == "linear in all values"
+    each = diagnose(settings({**data, "label_column": "each"}, task="signal-regression"))
+    assert each.labels == "the labels are of positions" and isinstance(each.baseline.linear, float)
+
+
+def test_nothing_is_read_but_training_and_validation_rows(periodic, tmp_path):
+    path = Path(periodic["dataset"])
+    lines = path.read_text().splitlines()
+    other = tmp_path / "rows.csv"
+    test = [line.replace("validation", "test").replace("A", "C") for line in lines if line.endswith("validation")]
+    other.write_text("\n".join([*lines[:-1], *test]) + "\n")
+    first, second = (diagnose(settings({"dataset": str(file)})).to_dict() for file in (path, other))
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_streams_are_refused(periodic):
+    stream = settings({**periodic, "streaming": True, "max_length": 60}, "training.max_steps=5")
+    with pytest.raises(ValueError, match="needs rows from all of the data"):
+        diagnose(stream)

@@ -1,0 +1,94 @@
+"""Runs of a tuning: real ones, in this process and in others, interrupted ones, and ones that diverge."""
+
+import json
+import math
+
+import pytest
+
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.training import run as training_run
+from hf_ssm.training.settings import read_settings_file, resolve
+from hf_ssm.tuning.runs import Outcome, Runs, metric_of, run_in_process
+
+DATA = {"dataset": "planted-motifs", "length": 24, "num_train": 32, "num_validation": 16, "num_test": 8}
+MODEL = {"family": "s4", "hidden_size": 4, "num_hidden_layers": 2, "state_size": 4, "bidirectional": False}
+TRAINING = {"num_train_epochs": 2, "per_device_train_batch_size": 16}
+
+
+def settings(model=None, training=None, data=None):
+    return resolve(
+        {
+            "data": {**DATA, "motif_length": 8, "copies": 1, **(data or {})},
+            "model": {**MODEL, **(model or {})},
+            "training": {**TRAINING, **(training or {})},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def without_compilation():
+    with use_backend("torch"):
+        yield
+
+
+def test_the_outcome_of_a_run(tmp_path):
+    chosen = settings({"rescale_init": True, "tau_weight": 0.01})
+    outcome = run_in_process(chosen, tmp_path / "run")
+    log = json.loads((tmp_path / "run" / "training_log.json").read_text())
+    (score,) = [entry["validation_accuracy"] for entry in log if "validation_accuracy" in entry]
+    assert (outcome.score, outcome.metric, outcome.greater_is_better) == (score, "accuracy", True)
+    assert outcome.chance == 0.5 and outcome.problem == "" and outcome.seconds > 0
+    assert outcome.tau_before == pytest.approx((1.0, 1.0), rel=0.2) and len(outcome.tau_after) == 2  # τ after rescaling
+    entries = [entry for entry in log if "task_loss" in entry]
+    assert outcome.train_loss == pytest.approx(sum(entry["task_loss"] for entry in entries) / len(entries))
+    assert outcome.train_loss == pytest.approx(math.log(2), rel=0.1)
+    assert outcome.penalty_share == pytest.approx(0.01 * 2 / math.log(2), rel=0.2)
+    assert read_settings_file(tmp_path / "run" / "train_config.yaml")["model"]["tau_weight"] == 0.01
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+def test_a_run_that_was_interrupted_continues_with_the_same_result(tmp_path, monkeypatch):
+    expected = run_in_process(settings(), tmp_path / "whole")
+    evaluate = training_run._evaluate
+    monkeypatch.setattr(training_run, "_evaluate", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(settings(), tmp_path / "interrupted")
+    monkeypatch.setattr(training_run, "_evaluate", evaluate)
+    outcome = run_in_process(settings(), tmp_path / "interrupted")
+    assert outcome.tau_before == () and outcome.tau_after == expected.tau_after
+    assert (outcome.score, outcome.train_loss) == (expected.score, expected.train_loss)
+
+
+def test_a_run_that_diverges_is_an_outcome(tmp_path):
+    outcome = run_in_process(settings(training={"learning_rate": 1e30, "max_grad_norm": 0.0}), tmp_path / "run")
+    assert outcome.failed and math.isnan(outcome.score) and "diverged" in outcome.problem
+    stored = json.loads(json.dumps(outcome.to_dict()))
+    assert stored["score"] is None and math.isnan(Outcome.from_dict(stored).score)
+
+
+def test_a_run_without_validation_split_or_with_another_metric(tmp_path):
+    with pytest.raises(ValueError, match="has no validation split, on which runs are compared"):
+        run_in_process(settings(data={"num_validation": 0}), tmp_path / "a")
+    unknown = {"metric_for_best_model": "recall", "eval_strategy": "no"}
+    with pytest.raises(ValueError, match=r"training\.metric_for_best_model='recall' is no metric"):
+        run_in_process(settings(training=unknown), tmp_path / "b")
+    by_loss = settings(training={"metric_for_best_model": "eval_loss", "greater_is_better": False})
+    assert metric_of(by_loss) == ("loss", False)
+    assert metric_of(resolve({"data": {"dataset": "x.csv"}, "model": {"task": "causal-lm"}})) == ("perplexity", False)
+
+
+def test_a_constant_prediction_is_a_failure(tmp_path):
+    outcome = run_in_process(settings(training={"learning_rate": 1e-12, "num_train_epochs": 1}), tmp_path / "run")
+    assert outcome.failed and outcome.score <= 0.5
+
+
+@pytest.mark.slow
+def test_runs_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_SSM_KERNELS", "torch")
+    planned = {f"seed{seed}": settings(training={"seed": seed}) for seed in (0, 1)}
+    with Runs(tmp_path, jobs=2) as runs:
+        outcomes = runs.outcomes(planned)
+    assert list(outcomes) == ["seed0", "seed1"] and Runs(tmp_path).outcomes(planned) == outcomes
+    # The same numbers as in this process.
+    here = run_in_process(planned["seed1"], tmp_path / "here")
+    assert (outcomes["seed1"].score, outcomes["seed1"].tau_after) == (here.score, here.tau_after)
