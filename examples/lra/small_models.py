@@ -14,7 +14,8 @@ that need no sequence model, on the same split.
 in for gray CIFAR-10 and is not that task: 10,000 images, resized to 32 x 32 = 1,024 pixels, of which 7,000 are for
 training. Models, batches and learning rates are the paper's; the numbers of epochs are not: 2 of its 40 on ListOps, 15
 of its 100 on images, which takes about two hours for each task on one core. Batches of ListOps have rows of similar
-length, which halves the time; an interrupted epoch continues in another order.
+length, which halves the time; an interrupted epoch continues in another order. As their lengths differ from step to
+step, glibc's heap fragments: MALLOC_MMAP_THRESHOLD_=1048576 in the environment keeps the memory of that run small.
 """
 
 import argparse
