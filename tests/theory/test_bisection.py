@@ -49,8 +49,8 @@ def test_each_point_is_tried_once() -> None:
     assert tried[:2] == pytest.approx([2.0, math.sqrt(0.2)])
 
 
-def test_diverged_trials_are_the_worst() -> None:
-    limit = 0.5
+@pytest.mark.parametrize("limit", [0.5, 0.02])
+def test_diverged_trials_are_the_worst(limit) -> None:
 
     def objective(x: float) -> float:
         return math.nan if x > limit else -x
