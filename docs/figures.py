@@ -250,18 +250,84 @@ def recall_learning_rates() -> Any:
     return figure
 
 
+def transfer_functions() -> Any:
+    """Yu et al., Figure 6 (what a transfer function does to pairs of waves) and Figure 7 (nodes of the FFT)."""
+    figure = new_figure(7.4, 2.5)
+    gain, pairs, circle, axis = figure.subplots(1, 4, width_ratios=[1.5, 1, 1, 1.1])
+    poles = conjugate_poles_of(count=8)
+    residues = torch.randn(8, dtype=torch.complex128, generator=torch.Generator().manual_seed(3))
+    residues = torch.cat([residues, residues.conj()])
+    s = torch.linspace(0, 70, 4001, dtype=torch.float64)
+    response = transfer(poles, residues, s)
+    gain.plot(s, response.abs(), color=BLACK, lw=1)
+    waves = {"low": (8.0, 11.0), "high": (60.0, 63.0)}
+    for (words, both), colour in zip(waves.items(), PALETTE, strict=False):
+        passed = transfer(poles, residues, torch.tensor(both, dtype=torch.float64)).abs()
+        gain.scatter(both, passed, color=colour, s=14, zorder=3, label=f"two {words} frequencies")
+        pairs.bar([f"{wave:g}" for wave in both], passed.tolist(), color=colour)
+    gain.set(xlabel="frequency s", ylabel="|G(is)|")
+    gain.legend()
+    pairs.set(xlabel="frequency s", ylabel="amplitude that passes")
+    length, dt = 101, 0.01
+    turns = torch.arange(length, dtype=torch.float64) / length
+    circle.scatter((2 * math.pi * turns).cos(), (2 * math.pi * turns).sin(), s=3, color=BLACK)
+    circle.set(aspect="equal", xlabel="nodes z of the FFT", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    half = turns[1 : length // 2 + 1]
+    axis.scatter(torch.zeros_like(half), 2 / dt * torch.tan(math.pi * half), s=3, color=BLACK)
+    axis.set(yscale="log", xticks=[0], xlabel="Re s", ylabel="Im s of the same nodes")
+    return figure
+
+
+def conjugate_poles_of(count: int) -> torch.Tensor:
+    """The poles -1/2 ± iπn of the initialisation "lin"."""
+    half = torch.complex(torch.full((count,), -0.5), math.pi * torch.arange(count)).to(torch.complex128)
+    return torch.cat([half, half.conj()])
+
+
+def transfer(poles: torch.Tensor, residues: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """Σ_n c_n / (is - a_n)."""
+    return (residues / (1j * s.unsqueeze(-1) - poles)).sum(-1)
+
+
+def arena_curves(name: str) -> Any:
+    """Validation accuracy of the runs of `examples/lra/small_models.py` by epoch, beside the trivial guesses."""
+    found = stored(name)
+    figure = new_figure(5.2, 2.6)
+    axes = figure.subplots()
+    words = {"neither": "neither", "8": "regulariser", "7, 8": "rescaling and regulariser"}
+    for (run, result), colour, marker in zip(found["runs"].items(), PALETTE, MARKERS, strict=False):
+        epochs, accuracy = zip(*((point["epoch"], point["accuracy"]) for point in result["curve"]), strict=True)
+        axes.plot(epochs, accuracy, marker=marker, ms=3, color=colour, label=f"S4D, {words[run]}")
+    for (guess, value), style in zip(found["baselines"].items(), LINE_STYLES[1:], strict=False):
+        axes.axhline(value, color=GREY, lw=0.9, ls=style, label=guess)
+    axes.set(xlabel="epoch", ylabel="validation accuracy")
+    axes.legend()
+    return figure
+
+
+def lra_listops() -> Any:
+    return arena_curves("lra_listops")
+
+
+def lra_mnist() -> Any:
+    return arena_curves("lra_mnist")
+
+
 FIGURES = {
     "complexity": complexity,
     "frequency_bias": frequency_bias,
     "length_data": length_data,
     "length_generalisation": length_generalisation,
+    "lra_listops": lra_listops,
+    "lra_mnist": lra_mnist,
     "recall_learning_rates": recall_learning_rates,
     "selective": selective,
     "token_importance": token_importance,
+    "transfer_functions": transfer_functions,
     "tuning": tuning,
 }
 # Results of long experiments, which may not have been run yet.
-RESULTS = {"recall_learning_rates": "recall_learning_rates", "tuning": "tuning_benchmark"}
+RESULTS = {name: name for name in ("lra_listops", "lra_mnist", "recall_learning_rates")} | {"tuning": "tuning_benchmark"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

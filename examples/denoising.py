@@ -16,16 +16,23 @@ script filters with |s| = j / 10000; here s = ω / Δ, because (2/Δ) tan(ω/2) 
 channels, as in the script; 300 steps of 4 images (there 20 epochs of 162,770), AdamW at 1e-2 (1e-3 for Δ, A, B; the
 script freezes Δ and A), cosine schedule, no weight decay.
 
-Needs scikit-learn with Pillow (the extra `test`), and matplotlib for the picture.
+Needs scikit-learn with Pillow (the extra `test`), and matplotlib for the picture. With `--more-photographs`, five of
+matplotlib and gradio (the extra `app`) are added, and pieces of all seven take turns. A script that was stopped
+continues from the runs in `--output`.
 
     python examples/denoising.py --output examples/results/denoising.json --picture denoising.png
+    python examples/denoising.py --more-photographs --num-images 2048 \\
+        --output examples/results/denoising_photographs.json
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +50,11 @@ ORDERS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # β
 CYCLES = (8, 9, 10, 11, 12)
 TINY = {"rows": 16, "columns": 32, "state_size": 4, "steps": 1, "seeds": 1, "num_images": 8}
 SHOWN = ((0.1, -1.0), (1.0, 0.0), (10.0, 0.5), (100.0, 1.0))  # (α, β) in the picture
+# Photographs of other packages: package and file.
+MORE = (
+    ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
+    *(("gradio", f"media_assets/images/{name}.jpg") for name in ("cheetah", "cheetah1", "lion", "tower")),
+)
 PAPER = (
     (4.463e07, 2.409e06, 1.198e05, 4.613e03, 1.738e02),
     (4.912e05, 2.124e05, 1.758e04, 9.595e02, 5.730e01),
@@ -51,11 +63,11 @@ PAPER = (
 )
 
 
-def photographs() -> list[Tensor]:
-    """The two photographs of scikit-learn, gray, in [-1, 1], each `(427, 640)`.
+def photographs(more: bool = False) -> list[Tensor]:
+    """The two photographs of scikit-learn, each `(427, 640)`, and with `more` those of `MORE`; gray, in [-1, 1].
 
     Raises:
-        ImportError: scikit-learn, or Pillow which it reads pictures with, is not installed.
+        ImportError: A library that ships photographs, or Pillow which reads them, is not installed.
     """
     try:
         from sklearn.datasets import load_sample_images
@@ -66,7 +78,26 @@ def photographs() -> list[Tensor]:
             "The photographs come with scikit-learn, which reads them with Pillow: install both, for example by "
             "`pip install 'hf_ssm[test]'` (in a checkout: `pip install -e '.[test]'`)."
         ) from error
+    images = [*images, *(more_photographs() if more else ())]
     return [torch.tensor(np.asarray(image)).float().mean(dim=-1) / 127.5 - 1 for image in images]
+
+
+def more_photographs() -> list[np.ndarray]:
+    """The photographs of `MORE`, `(height, width, 3)`."""
+    from PIL import Image
+
+    found = []
+    for package, place in MORE:
+        spec = find_spec(package)  # gradio itself takes seconds to import
+        path = Path(spec.origin).parent / place if spec is not None and spec.origin is not None else Path(place)
+        if not path.is_file():
+            raise ImportError(
+                f"--more-photographs: {package} with {place} is missing: `pip install 'hf_ssm[test,app]'`, or leave "
+                "the option out."
+            )
+        with Image.open(path) as image:
+            found.append(np.asarray(image.convert("RGB")))
+    return found
 
 
 def crops(images: Sequence[Tensor], count: int, rows: int, columns: int, seed: int) -> Tensor:
@@ -216,6 +247,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-step", type=float, default=1 / 640, help="Δ at first")
     parser.add_argument("--state-size", type=int, default=64)
     parser.add_argument("--num-images", type=int, default=512, help="images for training")
+    parser.add_argument("--more-photographs", action="store_true", help="seven photographs of three packages")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
     parser.add_argument("--picture", help="draw an image with stripes and its outputs into this file")
@@ -254,21 +286,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tiny:
         vars(args).update(TINY)
     size = args.rows, args.columns
-    images = crops(photographs(), args.num_images, *size, seed=0)
-    others = crops(photographs(), 16, *size, seed=1)
-    found: dict[str, list[dict[str, float]]] = {}
+    images = crops(photographs(args.more_photographs), args.num_images, *size, seed=0)
+    others = crops(photographs(args.more_photographs), 16, *size, seed=1)
+    found = finished_runs(args)
     shown = {}
     for scale, order in product(SCALES, ORDERS):
-        found[f"α = {scale:g}, β = {order:g}"] = runs = []
+        runs = found.setdefault(f"α = {scale:g}, β = {order:g}", [])
         for seed in range(args.seeds):
+            in_picture = args.picture is not None and seed == 0 and (scale, order) in SHOWN
+            if seed < len(runs) and not in_picture:
+                continue
             model = train(args, images, scale, order, seed)
-            runs.append(measure(model, others))
-            if seed == 0 and (scale, order) in SHOWN:
+            if seed == len(runs):
+                runs.append(measure(model, others))
+                write_results(args, {"runs": found})
+            if in_picture:
                 shown[scale, order] = model
     results = report(found, args.seeds)
     if args.picture is not None:
         draw(args.picture, shown, others[0])
     write_results(args, {**results, "runs": found})
+
+
+def finished_runs(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """The runs in the file of `--output`, if it has the same arguments."""
+    if args.output is None or not args.output.is_file():
+        return {}
+    stored = json.loads(args.output.read_text(encoding="utf-8"))
+    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
+    return dict(stored["runs"]) if stored["arguments"] == arguments else {}
 
 
 if __name__ == "__main__":

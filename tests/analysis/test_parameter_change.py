@@ -81,6 +81,18 @@ def test_by_hand() -> None:
         "BC": pytest.approx(0.0),  # 2i before and after
         "sobolev_order": None,
     }
+    elements = relative_change(roles, before, after, elementwise=True)
+    assert elements == {
+        "step_size": pytest.approx(0.5),  # 1 and 0
+        "A_real": pytest.approx(10.0),
+        "A_imag": pytest.approx(1 / 16),  # 0 and 0.5 / 4
+        "B": pytest.approx(1.0),  # of its real part; the imaginary part was 0
+        "C": pytest.approx(1.0),
+        "BC": pytest.approx(0.0),
+        "sobolev_order": None,
+    }
+    turned = relative_change(roles, before, {**after, "0.C": before["0.C"]}, elementwise=True)
+    assert turned["BC"] == pytest.approx(math.sqrt(2))  # 2i to -2
 
 
 def test_selection_is_taken_apart(make_model) -> None:

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -75,6 +76,21 @@ def test_crops_are_stretched_pieces_of_the_photographs(script: ModuleType) -> No
         script.crops([ramp], 1, 200, 10, seed=0)
 
 
+def test_more_photographs_are_of_three_packages(script: ModuleType) -> None:
+    if find_spec("gradio") is None:  # whose import takes seconds
+        pytest.skip("gradio, which ships four of the photographs, is not installed")
+    images = script.photographs(more=True)
+    assert len(images) == 7
+    assert all(min(image.shape) >= 256 and image.min() >= -1 and image.max() <= 1 for image in images)
+    assert len({float(image.mean()) for image in images}) == 7
+
+
+def test_a_missing_photograph_is_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "MORE", (("matplotlib", "nothing.jpg"),))
+    with pytest.raises(ImportError, match=r"--more-photographs: matplotlib with nothing\.jpg is missing"):
+        script.photographs(more=True)
+
+
 @pytest.mark.parametrize("missing", ["sklearn.datasets", "PIL"])
 def test_missing_libraries_are_named_with_the_install_command(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, missing: str
@@ -135,6 +151,16 @@ def test_tiny_run(
         assert results["ratio"][row][column] == pytest.approx(run["horizontal"] / run["vertical"])
         assert run["mse"] > 0
     assert picture.stat().st_size > 10_000
+    # Continued from the stored runs, of which one is missing.
+    stored = json.loads(output.read_text())
+    lost = stored["runs"].popitem()
+    output.write_text(json.dumps({key: stored[key] for key in ("arguments", "runs")}))
+    trained: list[tuple[float, float]] = []
+    once = script.train
+    monkeypatch.setattr(script, "train", lambda *given: trained.append(given[2:4]) or once(*given))
+    script.main(["--tiny", "--output", str(output)])
+    assert trained == [(100.0, 1.0)]
+    assert json.loads(output.read_text())["runs"][lost[0]] == lost[1]
     printed = capsys.readouterr().out
     assert f"{results['ratio'][0][0]:.3g} (1.76e+04)" in printed
     assert "paper: the ratio does not fall at 0 of 2 steps in β and 0 of 2 steps in α" in printed

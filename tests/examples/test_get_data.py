@@ -93,3 +93,44 @@ def test_lists_the_data_sets(script: ModuleType, capsys: pytest.CaptureFixture[s
             (tmp_path / name).touch()
     script.main([*script.DATA_SETS, "--output", str(tmp_path)])  # All are there: nothing is downloaded.
     assert capsys.readouterr().out.count(" exists\n") == len(script.DATA_SETS)
+
+
+def test_listops_of_the_arena_follows_its_rules(script: ModuleType, tmp_path: Path) -> None:
+    script.listops_lra(tmp_path, counts=(30, 6, 6))
+    files = {split: tmp_path / f"listops_lra_{split}.tsv.gz" for split in ("train", "val", "test")}
+    columns = {"sequence_column": "Source", "label_column": "Target"}
+    options = {"validation_file": str(files["val"]), "test_file": str(files["test"])}
+    data = load_sequences(str(files["train"]), **options, **columns)
+    assert {name: split.num_rows for name, split in data.items()} == {"train": 30, "validation": 6, "test": 6}
+    rows = [row for split in data.values() for row in split]
+    assert len({row["Source"] for row in rows}) == 42
+    deepest, most = 0, 0
+    for row in rows:
+        tokens = row["Source"].split()
+        assert 500 < len(tokens) < 2000
+        # The evaluator of the short expressions is independent of the generator.
+        assert script.value_of(tokens) == int(row["Target"])
+        counts: list[int] = []
+        for token in tokens:
+            if token == "]":
+                assert 2 <= counts[-1] <= 10
+                most = max(most, counts.pop())
+            if counts and token not in script.OPERATORS:
+                counts[-1] += 1
+            if token in script.OPERATORS:
+                counts.append(0)
+            deepest = max(deepest, len(counts))
+        assert not counts
+    assert most == 10
+    assert 7 <= deepest <= 9
+
+
+def test_one_in_four_is_an_operation(script: ModuleType) -> None:
+    chance = random.Random(1)
+    alone = 0
+    for _ in range(4000):
+        tokens: list[str] = []
+        script.nested(chance, 1, tokens)
+        alone += len(tokens) == 1
+        assert tokens[0] in script.DIGITS or tokens.count("]") == 1
+    assert alone / 4000 == pytest.approx(0.75, abs=0.03)

@@ -26,12 +26,15 @@ TRIVIAL = {
     "bimodal": "| always to the nearer mode |",
     "compression": "| most frequent class |",
     "denoising": "1 for a copy of the input",
+    "denoising_photographs": "1 for a copy of the input",
     "gaussian_process": "| constant | 0.01 |",
     "gaussian_process_training": "| constant |",
     "imdb_length": "the most frequent class 0.500",
     "imdb_length_full": "| most frequent class: test |",
     "length_generalization": "Each byte predicted by its frequency",
     "listops": "| the most frequent answer |",
+    "lra_listops": "| most frequent answer |",
+    "lra_mnist": "| most frequent class |",
     "lra": "| equally likely classes |",
     "lra_small": "| equally likely classes |",
     "masking_enhancers": "the most frequent class 0.500",
@@ -39,6 +42,7 @@ TRIVIAL = {
     "masking_planted": "the most frequent class 0.500",
     "motif_variants": "| Markov chain, order 0 (counts of bases) |",
     "moving_mnist": "| still |",
+    "parameter_change": "| most frequent class |",
     "planted_motifs": "| most frequent class |",
     "regulariser_trend_images": "| most frequent class |",
     "regulariser_trend_listops": "| most frequent answer |",
@@ -157,3 +161,45 @@ def test_numbers_by_hand() -> None:
     alpha = max((a for a, b in accuracy if b == 0), key=lambda a: accuracy[a, 0])
     beta = max((b for a, b in accuracy if a == 1), key=lambda b: accuracy[1, b])
     assert f"the best α is {alpha} (paper: 4); at α = 1 the best β is {beta:+} (paper: -0.5)" in " ".join(text.split())
+
+
+def made_up(script: ModuleType, monkeypatch: pytest.MonkeyPatch, **results: Any) -> None:
+    """Results in place of the stored ones."""
+    for module in ("_tables_of_arena", "_tables_of_papers"):
+        monkeypatch.setattr(sys.modules[module], "is_stored", results.__contains__)
+        monkeypatch.setattr(sys.modules[module], "load", results.__getitem__)
+
+
+def test_tables_of_runs_that_are_not_there_or_not_finished(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up(script, monkeypatch)
+    names = ("lra_listops", "lra_mnist", "parameter_change", "denoising_photographs")
+    assert {script.TABLES[name]() for name in names} == {f"{sys.modules['_tables'].NOT_RUN}\n"}
+    curve = [{"epoch": 0.125, "accuracy": 0.25, "loss": 2.0}]
+    runs = {"8": {"complete": False, "curve": curve}, "neither": {"complete": False, "curve": []}}
+    runs["7, 8"] = {"complete": True, "curve": curve, "test accuracy": 0.5}
+    paper = {"epochs": 40, "accuracy": dict.fromkeys(runs, 0.5645)}
+    arena = {"runs": runs, "paper": paper, "baselines": {"a guess": 0.125}, "arguments": {"epochs": 2}}
+    made_up(script, monkeypatch, lra_listops=arena, lra_mnist=arena, denoising_photographs={"runs": {}})
+    text = script.TABLES["lra_listops"]()
+    assert "| S4D, regulariser (8) | 0.125 of 40 | 0.250 | not finished | 0.565 |" in text
+    assert "| S4D, neither | 0 of 40 | nan | not finished | 0.565 |" in text
+    assert "| a guess |  |  | 0.125 |  |" in text
+    assert "Not finished, so that the curve is all there is: regulariser (8), neither." in " ".join(text.split())
+    assert "| 0.500 | other data |" in script.TABLES["lra_mnist"]()
+    assert sys.modules["_tables"].NOT_RUN in script.TABLES["denoising_photographs"]()
+
+
+def test_table_of_changed_parameters(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"A_real": 2.0, "A_imag": 0.25, "BC": 1.5, "D": 0.5}
+    run = {"elements": change, "norms": {**change, "A_imag": 0.125}, "test accuracy": 0.75, "epochs": 20.0}
+    made_up(
+        script,
+        monkeypatch,
+        parameter_change={"runs": [run, run], "others": {"mnist_neither_seed0": run}, "paper": change},
+    )
+    monkeypatch.setattr(sys.modules["_tables_of_arena"], "trivial", lambda name: {"most frequent class": [0.1, 0.2]})
+    text = script.TABLES["parameter_change"]()
+    assert "| 14 x 14 pixels | elements | 2 | 0.25 | 1.5 | 0.5 | 0.750 |" in text
+    assert "| 32 x 32 pixels | norms | 2 | 0.125 | 1.5 | 0.5 | 0.750 |" in text
+    assert "| most frequent class |  |  |  |  |  | 0.150 |" in text
+    assert "means of 2 seeds after 20 epochs" in " ".join(text.split())

@@ -1,0 +1,93 @@
+"""The small models of the Long Range Arena: the paper's settings, curves of stopped runs, and a tiny run."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def small_models() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        spec = importlib.util.spec_from_file_location("small_models", EXAMPLES / "lra" / "small_models.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    for name, loaded in list(sys.modules.items()):
+        if (getattr(loaded, "__file__", None) or "").startswith(str(EXAMPLES)):
+            sys.modules.pop(name)
+
+
+# Depth, features, states, dropout, rate, batch, decay: Liu & Li 2024, Table 8.
+PAPER = {"listops": (4, 128, 64, 0, 0.01, 50, 0.05), "mnist": (4, 128, 64, 0.1, 0.01, 50, 0.05)}
+PAPER["cifar10"] = PAPER["mnist"]
+
+
+@pytest.mark.parametrize("task", PAPER)
+def test_the_settings_are_the_papers(small_models: ModuleType, task: str) -> None:
+    args = small_models.build_parser().parse_args([task, "--data", "x"])
+    for name in small_models.TASKS[task][-1]:
+        settings = small_models.settings_of(args, name)
+        model, training = settings.model, settings.training
+        assert (
+            *(model[field] for field in ("num_hidden_layers", "hidden_size", "state_size", "hidden_dropout")),
+            *(training[field] for field in ("learning_rate", "per_device_train_batch_size", "weight_decay")),
+        ) == PAPER[task]
+        assert training["dynamics_learning_rate"] == 1e-3
+        assert (model["rescale_init"], model["tau_weight"]) == {
+            "neither": (False, 0.0),
+            "8": (False, 1e-5),
+            "7, 8": (True, 1e-3),
+        }[name]
+        assert training["save_strategy"] == training["eval_strategy"]
+    assert settings.data["dataset"].startswith("uoft-cs" if task == "cifar10" else "x/")
+
+
+def test_a_stopped_run_has_the_curve_of_its_newest_checkpoint(small_models: ModuleType, tmp_path: Path) -> None:
+    assert small_models.result_of(tmp_path) == {"complete": False, "curve": []}
+    log = [
+        {"loss": 2.0, "tau": 9.0, "epoch": 0.5},
+        {"eval_accuracy": 0.3, "eval_loss": 1.9, "epoch": 1.0},
+        {"loss": 1.8, "tau": 4.0, "epoch": 1.5},
+    ]
+    (tmp_path / "training_log.json").write_text(json.dumps([*log, {"test_accuracy": 0.4}]))
+    found = small_models.result_of(tmp_path)
+    assert found == {
+        "complete": True,
+        "curve": [{"epoch": 1.0, "accuracy": 0.3, "loss": 1.9}],
+        "tau": [9.0, 4.0],
+        "test accuracy": 0.4,
+    }
+
+
+@pytest.mark.slow
+def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import get_data
+
+    get_data.listops_lra(tmp_path, counts=(24, 8, 8))
+    output, runs = tmp_path / "result.json", tmp_path / "runs"
+    words = ["listops", "--tiny", "--data", str(tmp_path), "--runs", str(runs), "--output", str(output)]
+    small_models.main(words)
+    first = json.loads(output.read_text())
+    assert first["runs"]["8"]["complete"]
+    assert [point["epoch"] for point in first["runs"]["8"]["curve"]] == [1.0, 2.0]
+    assert first["paper"] == {"task": "ListOps", "epochs": 40, "accuracy": {"8": 0.5645}}
+    assert set(first["baselines"]) == {"most frequent answer", "most frequent answer of the operator"}
+    assert "started" in capsys.readouterr().out
+    # As if it had been stopped after its last checkpoint: the curve is known, the test accuracy is not.
+    (runs / "listops_8_seed0" / "training_log.json").unlink()
+    small_models.main([*words, "--collect"])
+    stopped = json.loads(output.read_text())["runs"]["8"]
+    assert not stopped["complete"]
+    assert stopped["curve"] == first["runs"]["8"]["curve"]
+    small_models.main(words)
+    assert "continued" in capsys.readouterr().out
+    assert json.loads(output.read_text())["runs"] == first["runs"]
