@@ -327,7 +327,12 @@ FIGURES = {
     "tuning": tuning,
 }
 # Results of long experiments, which may not have been run yet.
-RESULTS = {name: name for name in ("lra_listops", "lra_mnist", "recall_learning_rates")} | {"tuning": "tuning_benchmark"}
+RESULTS = {
+    "lra_listops": "lra_listops",
+    "lra_mnist": "lra_mnist",
+    "recall_learning_rates": "recall_learning_rates",
+    "tuning": "tuning_benchmark",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -316,8 +316,8 @@ def imdb_length() -> str:
 
 @table
 def imdb_length_full() -> str:
-    if not names("imdb_length_full"):
-        return ""
+    if not is_stored("imdb_length_full"):
+        return f"{NOT_RUN}\n"
     found = load("imdb_length_full")
     words = {row["T"]: row for row in found["words"]}
     rows = []
