@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from _experiment import write_results
-from _masking import masking_parser, probe_all, report, summary, trained
+from _masking import chosen_settings, masking_parser, probe_all, report, summary, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
@@ -63,17 +63,9 @@ def settings(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if args.tiny:
             data |= {"num_validation": 16, "num_test": 16, "motif_length": 6}
     else:
-        data = {"dataset": args.path, "reverse_complement": False}
-    model = {**FAMILIES[args.family], "hidden_size": args.hidden_size, "rescale_init": True}
-    if args.tiny:
-        model |= {"num_hidden_layers": 1, **({} if args.family == "selective" else {"state_size": 4})}
-    training = {
-        "num_train_epochs": args.epochs,
-        "learning_rate": args.learning_rate,
-        "per_device_train_batch_size": 64,
-        "seed": args.seed,
-    }
-    return {"model": model, "data": {**data, "seed": args.seed}, "training": training}
+        data = {"dataset": args.path, "reverse_complement": args.reverse_complement}
+    data["seed"] = args.seed
+    return {**chosen_settings(args, FAMILIES[args.family], batch_size=64), "data": data}
 
 
 @torch.no_grad()
@@ -154,6 +146,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=100, help="of planted-motifs (default: %(default)s)")
     parser.add_argument("--train-rows", type=int, default=6000, help="of planted-motifs (default: %(default)s)")
     args = parser.parse_args(argv)
+    if args.reverse_complement and args.data == "planted-motifs":
+        parser.error("--reverse-complement: planted motifs are on one strand only; use it with human_enhancers_cohn.")
     args.folder = args.folder or f"runs/masking_{args.data}_{args.family}"
     if args.tiny:
         args.hidden_size, args.epochs, args.sequences, args.exact = 8, 1, 3, 2

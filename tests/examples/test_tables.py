@@ -24,6 +24,7 @@ TRIVIAL = {
     "attribution_scoreboard": "| `random` | 0 |",
     "bimodal": "| always to the nearer mode |",
     "denoising": "1 for a copy of the input",
+    "gated_convolution": "| constant |",
     "gaussian_process": "| constant | 0.01 |",
     "gaussian_process_training": "| constant |",
     "imdb_length": "the most frequent class 0.500",
