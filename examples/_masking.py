@@ -23,7 +23,7 @@ from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 from hf_ssm.training.build import build_model
 from hf_ssm.training.inputs import RunData, build_collator, load_data
-from hf_ssm.training.settings import RunSettings, resolve
+from hf_ssm.training.settings import RunSettings, parse_assignments, resolve
 from hf_ssm.training.tasks import TASKS
 
 # Passes of a single sequence from which the time of the plain loop is extrapolated.
@@ -51,32 +51,20 @@ def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
         help="epochs without improvement on the validation split before training stops (default: %(default)s)",
     )
     parser.add_argument(
-        "--time-steps", type=float, nargs=2, metavar=("MIN", "MAX"), help="range of Δ (default: of the family)"
-    )
-    parser.add_argument("--dropout", type=float, default=0.0, help="of the blocks (default: %(default)s)")
-    parser.add_argument(
-        "--reverse-complement", action="store_true", help="train on either strand, drawn each time a row is read"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="other settings of the training, as of `hf-ssm train`, such as model.hidden_dropout=0.2",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and selection")
     return parser
 
 
-def chosen_settings(args: argparse.Namespace, model: dict[str, Any], batch_size: int) -> dict[str, dict[str, Any]]:
-    """The sections `model` and `training` of the settings of both experiments."""
-    model = {**model, "hidden_size": args.hidden_size, "rescale_init": True}
-    if args.time_steps:
-        model |= dict(zip(("time_step_min", "time_step_max"), args.time_steps, strict=True))
-    if args.dropout:
-        model["hidden_dropout"] = args.dropout
-    if args.tiny:
-        model |= {"num_hidden_layers": 1, **({} if model["family"] == "selective" else {"state_size": 4})}
-    training = {
-        "num_train_epochs": args.epochs,
-        "learning_rate": args.learning_rate,
-        "per_device_train_batch_size": batch_size,
-        "seed": args.seed,
-    }
-    return {"model": model, "training": training}
+def with_assignments(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The settings with those of `--set`."""
+    chosen = parse_assignments(args.set)
+    return {name: {**section, **chosen.get(name, {})} for name, section in sections.items()}
 
 
 def with_random_masks(
@@ -176,7 +164,7 @@ def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, f
     rows = loaded.splits["train"]
     if settings.data["reverse_complement"]:
         if args.mask_share:
-            raise SystemExit("--reverse-complement and --mask-share both change the rows when they are read: take one.")
+            raise SystemExit("data.reverse_complement and --mask-share both change rows when they are read: take one.")
         rows = with_random_reverse_complement(rows, tokenizer)
     if args.mask_share:
         mask_id = MaskingProbe(model, tokenizer, args.mask).mask.token_id

@@ -8,7 +8,8 @@ below). The output F_0 is that of the last token; the linear map of the head bel
 Two things are needed for it to learn, which the theorems, about exact minimisers, do not name. Frequencies between 0
 and U/2 periods per window: filters of the family's default range, up to U/8, do not tell neighbouring positions apart.
 And an initialisation that keeps the scale of the activations (`unit_scale_`): products of small random activations
-vanish, and nothing else in the network restores their scale. `--frequency-scale 1` and `--no-unit-scale` undo them.
+vanish, and nothing else in the network restores their scale. `--frequency-scale 1` and `--no-unit-scale` undo them;
+`--causes` measures what each is worth, with two layers, on the easiest target (smooth, one cosine, no noise).
 
 The targets (generator smooth-function) are smooth (fixed important positions), piecewise smooth (the input determines
 them), and piecewise smooth by similarity to the last token. Number i has the smoothness a_i = decay + smoothness (i -
@@ -18,6 +19,7 @@ the least error on the (noisy) validation rows. The error of the constant 0 is 1
 runs are kept in `--output`, and skipped when the command is started again.
 
     python examples/gated_convolution.py --output examples/results/gated_convolution.json
+    python examples/gated_convolution.py --causes --output examples/results/gated_convolution_causes.json
 """
 
 import argparse
@@ -25,6 +27,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +49,13 @@ TARGETS: dict[str, dict[str, Any]] = {
 # A smooth function needs one gated convolution (Theorem F.1), a piecewise one several (Theorem F.2).
 LAYERS = {"smooth": 1, "piecewise smooth": 3, "piecewise smooth by similarity": 3}
 NUM_IMPORTANT = 2
+EASIEST: dict[str, Any] = {"octaves": 1, "noise": 0.0, "layers": 2, "steps": 2000}
+CAUSES: dict[str, dict[str, Any]] = {
+    "frequencies up to U/2, unit scale": {},
+    "frequencies up to U/8": {"frequency_scale": 1.0},
+    "no unit scale": {"unit_scale": False},
+    "neither": {"frequency_scale": 1.0, "unit_scale": False},
+}
 
 
 def architecture(depth: int, width: int, window: int, clip: float | None, inclusive: bool) -> dict[str, Any]:
@@ -169,7 +179,7 @@ def run(args: argparse.Namespace, target: str, count: int, seed: int) -> dict[st
         for name, (inputs, labels) in splits.items()
     }
     set_seed(seed)
-    model = build_model(args, LAYERS[target], splits["train"][0][:256])
+    model = build_model(args, args.layers or LAYERS[target], splits["train"][0][:256])
     interval = max(1, args.steps // 10)
     with tempfile.TemporaryDirectory() as folder:
         training = quiet_training(
@@ -228,6 +238,17 @@ def rates(args: argparse.Namespace, errors: dict[int, list[float]]) -> dict[str,
     return {"slope": float(line.slope), "standard error": float(line.stderr), **exponents}
 
 
+def measure_causes(args: argparse.Namespace, finished: FinishedRuns) -> None:
+    """Train on the easiest target with and without the two changes, and print the errors."""
+    table = []
+    for name, changes in CAUSES.items():
+        steps = {"steps": args.steps} if args.tiny else {}
+        variant = argparse.Namespace(**{**vars(args), **EASIEST, **changes, **steps})
+        found = finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
+        table.append([name, f"{found['error']:.4f}", f"{found['constant']:.4f}"])
+    print_table(["initialisation", "test error", "constant"], table)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = experiment_parser(__doc__.splitlines()[0])
     add = parser.add_argument
@@ -240,6 +261,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--decay", type=float, default=1.0, help="a_1 (default: %(default)s)")
     add("--octaves", type=int, default=6, help="cosines of each number (default: %(default)s)")
     add("--noise", type=float, default=0.5, help="standard deviation of the noise (default: %(default)s)")
+    add("--layers", type=int, help="M (default: 1 for smooth, 3 for piecewise smooth targets)")
+    add("--causes", action="store_true", help="what frequencies and scales are worth, instead of error against n")
     add("--hidden-size", type=int, default=32, help="D (default: %(default)s)")
     add("--depth", type=int, default=3, help="L, linear maps of a ReLU network (default: %(default)s)")
     add("--width", type=int, default=64, help="W (default: %(default)s)")
@@ -260,19 +283,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train on each kind of function with each number of rows and seed, and print the table."""
     args = parse(sys.argv[1:] if argv is None else argv)
-    plans = ("output", "targets", "rows", "seeds", "tiny")
+    plans = ("output", "targets", "rows", "seeds", "causes", "tiny")
     finished = FinishedRuns(args.output, {name: value for name, value in vars(args).items() if name not in plans})
+    if args.causes:
+        measure_causes(args, finished)
+        return
     for target in args.targets:
         table, errors = [], dict[int, list[float]]()
         for count in args.rows:
             runs = [
-                finished.get(f"{target}, n = {count}, seed {seed}", lambda n=count, s=seed: run(args, target, n, s))
+                finished.get(f"{target}, n = {count}, seed {seed}", partial(run, args, target, count, seed))
                 for seed in range(args.seeds)
             ]
             errors[count] = [one["error"] for one in runs]
             columns = ("error", "linear", "constant")
             table.append([count, *(mean_and_deviation([one[name] for one in runs], 4) for name in columns)])
-        print(f"\n{target}, {LAYERS[target]} layers, {runs[0]['parameters']:,} parameters")
+        print(f"\n{target}, {args.layers or LAYERS[target]} layers, {runs[0]['parameters']:,} parameters")
         print_table(["n", "test error", "linear regression", "constant"], table)
         fitted = rates(args, errors)
         print(", ".join(f"{name} {value:.3f}" for name, value in fitted.items()), flush=True)

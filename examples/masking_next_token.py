@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from _experiment import write_results
-from _masking import chosen_settings, masking_parser, probe_all, report, summary, trained
+from _masking import masking_parser, probe_all, report, summary, trained, with_assignments
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
@@ -76,11 +76,17 @@ def human_rows(source: str, copy: Path) -> str:
 
 def settings(args: argparse.Namespace, dataset: str) -> dict[str, dict[str, Any]]:
     """Settings of the training."""
-    model = {**FAMILIES[args.family], "task": "causal-lm"}
+    model = {**FAMILIES[args.family], "task": "causal-lm", "hidden_size": args.hidden_size, "rescale_init": True}
+    if args.tiny:
+        model |= {"num_hidden_layers": 1, **({} if args.family == "selective" else {"state_size": 4})}
+    training = {
+        "num_train_epochs": args.epochs,
+        "learning_rate": args.learning_rate,
+        "per_device_train_batch_size": 32,
+        "seed": args.seed,
+    }
     data = {"dataset": dataset, "label_column": None, "seed": args.seed}
-    if args.reverse_complement:
-        data["reverse_complement"] = True
-    return {**chosen_settings(args, model, batch_size=32), "data": data}
+    return with_assignments({"model": model, "data": data, "training": training}, args)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ when the command is started again.
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,10 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names_of_settings = ("tiny", "epochs", "num_train", "batch_size", "learning_rates")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names_of_settings})
     runs = {
-        task: [
-            finished.get(f"{task}, seed {seed}", lambda t=task, s=seed: run_task(t, s, args))
-            for seed in range(args.seeds)
-        ]
+        task: [finished.get(f"{task}, seed {seed}", partial(run_task, task, seed, args)) for seed in range(args.seeds)]
         for task in args.tasks
     }
     names = [*FAMILIES, "attention"]

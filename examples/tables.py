@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 from _tables import ROOT, TABLES, code, console, grid, load, names, percent, pm, span, table, trivial
 
-for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_zero_shot"):
+for module in ("_tables_of_kernels", "_tables_of_papers", "_tables_of_selection", "_tables_of_zero_shot"):
     importlib.import_module(module)  # Registers its tables.
 
 DOCUMENTS = (
