@@ -71,7 +71,7 @@ def test_runs_are_continued(
     for target in targets:
         assert printed.count(f"\n{target}, n = 64, seed 0: ") == 1
     assert "| 64 |" in printed and "mixed -0.667" in printed
-    monkeypatch.setattr(script, "run", None)
+    monkeypatch.setattr(script, "run", lambda *_: pytest.fail("a finished run is repeated"))
     script.main([*words, "--targets", *targets])
     with pytest.raises(SystemExit, match="holds runs with other settings"):
         script.main([*words, "--targets", "smooth", "--noise", "1"])
