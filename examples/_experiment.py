@@ -54,12 +54,17 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
 
 
+def environment() -> dict[str, Any]:
+    """Versions and the number of threads, which stand in every file of results."""
+    versions = {"hf_ssm": hf_ssm.__version__, **{name: version(name) for name in ("torch", "transformers")}}
+    return {"versions": versions, "threads": torch.get_num_threads()}
+
+
 def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
     """Write results, arguments and versions to the file of `--output`, if given."""
     if args.output is None:
         return
     arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
-    versions = {"hf_ssm": hf_ssm.__version__, **{name: version(name) for name in ("torch", "transformers")}}
-    content = {"arguments": arguments, "versions": versions, "threads": torch.get_num_threads(), **results}
+    content = {"arguments": arguments, **environment(), **results}
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -16,18 +16,18 @@ from _experiment import experiment_parser, print_table
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoTokenizer, EarlyStoppingCallback, PrinterCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
 
+from hf_ssm.data import with_random_reverse_complement
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 from hf_ssm.training.build import build_model
 from hf_ssm.training.inputs import RunData, build_collator, load_data
-from hf_ssm.training.settings import RunSettings, resolve
+from hf_ssm.training.settings import RunSettings, parse_assignments, resolve
 from hf_ssm.training.tasks import TASKS
 
 # Passes of a single sequence from which the time of the plain loop is extrapolated.
 _TIMED_PASSES = 20
-# Epochs without improvement on the validation split before training stops.
-_PATIENCE = 3
 _SHARES = 21
 STRATEGIES = ("exact", "screened", "one_shot")
 
@@ -44,8 +44,27 @@ def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=3,
+        help="epochs without improvement on the validation split before training stops (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="other settings of the training, as of `hf-ssm train`, such as model.hidden_dropout=0.2",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and selection")
     return parser
+
+
+def with_assignments(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The settings with those of `--set`."""
+    chosen = parse_assignments(args.set)
+    return {name: {**section, **chosen.get(name, {})} for name, section in sections.items()}
 
 
 def with_random_masks(
@@ -89,20 +108,32 @@ def with_random_masks(
 
 
 def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tuple[Any, Any, dict[str, float]]:
-    """Model, tokenizer and test metrics, loaded from the folder if its settings are the same, otherwise trained."""
+    """Model, tokenizer and test metrics, loaded from the folder if its settings are the same, otherwise trained.
+
+    Training that was interrupted continues from its last epoch.
+    """
     settings = resolve(sections)
     told = {"model": settings.model, "data": settings.data, "training": settings.training}
     told |= {"mask": args.mask, "mask_share": args.mask_share}
+    if args.patience != 3:
+        told["patience"] = args.patience
     folder = Path(args.folder) / "model"
     record = folder / "experiment.json"
+    content: dict[str, Any] = {"settings": json.loads(json.dumps(told))}
     if record.is_file():
-        content = json.loads(record.read_text(encoding="utf-8"))
-        if content["settings"] != json.loads(json.dumps(told)):
+        stored = json.loads(record.read_text(encoding="utf-8"))
+        if stored["settings"] != content["settings"]:
             raise SystemExit(f"{str(folder)!r} holds a model with other settings: use another --folder.")
-    else:
+        content = stored
+    if "test" not in content:
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"settings": told, "test": _train(settings, args, folder)}
-        record.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        begin, spent = time.process_time(), content.get("training_seconds", 0.0)
+        try:
+            metrics = _train(settings, args, folder)
+            content["test"] = {**metrics, "training_seconds": spent + time.process_time() - begin}
+        finally:
+            content["training_seconds"] = spent + time.process_time() - begin
+            record.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     model = TASKS[settings.task].auto_class.from_pretrained(folder).eval()
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
@@ -115,15 +146,15 @@ def _train(settings: RunSettings, args: argparse.Namespace, folder: Path) -> dic
     loaded = load_data(settings)
     trainer = _trainer(settings, loaded, args, folder)
     trainer.remove_callback(PrinterCallback)
-    begin = time.process_time()
-    trainer.train()
+    checkpoints = folder / "checkpoints"
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
     trainer.remove_callback(EarlyStoppingCallback)  # it requires metrics of the validation split
     found = trainer.evaluate(loaded.splits["test"], metric_key_prefix="test")
     trainer.save_model(str(folder))
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with local paths
     metrics = {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     metrics = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second"))}
-    return {**metrics, "epochs": trainer.state.epoch or 0.0, "training_seconds": time.process_time() - begin}
+    return {**metrics, "epochs": trainer.state.epoch or 0.0}
 
 
 def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, folder: Path) -> SSMTrainer:
@@ -131,6 +162,10 @@ def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, f
     assert tokenizer is not None
     model = build_model(settings, loaded)
     rows = loaded.splits["train"]
+    if settings.data["reverse_complement"]:
+        if args.mask_share:
+            raise SystemExit("data.reverse_complement and --mask-share both change rows when they are read: take one.")
+        rows = with_random_reverse_complement(rows, tokenizer)
     if args.mask_share:
         mask_id = MaskingProbe(model, tokenizer, args.mask).mask.token_id
         if mask_id is None:
@@ -155,7 +190,7 @@ def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, f
         processing_class=tokenizer,
         compute_metrics=task.compute_metrics,
         preprocess_logits_for_metrics=task.preprocess,
-        callbacks=[EarlyStoppingCallback(_PATIENCE)],
+        callbacks=[EarlyStoppingCallback(args.patience)],
     )
 
 

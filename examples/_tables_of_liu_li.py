@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from _tables import ROOT, grid, load, names, pm, table, trivial
+from _tables import NOT_RUN, ROOT, grid, load, names, pm, table, trivial
 
-NOT_RUN = "This experiment has not been run yet: there is no result, and no claim.\n"
 KERNELS = {"s4d": "S4D-LegS", "s4": "S4-LegS"}
 
 
@@ -17,7 +16,7 @@ def trend(task: str) -> str:
         if f"regulariser_trend_{task}_{kernel}" in names("regulariser_trend_*")
     }
     if not found:
-        return NOT_RUN
+        return f"{NOT_RUN}\n"
     rows: dict[str, list[str]] = {}
     for place, result in enumerate(found.values()):
         by_row: dict[str, list[dict[str, Any]]] = {}
@@ -52,7 +51,7 @@ def regulariser_trend_listops() -> str:
 @table
 def start_scales() -> str:
     if not Path(ROOT, "examples/results/gaussian_process_start.json").exists():
-        return NOT_RUN
+        return f"{NOT_RUN}\n"
     found, paper = load("gaussian_process_start")["start_scales"], load("gaussian_process")["paper"]["table_1"]
     theirs = paper["w/o (7, 8)"]
     rows = []

@@ -1,30 +1,63 @@
-"""The networks of Nishikawa & Suzuki, Section 3, as they are defined there, trained on functions of their classes.
+"""The networks of Nishikawa & Suzuki, Section 3, on functions of their classes: error against the number of rows.
 
 The network is clip_R ∘ f_M ∘ g_M ∘ ... ∘ f_1 ∘ g_1 ∘ Emb with g(X) = (W_Q X) ⊙ (H ∗ (W_V X)), filters H of two
 frequencies in a window of U lags, ReLU networks f of depth L and width W, and an affine embedding: without norms,
 residual sums, short convolutions and biases of W_Q and W_V. It is a configuration of the Hyena family (`architecture`
 below). The output F_0 is that of the last token; the linear map of the head belongs to f_M.
 
-The targets are smooth (fixed important positions) and piecewise smooth functions (the input determines them), see
-`hf_ssm.data`'s generator smooth-function, with standard deviation 1. The paper has no experiments on them. Its Theorems
-4.2 and 4.4 bound the error by a power of the number n of training sequences; the script measures R² on a test split
-against n. The layers are rescaled to τ = 1 before training (Liu & Li 2024), as the products of random layers would
-otherwise vanish.
+Two things are needed for it to learn, which the theorems, about exact minimisers, do not name. Frequencies between 0
+and U/2 periods per window: filters of the family's default range, up to U/8, do not tell neighbouring positions apart.
+And an initialisation that keeps the scale of the activations (`unit_scale_`): products of small random activations
+vanish, and nothing else in the network restores their scale. `--frequency-scale 1` and `--no-unit-scale` undo them;
+`--causes` measures what each is worth, with two layers, on the easiest target (smooth, one cosine, no noise).
 
-    python examples/gated_convolution.py
+The targets (generator smooth-function) are smooth (fixed important positions), piecewise smooth (the input determines
+them), and piecewise smooth by similarity to the last token. Number i has the smoothness a_i = decay + smoothness (i -
+1), so that the exponent of Theorems 4.2, 4.4 and B.1 is known. Training and validation labels carry Gaussian noise, as
+in the theorems; the error is that to the function itself, on test rows. The weights are those of the evaluation with
+the least error on the (noisy) validation rows. The error of the constant 0 is 1, the variance of the target. Finished
+runs are kept in `--output`, and skipped when the command is started again.
+
+    python examples/gated_convolution.py --output examples/results/gated_convolution.json
+    python examples/gated_convolution.py --causes --output examples/results/gated_convolution_causes.json
 """
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from _experiment import experiment_parser, print_table, quiet_training, write_results
+import torch
+from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training
+from _resume import FinishedRuns
+from scipy import stats
+from torch import Tensor, nn
 from transformers import EvalPrediction, PrinterCallback, set_seed
 
 from hf_ssm import HyenaConfig, HyenaForSignalRegression, SSMTrainer
 from hf_ssm.data import load_sequences
+from hf_ssm.theory.importance import estimation_exponent, smoothness_index
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "smooth": {"piecewise": False},
+    "piecewise smooth": {"piecewise": True},
+    "piecewise smooth by similarity": {"piecewise": True, "importance": "similarity"},
+}
+# A smooth function needs one gated convolution (Theorem F.1), a piecewise one several (Theorem F.2).
+LAYERS = {"smooth": 1, "piecewise smooth": 3, "piecewise smooth by similarity": 3}
+NUM_IMPORTANT = 2
+# Standard deviation of the outputs before training.
+_FIRST_OUTPUT = 0.1
+EASIEST: dict[str, Any] = {"octaves": 1, "noise": 0.0, "layers": 2, "steps": 2000}
+CAUSES: dict[str, dict[str, Any]] = {
+    "frequencies up to U/2, unit scale": {},
+    "frequencies up to U/8": {"frequency_scale": 1.0},
+    "no unit scale": {"unit_scale": False},
+    "neither": {"frequency_scale": 1.0, "unit_scale": False},
+}
 
 
 def architecture(depth: int, width: int, window: int, clip: float | None, inclusive: bool) -> dict[str, Any]:
@@ -54,92 +87,227 @@ def architecture(depth: int, width: int, window: int, clip: float | None, inclus
     }
 
 
-def build_model(args: argparse.Namespace) -> HyenaForSignalRegression:
-    """A fresh network for numbers with two channels, with one output at the last token."""
+def build_model(args: argparse.Namespace, layers: int, inputs: Tensor) -> HyenaForSignalRegression:
+    """A fresh network for numbers with two channels, with one output at the last token.
+
+    Args:
+        args: Sizes.
+        layers: M.
+        inputs: `(B, L, 2)`, for `unit_scale_`.
+    """
     config = HyenaConfig(
         **architecture(args.depth, args.width, args.window, args.clip, args.inclusive),
         hidden_size=args.hidden_size,
-        num_hidden_layers=args.layers,
+        num_hidden_layers=layers,
         num_input_channels=2,
         num_labels=1,
         pooling="last",
+        frequency_scale=args.frequency_scale,
         # Of the order of 1/√D, so that a layer keeps the scale of its inputs.
         initializer_range=args.hidden_size**-0.5,
-        rescale_init=True,
     )
-    return HyenaForSignalRegression(config)
+    model = HyenaForSignalRegression(config)
+    if args.unit_scale:
+        unit_scale_(model, inputs)
+    return model
 
 
-def r_squared(prediction: EvalPrediction) -> dict[str, float]:
-    """R² of one number per row."""
-    labels = prediction.label_ids.reshape(-1)
-    return {"r2": float(1 - ((prediction.predictions.reshape(-1) - labels) ** 2).mean() / labels.var())}
+@torch.no_grad()
+def unit_scale_(model: HyenaForSignalRegression, inputs: Tensor) -> None:
+    """Scale each linear map so that its outputs have standard deviation 1, and mean 0 if it has a bias.
+
+    The embedding gets a random bias, so that the gates W_Q X, which have no bias, can be constant. Each map is scaled
+    before the next one computes, by the idea of Mishkin & Matas 2016 (LSUV). The head is then scaled to a tenth, so
+    that the error starts near that of a constant.
+
+    Args:
+        model: The network.
+        inputs: `(B, L, 2)`.
+    """
+    embedding = model.model.input_projection
+    embedding.bias.normal_()
+
+    def scale(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        over_positions = tuple(range(output.dim() - 1))
+        linear.weight.div_(output.std(over_positions).mean())
+        output = nn.functional.linear(arguments[0], linear.weight, linear.bias)
+        if linear.bias is None or linear is embedding:
+            return output
+        mean = output.mean(over_positions)
+        linear.bias.sub_(mean)
+        return output - mean
+
+    hooks = [module.register_forward_hook(scale) for module in model.modules() if isinstance(module, nn.Linear)]
+    model(input_values=inputs)
+    for hook in hooks:
+        hook.remove()
+    for parameter in model.classifier.parameters():
+        parameter.mul_(_FIRST_OUTPUT)
 
 
-def run(args: argparse.Namespace, piecewise: bool, rows: int) -> float:
-    """R² on the test split after training on the given number of rows."""
+def rows_of(args: argparse.Namespace, target: str, count: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Inputs `(n, L, 2)` and labels `(n,)` of each split; those of training and validation carry noise."""
     data = load_sequences(
         "smooth-function",
-        seed=args.seed,
-        num_train=rows,
-        num_validation=1,
+        seed=seed,
+        num_train=count,
+        num_validation=max(2, count // 4),
         num_test=args.test_rows,
         length=args.length,
-        num_important=2,
-        piecewise=piecewise,
-    )
-    columns = {"sequence": "input_values", "label": "labels"}
-    data = data.rename_columns(columns).remove_columns("important_positions").with_format("torch")
-    set_seed(args.seed)
+        num_important=NUM_IMPORTANT,
+        smoothness=args.smoothness,
+        octaves=args.octaves,
+        decay=args.decay,
+        **TARGETS[target],
+    ).with_format("torch")
+    generator = torch.Generator().manual_seed(seed)
+    splits = {}
+    for name, split in data.items():
+        labels = split["label"][:]
+        noise = args.noise * torch.randn(labels.shape, generator=generator)
+        splits[name] = split["sequence"][:], labels if name == "test" else labels + noise
+    return splits
+
+
+def squared_error(prediction: EvalPrediction) -> dict[str, float]:
+    """Mean squared error of one number per row."""
+    labels = prediction.label_ids.reshape(-1)
+    return {"mse": float(((prediction.predictions.reshape(-1) - labels) ** 2).mean())}
+
+
+def run(args: argparse.Namespace, target: str, count: int, seed: int) -> dict[str, float]:
+    """Test errors of the network and of linear regression on all numbers, after training on `count` rows."""
+    splits = rows_of(args, target, count, seed)
+    # Lists of tensors: a step takes a fraction of that with rows read from Arrow tables.
+    datasets: dict[str, Any] = {
+        name: [{"input_values": row, "labels": label} for row, label in zip(inputs, labels, strict=True)]
+        for name, (inputs, labels) in splits.items()
+    }
+    set_seed(seed)
+    model = build_model(args, args.layers or LAYERS[target], splits["train"][0][:256])
+    interval = max(1, args.steps // 20)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"max_steps": args.steps, "learning_rate": args.learning_rate, "warmup_steps": 0.1, "seed": args.seed}
-        batch = {"per_device_train_batch_size": 64, "per_device_eval_batch_size": 500}
+        training = quiet_training(
+            folder,
+            max_steps=args.steps,
+            learning_rate=args.learning_rate,
+            warmup_steps=0.1,
+            seed=seed,
+            per_device_train_batch_size=64,
+            per_device_eval_batch_size=500,
+            eval_strategy="steps",
+            eval_steps=interval,
+            save_strategy="steps",
+            save_steps=interval,
+            save_only_model=True,
+            load_best_model_at_end=True,
+            metric_for_best_model="mse",
+            greater_is_better=False,
+        )
         trainer = SSMTrainer(
-            build_model(args),
-            quiet_training(folder, **options, **batch),
-            train_dataset=data["train"],
-            eval_dataset=data["test"],
-            compute_metrics=r_squared,
+            model,
+            training,
+            train_dataset=datasets["train"],
+            eval_dataset=datasets["validation"],
+            compute_metrics=squared_error,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        return float(trainer.evaluate()["eval_r2"])
+        error = trainer.evaluate(datasets["test"])["eval_mse"]
+    return {
+        "error": float(error),
+        "linear": linear_error(splits["train"], splits["test"]),
+        "constant": (splits["test"][1] - splits["train"][1].mean()).square().mean().item(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def linear_error(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+    """Test error of least squares on all numbers of a row and a constant."""
+
+    def features(inputs: Tensor) -> Tensor:
+        return nn.functional.pad(inputs.double().flatten(1), (0, 1), value=1.0)
+
+    solution = torch.linalg.lstsq(features(train[0]), train[1].double()[:, None]).solution
+    return (features(test[0]) @ solution - test[1].double()[:, None]).square().mean().item()
+
+
+def rates(args: argparse.Namespace, errors: dict[int, list[float]]) -> dict[str, float]:
+    """Slope of log error against log n with its standard error, and the theorems' exponents, with their sign."""
+    smoothness = [args.decay + args.smoothness * number for number in range(NUM_IMPORTANT)]
+    exponents = {kind: -estimation_exponent(smoothness_index(smoothness, kind)) for kind in ("mixed", "anisotropic")}
+    points = [(math.log(count), math.log(error)) for count, values in errors.items() for error in values]
+    if len(errors) < 2:
+        return exponents
+    line = stats.linregress(*zip(*points, strict=True))
+    return {"slope": float(line.slope), "standard error": float(line.stderr), **exponents}
+
+
+def measure_causes(args: argparse.Namespace, finished: FinishedRuns) -> None:
+    """Train on the easiest target with and without the two changes, and print the errors."""
+    table = []
+    for name, changes in CAUSES.items():
+        steps = {"steps": args.steps} if args.tiny else {}
+        variant = argparse.Namespace(**{**vars(args), **EASIEST, **changes, **steps})
+        found = finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
+        table.append([name, f"{found['error']:.4f}", f"{found['constant']:.4f}"])
+    print_table(["initialisation", "test error", "constant"], table)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = experiment_parser(__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--rows", type=int, nargs="+", default=[250, 1000, 4000], help="numbers n of training rows")
-    add("--test-rows", type=int, default=1000)
+    add("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    add("--rows", type=int, nargs="+", default=[2000, 4000, 8000, 16000, 32000], help="numbers n of training rows")
+    add("--seeds", type=int, default=3)
+    add("--test-rows", type=int, default=4000)
     add("--length", type=int, default=16, help="positions of a row (default: %(default)s)")
-    add("--layers", type=int, default=2, help="M (default: %(default)s)")
+    add("--smoothness", type=float, default=1.0, help="a_2 - a_1 (default: %(default)s)")
+    add("--decay", type=float, default=1.0, help="a_1 (default: %(default)s)")
+    add("--octaves", type=int, default=6, help="cosines of each number (default: %(default)s)")
+    add("--noise", type=float, default=0.5, help="standard deviation of the noise (default: %(default)s)")
+    add("--layers", type=int, help="M (default: 1 for smooth, 3 for piecewise smooth targets)")
+    add("--causes", action="store_true", help="what frequencies and scales are worth, instead of error against n")
     add("--hidden-size", type=int, default=32, help="D (default: %(default)s)")
     add("--depth", type=int, default=3, help="L, linear maps of a ReLU network (default: %(default)s)")
     add("--width", type=int, default=64, help="W (default: %(default)s)")
     add("--window", type=int, default=16, help="U (default: %(default)s)")
     add("--inclusive", action="store_true", help="lags 0 to U instead of 0 to U - 1")
-    add("--clip", type=float, default=3.0, help="R (default: %(default)s)")
-    add("--steps", type=int, default=2000)
-    add("--learning-rate", type=float, default=5e-3)
-    add("--seed", type=int, default=0)
+    add("--clip", type=float, default=4.0, help="R (default: %(default)s)")
+    add("--frequency-scale", type=float, default=4.0, help="4: from 0 to U/2 periods per window (default: %(default)s)")
+    add("--unit-scale", action=argparse.BooleanOptionalAction, default=True, help="initialise by `unit_scale_`")
+    add("--steps", type=int, default=3000)
+    add("--learning-rate", type=float, default=2e-3)
     args = parser.parse_args(argv)
     if args.tiny:
-        args.rows, args.test_rows, args.length, args.layers = [32], 16, 8, 1
+        args.rows, args.test_rows, args.length, args.seeds = [32, 64], 16, 8, 1
         args.hidden_size, args.width, args.steps = 4, 4, 2
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train on both kinds of functions with each number of rows, and print the table."""
+    """Train on each kind of function with each number of rows and seed, and print the table."""
     args = parse(sys.argv[1:] if argv is None else argv)
-    results: dict[str, dict[str, float]] = {}
-    for name, piecewise in (("smooth", False), ("piecewise smooth", True)):
-        results[name] = {str(rows): run(args, piecewise, rows) for rows in args.rows}
-    parameters = sum(parameter.numel() for parameter in build_model(args).parameters())
-    print(f"R² on {args.test_rows} test rows, {parameters:,} parameters:")
-    header = ["function", *(f"n = {rows}" for rows in args.rows)]
-    print_table(header, [[name, *(f"{value:.3f}" for value in found.values())] for name, found in results.items()])
-    write_results(args, {"parameters": parameters, "r2": results})
+    plans = ("output", "targets", "rows", "seeds", "causes", "tiny")
+    finished = FinishedRuns(args.output, {name: value for name, value in vars(args).items() if name not in plans})
+    if args.causes:
+        measure_causes(args, finished)
+        return
+    for target in args.targets:
+        table, errors = [], dict[int, list[float]]()
+        for count in args.rows:
+            runs = [
+                finished.get(f"{target}, n = {count}, seed {seed}", partial(run, args, target, count, seed))
+                for seed in range(args.seeds)
+            ]
+            errors[count] = [one["error"] for one in runs]
+            columns = ("error", "linear", "constant")
+            table.append([count, *(mean_and_deviation([one[name] for one in runs], 4) for name in columns)])
+        print(f"\n{target}, {args.layers or LAYERS[target]} layers, {runs[0]['parameters']:,} parameters")
+        print_table(["n", "test error", "linear regression", "constant"], table)
+        fitted = rates(args, errors)
+        print(", ".join(f"{name} {value:.3f}" for name, value in fitted.items()), flush=True)
+        finished.write(rates={**finished.content.get("rates", {}), target: fitted})
 
 
 if __name__ == "__main__":

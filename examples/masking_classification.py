@@ -6,13 +6,14 @@ greedily: the token whose masking leaves the highest probability is masked, repe
 against the number of masked tokens, and that of *other* sequences masked at the same positions. The chosen sequence
 keeps its probability with most tokens masked, others lose theirs earlier.
 
-All sequences here are of class 1 (enhancers, or rows with the motif), the chosen ones and the others, and the others
-are among the chosen ones: the curves are probabilities of class 1, and a model that answers "class 1" for a wholly
-masked sequence keeps both high. The paper does not say of which classes its sequences are.
+All sequences here are of class 1 (enhancers, worms, or rows with the motif), the chosen ones and the others, and the
+others are among the chosen ones: the curves are probabilities of class 1, and a model that answers "class 1" for a
+wholly masked sequence keeps both high. The paper does not say of which classes its sequences are.
 
 Differences: the paper fine-tunes HyenaDNA, pretrained on the human genome, for 100 epochs; here a small model is
 trained from scratch, with early stopping, on a part of the data. The paper does not mention masks in training;
-`--mask-share` adds them. `exact` is run on a few sequences, `screened` and `one_shot` on all.
+`--mask-share` adds them. `human_or_worm` is a second classification of real DNA. `exact` is run on a few sequences,
+`screened` and `one_shot` on all. A call continues what an interrupted one has begun, the training from its last epoch.
 
 The important positions of planted motifs are known if the model needs the whole motif and nothing else: with
 `--mask-share` it is trained to classify rows with a partially masked motif as decoys. Precision is the share of the
@@ -33,7 +34,7 @@ from typing import Any
 
 import torch
 from _experiment import write_results
-from _masking import masking_parser, probe_all, report, summary, trained
+from _masking import masking_parser, probe_all, report, summary, trained, with_assignments
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
@@ -52,7 +53,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "s4": {"family": "s4", "state_size": 32, "num_hidden_layers": 3, "bidirectional": True},
     "selective": {"family": "selective", "num_hidden_layers": 2, "bidirectional": True},
 }
-# The probed class: enhancers, or rows with the motif.
+PATHS = {
+    "human_enhancers_cohn": "data/human_enhancers_cohn_official_test.csv.gz",
+    "human_or_worm": "data/human_or_worm_mini.csv.gz",
+}
+# The probed class: enhancers, worms, or rows with the motif.
 LABEL = 1
 
 
@@ -73,7 +78,7 @@ def settings(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "per_device_train_batch_size": 64,
         "seed": args.seed,
     }
-    return {"model": model, "data": {**data, "seed": args.seed}, "training": training}
+    return with_assignments({"model": model, "data": {**data, "seed": args.seed}, "training": training}, args)
 
 
 @torch.no_grad()
@@ -140,8 +145,8 @@ def draw(
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments, with defaults that depend on the data."""
     parser = masking_parser(__doc__.splitlines()[0], "")
-    parser.add_argument("--data", choices=("planted-motifs", "human_enhancers_cohn"), default="planted-motifs")
-    parser.add_argument("--path", default="data/human_enhancers_cohn_official_test.csv.gz")
+    parser.add_argument("--data", choices=("planted-motifs", *PATHS), default="planted-motifs")
+    parser.add_argument("--path", help="table of the sequences (default: of `get_data.py`, in data/)")
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument(
         "--mask-share",
@@ -154,6 +159,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=100, help="of planted-motifs (default: %(default)s)")
     parser.add_argument("--train-rows", type=int, default=6000, help="of planted-motifs (default: %(default)s)")
     args = parser.parse_args(argv)
+    args.path = args.path or PATHS.get(args.data)
     args.folder = args.folder or f"runs/masking_{args.data}_{args.family}"
     if args.tiny:
         args.hidden_size, args.epochs, args.sequences, args.exact = 8, 1, 3, 2

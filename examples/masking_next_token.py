@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from _experiment import write_results
-from _masking import masking_parser, probe_all, report, summary, trained
+from _masking import masking_parser, probe_all, report, summary, trained, with_assignments
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
@@ -85,7 +85,8 @@ def settings(args: argparse.Namespace, dataset: str) -> dict[str, dict[str, Any]
         "per_device_train_batch_size": 32,
         "seed": args.seed,
     }
-    return {"model": model, "data": {"dataset": dataset, "label_column": None, "seed": args.seed}, "training": training}
+    data = {"dataset": dataset, "label_column": None, "seed": args.seed}
+    return with_assignments({"model": model, "data": data, "training": training}, args)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Recall, induction, selective copying and smooth functions: the three families and attention of equal size.
+"""Recall, neighbours, induction, selective copying and smooth functions: three families and attention of equal size.
 
 Nishikawa & Suzuki 2025 prove that gated convolutions estimate functions with dynamic smoothness as well as
 Transformers, with these tasks as instances (Section 2 and Appendix B), without experiments. Every model is causal, has
@@ -7,7 +7,8 @@ transformers' Llama (two layers of hidden size 64, rotary positions); the width 
 parameters of the largest of the other models. Training: AdamW, a cosine schedule with warmup, 1,250 steps of 64 rows;
 of several `--learning-rates` the best on the validation split is used. The test split is evaluated once per model. A
 larger budget changes the results: `--num-train 100000 --epochs 10 --seeds 3 --learning-rates 1e-3 3e-3`, for a GPU.
-Scores are accuracies, and R² for the functions.
+Scores are accuracies, and R² for the functions and the neighbours. Finished tasks are kept in `--output`, and skipped
+when the command is started again.
 
     python examples/synthetic_tasks.py --output examples/results/synthetic_tasks.json
 """
@@ -15,10 +16,12 @@ Scores are accuracies, and R² for the functions.
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _experiment import experiment_parser, mean_and_deviation, print_table
+from _resume import FinishedRuns
 from datasets import Dataset, DatasetDict
 from torch import Tensor, nn
 from transformers import (
@@ -42,6 +45,12 @@ TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "selective copying": ("selective-copying", {"length": 32, "num_tokens": 4}, "tokens"),
     "smooth function": ("smooth-function", {"length": 16, "num_important": 3, "piecewise": False}, "number"),
     "piecewise smooth function": ("smooth-function", {"length": 16, "num_important": 3}, "number"),
+    "smooth function by similarity": (
+        "smooth-function",
+        {"length": 16, "num_important": 3, "importance": "similarity"},
+        "number",
+    ),
+    "in-context neighbours": ("in-context-neighbours", {"num_pairs": 16, "num_neighbours": 3}, "number"),
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hyena": (
@@ -203,7 +212,6 @@ def run_task(task: str, seed: int, args: argparse.Namespace) -> dict[str, dict[s
             "parameters": count(build()),
             "learning_rate": rate,
         }
-        print(f"{task}, seed {seed}: {name} {results[name]}", flush=True)
     return results
 
 
@@ -220,7 +228,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.tiny:
         args.seeds, args.learning_rates = 1, [1e-3]
 
-    runs = {task: [run_task(task, seed, args) for seed in range(args.seeds)] for task in args.tasks}
+    names_of_settings = ("tiny", "epochs", "num_train", "batch_size", "learning_rates")
+    finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names_of_settings})
+    runs = {
+        task: [finished.get(f"{task}, seed {seed}", partial(run_task, task, seed, args)) for seed in range(args.seeds)]
+        for task in args.tasks
+    }
     names = [*FAMILIES, "attention"]
     print(f"\nTest accuracy (of the functions: R²), {args.seeds} seeds; parameters in thousands in brackets")
     rows = []
@@ -231,7 +244,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         rows.append([task, *cells])
     print_table(["task", *names], rows)
-    write_results(args, {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,13 @@ from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.preparation import prepare
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, Windows, check_fractions, cut, cut_windows, sequence_keys
-from hf_ssm.data.synthetic import associative_recall, induction_heads, selective_copying, smooth_function
+from hf_ssm.data.synthetic import (
+    associative_recall,
+    in_context_neighbours,
+    induction_heads,
+    selective_copying,
+    smooth_function,
+)
 from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
 from hf_ssm.data.windows import FastaWindows
 
@@ -32,6 +38,7 @@ GENERATORS: dict[str, Callable[..., DatasetDict]] = {
     "planted-motifs": planted_motifs,
     "majority": sparse_majority,
     "associative-recall": associative_recall,
+    "in-context-neighbours": in_context_neighbours,
     "induction-heads": induction_heads,
     "selective-copying": selective_copying,
     "smooth-function": smooth_function,

@@ -1,11 +1,11 @@
-"""Tasks with known important positions: recall, induction, selective copying, (piecewise) smooth functions.
+"""Tasks with known important positions: recall, neighbours, induction, selective copying, (piecewise) smooth functions.
 
 Nishikawa & Suzuki 2025 show that gated convolutions match attention on these tasks. The important positions are fixed
 (`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
-`piecewise`), or determined by the last token (`associative_recall`); the column `important_positions` has them. The
-rows of a split do not depend on the sizes of the other splits. All generators take the rows per split (`num_train`,
-`num_validation`, `num_test`; 0 omits a split) and a random `seed`, and raise a `ValueError` for an argument out of
-range.
+`piecewise`), or determined by the last token (`associative_recall`, `in_context_neighbours`, `smooth_function` with
+`importance="similarity"`); the column `important_positions` has them. The rows of a split do not depend on the sizes of
+the other splits. All generators take the rows per split (`num_train`, `num_validation`, `num_test`; 0 omits a split)
+and a random `seed`, and raise a `ValueError` for an argument out of range.
 """
 
 from collections.abc import Callable, Mapping
@@ -154,40 +154,64 @@ def smooth_function(
     num_important: int = 4,
     smoothness: float = 0.5,
     piecewise: bool = True,
+    importance: str = "number",
+    octaves: int = 1,
+    decay: float = 1.0,
     seed: int = 0,
 ) -> DatasetDict:
     """A smooth function of a few important numbers among many.
 
     Position j holds (x_j, m_j), uniform in [0, 1]. With z_i = 2π x_{π(i)}, the target is Σ_i w_i √2 cos z_i + 2 w₁w₂
     sin z₁ sin z₂, where w_i = 2^{-smoothness · (i-1)}, divided by its standard deviation: the function is
-    smoother in later numbers. With `piecewise`, π sorts the positions by the importance m, which is part of the input:
-    a piecewise γ-smooth function. Otherwise π is fixed (drawn once per seed): a γ-smooth function.
+    smoother in later numbers. With `piecewise`, π sorts the positions by an importance that the input determines: a
+    piecewise γ-smooth function. Otherwise π is fixed (drawn once per seed): a γ-smooth function.
+
+    With S `octaves`, w_i cos z_i becomes Σ_{s<S} w_i 2^{-a_i s} cos(2^s z_i) with a_i = decay + smoothness · (i-1).
+    Up to frequencies of 2^S, number i then has the smoothness a_i of Definition 2.2, so that a† of
+    `hf_ssm.theory.importance.smoothness_index` is known. (With finitely many octaves the function is smooth beyond.)
 
     Args:
         length: Positions.
         num_important: Numbers that the target depends on, 2 to `length`.
         smoothness: Exponent in w_i; 0 gives all numbers equal weight.
         piecewise: Whether the input determines the important positions.
+        importance: With `piecewise`: "number": the importance of a position is its m. "similarity": m is the angle of
+            a key in turns, v = (cos 2πm, sin 2πm), and the importance is the similarity -‖v_L - v_j‖ to the key of the
+            last position L (or v_Lᵀ v_j, which has the same order). The last position is then the most important.
+        octaves: Cosines of each number, at 1, 2, 4, ... periods.
+        decay: Smoothness a₁ of the most important number; it has an effect with two octaves or more.
 
     Returns:
         `sequence` (a list of `length` pairs of float), `label` (float, mean 0 and variance 1 over all inputs),
         `important_positions` (0-based, most important first).
 
-    Source: Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4.
+    Source: Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4; "similarity": Appendix B, case (ii).
     """
     check_integer("num_important", num_important, 2, length)
-    if not (np.isfinite(smoothness) and smoothness >= 0):
-        raise ValueError(f"smoothness={smoothness!r}: give a finite, non-negative number.")
+    check_integer("octaves", octaves, 1, 16)
+    for name, value in (("smoothness", smoothness), ("decay", decay)):
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value!r}: give a finite, non-negative number.")
+    if importance not in ("number", "similarity"):
+        raise ValueError(f"importance={importance!r}: give 'number' or 'similarity'.")
+    if importance == "similarity" and not piecewise:
+        raise ValueError("importance='similarity' needs piecewise=True: without it, the important positions are fixed.")
     fixed = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]).permutation(length)[:num_important]
     weights = 2.0 ** (-smoothness * np.arange(num_important))
+    powers = np.arange(octaves)
+    amplitudes = weights[:, None] * 2.0 ** -np.outer(decay + smoothness * np.arange(num_important), powers)
     product = weights[0] * weights[1]
-    scale = float(np.sqrt((weights**2).sum() + product**2))
+    scale = float(np.sqrt((amplitudes**2).sum() + product**2))
 
     def row(rng: np.random.Generator) -> Row:
         numbers = rng.random((length, 2))
-        places = np.argsort(-numbers[:, 1])[:num_important] if piecewise else fixed
+        if importance == "similarity":
+            places = _nearest(numbers[:, 1], numbers[-1, 1])[:num_important]
+        else:
+            places = np.argsort(-numbers[:, 1])[:num_important] if piecewise else fixed
         phase = 2 * np.pi * numbers[places, 0]
-        value = np.sqrt(2) * weights @ np.cos(phase) + 2 * product * np.sin(phase[0]) * np.sin(phase[1])
+        value = np.sqrt(2) * (amplitudes * np.cos(np.outer(phase, 2**powers))).sum()
+        value += 2 * product * np.sin(phase[0]) * np.sin(phase[1])
         return {
             "sequence": numbers.tolist(),
             "label": float(value / scale),
@@ -197,6 +221,56 @@ def smooth_function(
     features = {"sequence": List(List(Value("float32"), length=2)), "label": Value("float32")}
     name = "piecewise smooth function" if piecewise else "smooth function"
     return _generate(row, (num_train, num_validation, num_test), seed, features, name)
+
+
+def in_context_neighbours(
+    num_train: int = 4000,
+    num_validation: int = 500,
+    num_test: int = 1000,
+    num_pairs: int = 16,
+    num_neighbours: int = 3,
+    seed: int = 0,
+) -> DatasetDict:
+    """Pairs of a key and a number, then a query: the label is the mean number of the keys nearest to the query.
+
+    This is k-nearest-neighbours regression of the pairs in the context. Keys and query are angles in turns, uniform in
+    [0, 1), and near on the circle; the numbers are independent standard normal ones, so that nothing but the nearest
+    pairs informs on the label. The paper names the task without defining it; the definition is ours. It is a piecewise
+    γ-smooth function, whose importance is that of `smooth_function` with "similarity" without the last position.
+
+    The mean of all numbers has the expected R² `num_neighbours / num_pairs`, a constant 0, the nearest neighbours 1.
+
+    Args:
+        num_pairs: Pairs n of a row, which has n + 1 positions.
+        num_neighbours: k, 1 to `num_pairs`.
+
+    Returns:
+        `sequence` (a list of pairs (key, number) of float; the number of the query is 0), `label` (float, mean 0 and
+        variance 1/k over all inputs), `important_positions` (of the k nearest, 0-based, nearest first).
+
+    Source: Nishikawa & Suzuki 2025, Appendix B ("in-context learning with k-nearest neighbors algorithm").
+    """
+    check_integer("num_pairs", num_pairs, 1)
+    check_integer("num_neighbours", num_neighbours, 1, num_pairs)
+
+    def row(rng: np.random.Generator) -> Row:
+        keys, numbers = rng.random(num_pairs + 1), rng.standard_normal(num_pairs + 1)
+        numbers[-1] = 0
+        places = _nearest(keys[:-1], keys[-1])[:num_neighbours]
+        return {
+            "sequence": np.stack([keys, numbers], axis=1).tolist(),
+            "label": float(numbers[places].mean()),
+            "important_positions": places.tolist(),
+        }
+
+    features = {"sequence": List(List(Value("float32"), length=2)), "label": Value("float32")}
+    return _generate(row, (num_train, num_validation, num_test), seed, features, "in-context neighbours")
+
+
+def _nearest(keys: np.ndarray, query: float) -> np.ndarray:
+    """Positions of the keys in the order of their distance to the query on a circle, all in turns."""
+    turns = np.abs(keys - query)
+    return np.argsort(np.minimum(turns, 1 - turns))
 
 
 def _classes(count: int) -> dict[str, Any]:

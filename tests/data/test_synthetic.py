@@ -3,16 +3,20 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
 
 from hf_ssm.data import load_sequences
+from hf_ssm.theory.importance import similarity_importance
 
 SMALL = {"num_train": 200, "num_validation": 20, "num_test": 30}
 
 
 def rows_of(name: str, **options):
-    data = load_sequences(name, **{**SMALL, **options})
-    assert {split: len(rows) for split, rows in data.items()} == {"train": 200, "validation": 20, "test": 30}
+    sizes = {**SMALL, **options}
+    data = load_sequences(name, **sizes)
+    assert {f"num_{split}": len(rows) for split, rows in data.items()} == {key: sizes[key] for key in SMALL}
     return data, [row for split in data.values() for row in split]
 
 
@@ -76,7 +80,56 @@ def test_smooth_function_depends_on_the_important_numbers(piecewise: bool) -> No
     assert abs(mean) < 0.2 and 0.8 < sum((value - mean) ** 2 for value in values) / len(values) < 1.2
 
 
-@pytest.mark.parametrize("name", ["associative-recall", "induction-heads", "selective-copying", "smooth-function"])
+def nearest(keys: list[float], query: float) -> list[int]:
+    """Positions of the keys by the distance of the points of the circle."""
+    points = [(math.cos(2 * math.pi * key), math.sin(2 * math.pi * key)) for key in (*keys, query)]
+    return sorted(range(len(keys)), key=lambda j: math.dist(points[j], points[-1]))
+
+
+def test_smooth_function_by_similarity_is_that_of_the_theory() -> None:
+    _, rows = rows_of("smooth-function", length=12, num_important=3, importance="similarity")
+    for row in rows:
+        angle = 2 * math.pi * torch.tensor([m for _, m in row["sequence"]], dtype=torch.float64)
+        features = torch.stack([angle.cos(), angle.sin()], dim=-1)
+        order = similarity_importance(features).argsort(descending=True)
+        assert row["important_positions"] == order[:3].tolist()
+        assert row["important_positions"][0] == 11
+    assert len({tuple(row["important_positions"]) for row in rows}) > 80
+
+
+def test_octaves_have_the_amplitudes_of_their_smoothness() -> None:
+    options = {"length": 4, "num_important": 2, "piecewise": False, "smoothness": 1.0, "num_train": 4000}
+    _, rows = rows_of("smooth-function", octaves=3, decay=0.5, **options)
+    x = np.array([[row["sequence"][j][0] for j in row["important_positions"]] for row in rows])
+    labels = np.array([row["label"] for row in rows])
+    assert labels.var() == pytest.approx(1, abs=0.1)
+    waves = [math.sqrt(2) * np.cos(2 * math.pi * 2**s * x[:, i]) for i in range(2) for s in range(3)]
+    waves.append(2 * np.sin(2 * math.pi * x[:, 0]) * np.sin(2 * math.pi * x[:, 1]))
+    fit, residue, *_ = np.linalg.lstsq(np.stack(waves, axis=1), labels)
+    expected = [2 ** (-0.5 * s) for s in range(3)] + [2 ** (-1 - 1.5 * s) for s in range(3)] + [0.5]
+    np.testing.assert_allclose(fit / fit[0], expected, atol=1e-5)
+    assert residue < 1e-8
+
+
+def test_in_context_neighbours_average_the_nearest_pairs() -> None:
+    _, rows = rows_of("in-context-neighbours", num_pairs=10, num_neighbours=3)
+    across = 0
+    for row in rows:
+        *pairs, (query, zero) = row["sequence"]
+        places = nearest([key for key, _ in pairs], query)[:3]
+        assert len(pairs) == 10 and zero == 0
+        assert row["important_positions"] == places
+        assert row["label"] == pytest.approx(sum(pairs[j][1] for j in places) / 3, abs=1e-5)
+        across += any(abs(pairs[j][0] - query) > 0.5 for j in places)
+    assert across > 10  # The circle is closed.
+    labels = [row["label"] for row in rows]
+    assert np.var(labels) == pytest.approx(1 / 3, rel=0.3)
+
+
+ALL = ["associative-recall", "in-context-neighbours", "induction-heads", "selective-copying", "smooth-function"]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_seeds_and_sizes(name: str) -> None:
     data, again = (load_sequences(name, seed=3, **SMALL) for _ in range(2))
     other = load_sequences(name, seed=4, **SMALL)
@@ -98,6 +151,11 @@ def test_seeds_and_sizes(name: str) -> None:
         ("selective-copying", {"num_train": 0}, r"num_train=0: give a whole number of at least 1"),
         ("smooth-function", {"num_important": 1}, r"num_important=1: give a whole number from 2 to 64"),
         ("smooth-function", {"smoothness": float("nan")}, r"smoothness=nan: give a finite, non-negative number"),
+        ("smooth-function", {"decay": -1.0}, r"decay=-1.0: give a finite, non-negative number"),
+        ("smooth-function", {"octaves": 0}, r"octaves=0: give a whole number from 1 to 16"),
+        ("smooth-function", {"importance": "key"}, r"importance='key': give 'number' or 'similarity'"),
+        ("smooth-function", {"importance": "similarity", "piecewise": False}, "needs piecewise=True"),
+        ("in-context-neighbours", {"num_pairs": 2}, r"num_neighbours=3: give a whole number from 1 to 2"),
         ("smooth-function", {"num_test": 1.5}, r"num_test=1.5: give a whole number of at least 0"),
     ],
 )

@@ -59,12 +59,21 @@ def test_poles_and_stripes(script: ModuleType, stored: dict) -> None:
     assert stored["denoising"]["copy of the input"] == pytest.approx({"ratio": 1.0, "mse": 0.0})
 
 
+def test_neighbours(script: ModuleType, stored: dict) -> None:
+    """R² of k' of the k = 3 nearest of 16: 1 - (1/k' - 1/3) 3 for k' < 3, 3/k' for k' > 3."""
+    for k, expected in ((1, -1), (2, 0.5), (3, 1), (4, 0.75), (8, 3 / 8), (16, 3 / 16)):
+        assert stored["in_context_neighbours"][f"{k} nearest"] == pytest.approx(expected, abs=0.1)
+
+
 def test_tiny_run_writes_the_results(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     names = ["planted_motifs", "masking_planted", "synthetic_tasks", "motif_variants", "sparse_majority_gap"]
     script.main([*names, "--tiny", "--output", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["baselines"]
     assert list(found) == names
+    script.main(["in_context_neighbours", "--tiny", "--output", str(tmp_path / "out.json")])
+    merged = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["baselines"]
+    assert list(merged) == [*names, "in_context_neighbours"] and merged["synthetic_tasks"] == found["synthetic_tasks"]
     assert found["sparse_majority_gap"]["counting the ones, test"] == [1.0]
     assert 0.9 < found["motif_variants"]["order 8"][0] <= 1
     assert "sparse_majority_gap: {" in capsys.readouterr().out

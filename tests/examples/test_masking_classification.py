@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from hf_ssm.probes import MaskingResult
 
@@ -70,6 +71,53 @@ def test_a_table_of_real_sequences(script: ModuleType, tmp_path: Path) -> None:
     assert "precision" not in content
     assert content["sequences_of_class"] == 5
     assert content["cost_of_a_sequence"]["screened"]["sequences"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("frozen_garbage")
+def test_training_is_continued(
+    script: ModuleType, masking: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **kwargs):
+            if state.epoch >= 1:
+                raise KeyboardInterrupt
+
+    resumed: list[str | None] = []
+    build = masking._trainer
+
+    def watched(*arguments):
+        trainer = build(*arguments)
+        train = trainer.train
+        monkeypatch.setattr(trainer, "train", lambda **named: (resumed.append(*named.values()), train(**named)))
+        if len(resumed) == 0:
+            trainer.add_callback(Interrupted())
+        return trainer
+
+    monkeypatch.setattr(masking, "_trainer", watched)
+    words = ["--tiny", "--family", "s4", "--folder", str(tmp_path / "run"), "--set", "training.num_train_epochs=2"]
+    with pytest.raises(KeyboardInterrupt):
+        script.main(words)
+    record = tmp_path / "run" / "model" / "experiment.json"
+    interrupted = json.loads(record.read_text())
+    assert "test" not in interrupted and interrupted["training_seconds"] > 0
+    with pytest.raises(SystemExit, match="other settings"):
+        script.main([*words, "model.hidden_dropout=0.5"])
+    script.main(words)
+    assert resumed[0] is None and Path(resumed[1]).name == "checkpoint-1"
+    content = json.loads(record.read_text())
+    assert content["test"]["epochs"] == 2
+    assert content["test"]["training_seconds"] > interrupted["training_seconds"]
+
+
+def test_either_strand_or_masks(script: ModuleType, tmp_path: Path) -> None:
+    words = ["--tiny", "--folder", str(tmp_path / "run"), "--set", "data.reverse_complement=true"]
+    with pytest.raises(SystemExit, match="both change rows when they are read"):
+        script.main([*words, "--mask-share", "1"])
+    args = script.parse(["--data", "human_or_worm", "--set", "model.hidden_dropout=0.2", "data.seed=3"])
+    found = script.settings(args)
+    assert (found["model"]["hidden_dropout"], found["data"]["seed"]) == (0.2, 3)
+    assert found["data"]["dataset"] == "data/human_or_worm_mini.csv.gz"
 
 
 def test_random_masks(masking: ModuleType) -> None:

@@ -15,8 +15,8 @@ def test_one_task_of_each_kind(script: ModuleType, tmp_path: Path, capsys: pytes
     script.main(["--tiny", "--tasks", *tasks, "--output", str(result)])
     runs = json.loads(result.read_text())["runs"]
     printed = capsys.readouterr().out
-    assert list(runs) == tasks
-    for task, (seed,) in runs.items():
+    assert list(runs) == [f"{task}, seed 0" for task in tasks]
+    for task, seed in zip(tasks, runs.values(), strict=True):
         assert set(seed) == {"Hyena", "S4D", "selective", "attention"}
         assert all(found["score"] <= 1 for found in seed.values())
         assert f"| {task} | {seed['Hyena']['score']:.3f} (" in printed

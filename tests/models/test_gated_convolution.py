@@ -3,10 +3,7 @@
 Legend: `L` tokens, `D` channels.
 """
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,16 +150,3 @@ def test_the_clip_is_that_of_every_head_with_labels() -> None:
     assert logits.abs().max() == 1e-4
     model.config.output_clip = None
     torch.testing.assert_close(model(ids).logits.clamp(-1e-4, 1e-4), logits)
-
-
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(__file__).parents[2] / "examples"
-    monkeypatch.syspath_prepend(str(folder))
-    spec = importlib.util.spec_from_file_location("gated_convolution", folder / "gated_convolution.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main(["--tiny", "--inclusive", "--output", str(tmp_path / "results.json")])
-    sys.modules.pop("_experiment", None)
-    assert "| piecewise smooth |" in capsys.readouterr().out
-    assert (tmp_path / "results.json").is_file()
