@@ -28,17 +28,15 @@ which is a simulation, gets the time since the last observation as a second chan
 """
 
 import ast
-import gc
 import hashlib
 import json
 import math
 import multiprocessing
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,31 +44,25 @@ import datasets
 import optuna
 import torch
 import yaml
-from _experiment import experiment_parser, print_table, write_results
+from _experiment import experiment_parser, write_results
+from _tuning_runs import Record, Runs, error_of, relative_errors, validation_error
+from _tuning_summary import print_summary, summarise
 from _tuning_tasks import missing_file, write_task
 from transformers.utils import logging
 
 import hf_ssm
-from hf_ssm.training.inputs import RunData, load_data
-from hf_ssm.training.run import RunProgress, train
 from hf_ssm.training.settings import SECTIONS, RunSettings, resolve
 from hf_ssm.training.tasks import TASKS
-from hf_ssm.tuning import Outcome, outcome_of, tune
+from hf_ssm.tuning import Outcome, tune
 from hf_ssm.tuning.baselines import linear_baseline
-from hf_ssm.tuning.runs import diverged
 from hf_ssm.utils.files import write_text_atomically
 
 FROZEN = Path(__file__).with_suffix(".yml")
-METHODS = ("default", "tune", "random", "TPE", "learning rate", "grid")
 # The code that decides what the tuner does.
 RULES = (
     *("tuning/decision.py", "tuning/diagnosis.py", "tuning/plan.py", "tuning/tuner.py"),
     *("analysis/time_steps.py", "theory/time_scales.py"),
 )
-# Limit of a validation error in units of that of the constant prediction, in means over tasks.
-MOST = 10.0
-
-Record = dict[str, Any]
 
 
 def read_frozen(tiny: bool = False) -> dict[str, Any]:
@@ -112,61 +104,6 @@ def check_same(stored: Path, now: Mapping[str, str]) -> None:
             raise SystemExit(f"{stored}: {what} was changed since its first run: move the results away to start anew")
 
 
-def error_of(metric: str, value: float) -> float:
-    """A metric as an error: 1 - accuracy, nats (the logarithm of the perplexity), or the value itself."""
-    return {"accuracy": lambda: 1 - value, "perplexity": lambda: math.log(value)}.get(metric, lambda: value)()
-
-
-@dataclass
-class Runs:
-    """Runs of one task and split, each of which is stored in a file named by the hash of its settings."""
-
-    folder: Path
-    data: list[RunData] = field(default_factory=list)
-
-    def record(self, settings: RunSettings) -> Record:
-        """The outcome of a run, and its test metric: both from the file if there is one."""
-        content = {section: dict(getattr(settings, section)) for section in SECTIONS}
-        content["data"]["dataset"] = Path(settings.data["dataset"]).name  # the folder may be moved
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
-        path = self.folder / f"{digest}.json"
-        if path.is_file():
-            stored: Record = json.loads(path.read_text(encoding="utf-8"))
-            return stored
-        found = self._run(settings)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, json.dumps({**found, "settings": content}) + "\n")
-        return found
-
-    def __call__(self, settings: RunSettings, output: Path) -> Outcome:
-        """As `hf_ssm.tuning.Runner`."""
-        del output  # nothing but the outcome is kept
-        return Outcome.from_dict(self.record(settings)["outcome"])
-
-    def loaded(self, settings: RunSettings) -> RunData:
-        """The data, which all runs share."""
-        if not self.data:
-            self.data.append(load_data(settings))
-        return self.data[0]
-
-    def _run(self, settings: RunSettings) -> Record:
-        is_first, data = not self.data, self.loaded(settings)
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                result = train(settings, Path(folder), progress=RunProgress(), choose=True, data=data)
-            except FloatingPointError as error:
-                failed = diverged(settings, str(error), time.perf_counter() - started)
-                return {"outcome": failed.to_dict(), "test": None, "chance": None}
-        outcome = outcome_of(result)
-        chance = {split: values[outcome.metric] for split, values in result.chance.items()}
-        test = result.results["test"][outcome.metric]
-        if is_first:
-            del result
-            pass_over_present_objects()
-        return {"outcome": outcome.to_dict(), "test": test, "chance": chance}
-
-
 @dataclass(frozen=True)
 class Choice:
     """What a method chose.
@@ -180,12 +117,6 @@ class Choice:
     settings: RunSettings
     records: Sequence[Record]
     note: str = ""
-
-
-def validation_error(record: Record) -> float:
-    """The error of the validation split; infinite for a run that diverged."""
-    outcome = record["outcome"]
-    return math.inf if outcome["score"] is None else error_of(outcome["metric"], outcome["score"])
 
 
 def base_settings(frozen: Mapping[str, Any], name: str, table: Path, rate: float, seed: int) -> RunSettings:
@@ -333,15 +264,6 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
     return {"task": name, "split": split, "methods": methods, "linear": linear, "grid": grid}
 
 
-def relative_errors(records: Sequence[Record]) -> list[float]:
-    """Validation errors in units of that of the constant prediction, at most 10, which is also that of a divergence."""
-    known = next((record for record in records if record["chance"]), None)
-    if known is None:
-        return [MOST] * len(records)
-    constant = error_of(known["outcome"]["metric"], known["chance"]["validation"])
-    return [min(validation_error(record) / constant, MOST) for record in records]
-
-
 def run_rates(frozen: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
     """Validation errors of the defaults with each learning rate of the grid, in units of the constant prediction."""
     split = frozen["splits"][0]
@@ -355,15 +277,6 @@ def run_rates(frozen: Mapping[str, Any], name: str, folder: Path) -> dict[str, A
 def table_of(folder: Path, name: str, split: int) -> Path:
     """The table of a task and a seed of its split."""
     return folder / "data" / f"{name}-{split}.jsonl"
-
-
-def pass_over_present_objects() -> None:
-    """Let the collector of garbage pass over the objects of imports and data.
-
-    accelerate collects garbage after each run, which is a good part of the time of a short one.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def begin_process() -> None:
@@ -389,71 +302,6 @@ def in_processes(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over the splits and its standard error; 0 for a single split."""
-    if len(values) < 2:
-        return statistics.fmean(values), 0.0
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-
-
-def summarise(units: Sequence[Mapping[str, Any]], aims: Mapping[str, int]) -> dict[str, Any]:
-    """Mean errors of tasks and methods, differences from the grid and the default, abstentions, and the aims."""
-    tasks: dict[str, Any] = {}
-    for name in dict.fromkeys(unit["task"] for unit in units):
-        splits = [unit["methods"] for unit in units if unit["task"] == name]
-        errors = {method: [statistics.fmean(each[method]["errors"]) for each in splits] for method in METHODS}
-        tasks[name] = {
-            "constant": statistics.fmean(each["default"]["constant"] for each in splits),
-            "linear": statistics.fmean(unit["linear"] for unit in units if unit["task"] == name),
-            "error": {method: mean_and_error(values) for method, values in errors.items()},
-            # Positive: worse than the grid, and better than the default.
-            "to grid": {method: mean_and_error(_differences(errors["grid"], errors[method])) for method in METHODS},
-            "gain": {method: mean_and_error(_differences(errors[method], errors["default"])) for method in METHODS},
-            "kept": sum(not each["tune"]["changes"] for each in splits),
-            "kept rightly": sum(not each["tune"]["changes"] and _is_near_grid(each) for each in splits),
-        }
-    near, better = {}, {}
-    for method in METHODS:
-        near[method] = sum(mean <= error for mean, error in (task["to grid"][method] for task in tasks.values()))
-        better[method] = sum(mean > error for mean, error in (task["gain"][method] for task in tasks.values()))
-    cost = {
-        method: {
-            key: sum(unit["methods"][method][key] for unit in units)
-            for key in ("runs", "seconds", "failed while choosing", "failed")
-        }
-        for method in METHODS
-    }
-    kept, rightly = (sum(task[key] for task in tasks.values()) for key in ("kept", "kept rightly"))
-    reached = {
-        "near_best": [near["tune"], len(tasks), near["tune"] >= aims["near_best"]],
-        "above_default": [better["tune"], len(tasks), better["tune"] >= aims["above_default"]],
-        "abstention": [rightly, kept, rightly == kept],
-    }
-    return {"tasks": tasks, "near grid": near, "better than default": better, "cost": cost, "aims": reached}
-
-
-def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    return [b - a for a, b in zip(first, second, strict=True)]
-
-
-def _is_near_grid(methods: Mapping[str, Any]) -> bool:
-    """Whether the default of a split is within one standard error, over the seeds, of the choice of the grid."""
-    mean, error = mean_and_error(_differences(methods["grid"]["errors"], methods["default"]["errors"]))
-    return mean <= error
-
-
-def print_summary(frozen: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """The tables of the page, as plain text."""
-    rows = []
-    for name, task in summary["tasks"].items():
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in task["error"].values()]
-        trivial = [f"{task[guess]:.3f}" for guess in ("constant", "linear")]
-        rows.append([frozen["tasks"][name]["title"], *trivial, *cells, task["kept"]])
-    print_table(["task", "constant", "linear", *METHODS, "kept the default"], rows)
-    for name, (count, total, met) in summary["aims"].items():
-        print(f"{name}: {count} of {total}, {'met' if met else 'not met'}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
