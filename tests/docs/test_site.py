@@ -116,15 +116,7 @@ def test_figures_of_stored_results_are_drawn(name: str, tmp_path: Path, monkeypa
 
 def test_stored_figures_are_small() -> None:
     figures = loaded("figures")
-<<<<<<< HEAD
     results = ROOT / "examples" / "results"
     for name in figures.FIGURES:
         if name not in figures.RESULTS or (results / f"{figures.RESULTS[name]}.json").is_file():
             assert (DOCS / "assets" / f"{name}.png").stat().st_size < 100_000
-=======
-    results = figures.ROOT / "examples" / "results"
-    for name in figures.FIGURES:
-        if name in figures.RESULTS and not (results / f"{figures.RESULTS[name]}.json").is_file():
-            continue  # a long experiment, which has not been run yet
-        assert (DOCS / "assets" / f"{name}.png").stat().st_size < 100_000
->>>>>>> bench
