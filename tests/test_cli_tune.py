@@ -74,10 +74,25 @@ def test_the_diagnosis_alone(capsys, tmp_path):
     assert {path.name for path in output.iterdir()} == {"default_config.yaml", "diagnosis.json"}
 
 
+@pytest.mark.slow
+def test_bisection_of_alpha_after_the_six_runs(capsys, tmp_path):
+    output = tmp_path / "tuning"
+    words = [*SMALL, "--seeds", 2, "--set=model.time_step_max=0.001", "--bisect-alpha", "--output", output]
+    assert run("tune", *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    search = json.loads((output / "alpha/results.json").read_text())
+    assert "Bisection of α:" in lines and len(search["trials"]) > 2
+    trials = {f"{trial['frequency_scale']:.6g}" for trial in search["trials"]}
+    assert {f"alpha{scale}-seed0" for scale in trials} <= {path.name for path in (output / "alpha").iterdir()}
+    kept = yaml.safe_load((output / "train_config.yaml").read_text())
+    assert kept["model"].get("frequency_scale", 1.0) == search["adopted"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "--output is missing"),
+        (["--output", "x", "--bisect-alpha", "--family", "selective"], "α"),
         (["--output", "x", "--resume"], "--resume: --output must be the folder of an interrupted `hf-ssm tune`"),
         (["--output", "x", "--seeds", "1"], "--seeds must be at least 2, got 1"),
         (["--output", "x", "--jobs", "0"], "--jobs"),

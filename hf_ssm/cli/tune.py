@@ -11,6 +11,7 @@ from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.train import layers_of, resolved
 from hf_ssm.training import folder, run
 from hf_ssm.training.settings import RunSettings, read_settings_file
+from hf_ssm.tuning.bisection import bisect_frequency_scale, largest_frequency_scale
 from hf_ssm.tuning.diagnosis import diagnose
 from hf_ssm.tuning.plan import DEFAULT
 from hf_ssm.tuning.report import PICTURE_NAME, table_lines, write_report
@@ -20,6 +21,7 @@ from hf_ssm.tuning.tuner import TuningResult, tune
 from hf_ssm.utils.files import staged_files, write_text_atomically
 
 BASE_NAME, DIAGNOSIS_NAME = "default_config.yaml", "diagnosis.json"
+ALPHA_NAME = "alpha"
 _PURPOSE = "six runs, and a comparison with the default"
 _REMEDY = "choose another folder, or continue (--resume)"
 
@@ -30,6 +32,8 @@ def run_tune(args: argparse.Namespace) -> None:
     if args.seeds < 2:
         raise ValueError(f"--seeds must be at least 2, got {args.seeds}: one seed gives no standard error")
     settings = _settings(args)
+    if args.bisect_alpha:
+        largest_frequency_scale(settings)  # refuses families without α before any run
     if args.output is not None:
         with folder.locked(args.output):
             _tune(args, settings)
@@ -63,8 +67,21 @@ def _tune(args: argparse.Namespace, settings: RunSettings) -> None:
     with plotting.also_svg(args.svg):
         _draw(result, args.output)
     kept = "the default" if result.winner == DEFAULT else f"the settings of {result.winner}"
+    if args.bisect_alpha:
+        kept += f" and α = {_bisect(args, result.settings):.4g}"
     train = command("train", "--config", args.output / folder.SETTINGS_NAME, "--output", "runs/tuned")
     suggest((train, f"train with {kept}"), file=sys.stdout)
+
+
+def _bisect(args: argparse.Namespace, settings: RunSettings) -> float:
+    """Choose α for the settings that remain, and store it with them."""
+    print("\nBisection of α:", flush=True)
+    output = args.output / ALPHA_NAME
+    search = bisect_frequency_scale(settings, output, seeds=args.seeds, jobs=args.jobs, report=_print_outcome)
+    print("", *search.lines(), sep="\n")
+    write_text_atomically(output / "results.json", json.dumps(search.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write_text_atomically(args.output / folder.SETTINGS_NAME, search.settings.to_yaml())
+    return search.adopted
 
 
 def _settings(args: argparse.Namespace) -> RunSettings:

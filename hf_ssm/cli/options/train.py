@@ -98,6 +98,11 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 def add_tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tuning").add_argument
     add("--diagnose", action="store_true", help="print the diagnosis only: seconds, without training")
+    add(
+        "--bisect-alpha",
+        action="store_true",
+        help="afterwards, choose α (model.frequency_scale) by bisection: up to 8 runs and a comparison",
+    )
     seeds = "fresh seeds with which the best settings are compared with the default (default: %(default)s)"
     add("--seeds", metavar="N", type=int, default=3, help=seeds)
     add("--jobs", metavar="N", type=int, default=1, help="runs side by side, in processes (default: %(default)s)")
