@@ -11,7 +11,7 @@ FAMILIES = {"s4": "S4D", "s5": "S5", "hyena": "Hyena", "selective": "Mamba"}
 AIMS = {
     "near_best": "tune is within one standard error of the grid",
     "above_default": "tune is better than the default by more than one standard error",
-    "abstention": "on the other tasks tune keeps the default, and the grid is not better by more than one standard error",
+    "abstention": "on the other tasks tune keeps the default, and the grid gains no more than one standard error",
 }
 NEEDED = {"near_best": "at least 5 tasks", "above_default": "at least 5 tasks", "abstention": "all their splits"}
 
@@ -186,8 +186,8 @@ def recall_learning_rates() -> str:
     seeds = found["arguments"]["seeds"]
     note = (
         f"Mean of {seeds} seeds, learning rates {span(found['arguments']['rates'], 'g')}. The aim, a window that is at "
-        f"least twice as wide with rescaling, without a loss of more than 5 % of the best accuracy and above {level:g}, is "
-        f"met for {' and '.join(wider) or 'no model'}."
+        "least twice as wide with rescaling (where the best accuracy is above that of guessing among the values of the "
+        f"row, {level:g}, and not 5 % below that of the default), is met for {' and '.join(wider) or 'no model'}."
     )
     header = ["model", "initialisation", "best accuracy", "window", "width", "width / default", "diverged runs"]
     words = "Accuracy of recall against the learning rate, with and without rescaling"

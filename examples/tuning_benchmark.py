@@ -209,9 +209,7 @@ def tuned(default: RunSettings, runs: Runs) -> Choice:
     return Choice(result.settings, recorder.records, result.winner)
 
 
-def choices(
-    frozen: Mapping[str, Any], name: str, split: int, default: RunSettings, runs: Runs
-) -> dict[str, Choice]:
+def choices(frozen: Mapping[str, Any], name: str, split: int, default: RunSettings, runs: Runs) -> dict[str, Choice]:
     """What each method chooses for a task and split."""
     search = frozen["search"]
     # One seed for all tasks and splits would try the same points everywhere, lucky or not.
