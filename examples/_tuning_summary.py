@@ -36,7 +36,7 @@ def summarise(units: Sequence[Mapping[str, Any]], aims: Mapping[str, int]) -> di
     near, better = {}, {}
     for method in METHODS:
         near[method] = sum(mean <= error for mean, error in (task["to grid"][method] for task in tasks.values()))
-        better[method] = sum(mean > error for mean, error in (task["gain"][method] for task in tasks.values()))
+        better[method] = sum(_exceeds_error(task["gain"][method]) for task in tasks.values())
     cost = {
         method: {
             key: sum(unit["methods"][method][key] for unit in units)
@@ -44,13 +44,20 @@ def summarise(units: Sequence[Mapping[str, Any]], aims: Mapping[str, int]) -> di
         }
         for method in METHODS
     }
-    kept, rightly = (sum(task[key] for task in tasks.values()) for key in ("kept", "kept rightly"))
+    # Settings that were adopted without a gain count against the tuner, too.
+    elsewhere = [name for name, task in tasks.items() if not _exceeds_error(task["gain"]["tune"])]
+    rightly = sum(tasks[name]["kept rightly"] for name in elsewhere)
+    number = sum(unit["task"] in elsewhere for unit in units)
     reached = {
         "near_best": [near["tune"], len(tasks), near["tune"] >= aims["near_best"]],
         "above_default": [better["tune"], len(tasks), better["tune"] >= aims["above_default"]],
-        "abstention": [rightly, kept, rightly == kept],
+        "abstention": [rightly, number, rightly == number],
     }
     return {"tasks": tasks, "near grid": near, "better than default": better, "cost": cost, "aims": reached}
+
+
+def _exceeds_error(pair: tuple[float, float]) -> bool:
+    return pair[0] > pair[1]
 
 
 def _differences(first: Sequence[float], second: Sequence[float]) -> list[float]:

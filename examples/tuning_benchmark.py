@@ -34,6 +34,7 @@ import math
 import multiprocessing
 import statistics
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ from hf_ssm.utils.files import write_text_atomically
 FROZEN = Path(__file__).with_suffix(".yml")
 # The code that decides what the tuner does.
 RULES = (
-    *("tuning/decision.py", "tuning/diagnosis.py", "tuning/plan.py", "tuning/tuner.py"),
+    *("tuning/decision.py", "tuning/diagnosis.py", "tuning/plan.py", "tuning/runs.py", "tuning/tuner.py"),
     *("analysis/time_steps.py", "theory/time_scales.py"),
 )
 
@@ -208,12 +209,14 @@ def tuned(default: RunSettings, runs: Runs) -> Choice:
     return Choice(result.settings, recorder.records, result.winner)
 
 
-def choices(frozen: Mapping[str, Any], name: str, default: RunSettings, runs: Runs) -> dict[str, Choice]:
+def choices(frozen: Mapping[str, Any], name: str, split: int, default: RunSettings, runs: Runs) -> dict[str, Choice]:
     """What each method chooses for a task and split."""
     search = frozen["search"]
+    # One seed for all tasks and splits would try the same points everywhere, lucky or not.
+    seed = search["seed"] + zlib.crc32(f"{name}-{split}".encode())
     samplers: dict[str, Callable[[], Any]] = {
-        "random": lambda: optuna.samplers.RandomSampler(seed=search["seed"]),
-        "TPE": lambda: optuna.samplers.TPESampler(seed=search["seed"], n_startup_trials=search["startup_trials"]),
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "TPE": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=search["startup_trials"]),
     }
     return {
         "default": Choice(default, []),
@@ -239,7 +242,7 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
     runs = Runs(folder / "runs" / f"{name}-{split}")
     default = base_settings(frozen, name, table_of(folder, name, split), rate, frozen["choice_seed"])
     methods: dict[str, Any] = {}
-    made = choices(frozen, name, default, runs)
+    made = choices(frozen, name, split, default, runs)
     for method, choice in made.items():
         errors, constant, failures = evaluate(frozen, choice, runs)
         base = {section: getattr(default, section) for section in SECTIONS}
@@ -312,6 +315,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
     parser.add_argument("--tasks", nargs="+", help="default: all")
     args = parser.parse_args(argv)
+    if args.tiny:  # other rows and steps under the same names
+        args.folder = args.folder / "tiny"
     frozen, stored, now = read_frozen(args.tiny), args.folder / "digests.json", digests()
     for path in (stored, *([args.output] if args.output else [])):
         check_same(path, now)

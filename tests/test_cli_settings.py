@@ -93,6 +93,9 @@ def test_later_settings_win_whatever_their_names(tmp_path):
     (tmp_path / "a.yaml").write_text("model: {alpha: 0.5, frequency_scale: 1}")
     with pytest.raises(ValueError, match=r"model.alpha is another name of model.frequency_scale"):
         read_settings_file(tmp_path / "a.yaml")
+    # The configuration would take the other name, whichever came last.
+    with pytest.raises(ValueError, match=r"model.dt_max is another name of model.time_step_max"):
+        resolve(DATA, parse_assignments(["model.dt_max=0.05"]), parse_assignments(["model.time_step_max=1"]))
 
 
 def test_text_of_a_field_that_takes_no_other_type():

@@ -362,6 +362,9 @@ def _check_model(settings: RunSettings) -> None:
     if settings.model["checkpoint"] is None:
         for name in settings.config_fields:
             check_config_field(config_class(str(family)), name)
+        for alias, name in config_class(str(family)).attribute_map.items():
+            if alias in settings.model and name in settings.model:  # the alias would win, whichever came last
+                raise ValueError(f"model.{alias} is another name of model.{name}: leave one of them out")
         try:
             config_class(str(family))(**settings.config_fields)
         except StrictDataclassError as error:  # a value of the wrong type

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_ssm.training.settings import SECTIONS, RunSettings, resolve
+from hf_ssm.training.settings import SECTIONS, RunSettings, config_class, resolve
 from hf_ssm.tuning.diagnosis import Recommendation
 from hf_ssm.tuning.runs import Outcome
 
@@ -50,12 +50,17 @@ def _short(value: Any) -> str:
 
 
 def with_changes(settings: RunSettings, changes: Changes) -> RunSettings:
-    """The settings with other values, which are checked.
+    """The settings with other values, which are checked. A value replaces that of another name of its field, too.
 
     Raises:
         ValueError: A value is of another type or out of range.
     """
-    return resolve({section: {**getattr(settings, section), **changes.get(section, {})} for section in SECTIONS})
+    layers = {section: {**getattr(settings, section), **changes.get(section, {})} for section in SECTIONS}
+    if settings.model["checkpoint"] is None:
+        names = config_class(str(settings.model["family"])).attribute_map
+        changed = changes.get("model", {})
+        layers["model"] = {name: value for name, value in layers["model"].items() if names.get(name) not in changed}
+    return resolve(layers)
 
 
 def single_changes(settings: RunSettings, recommendations: Sequence[Recommendation]) -> list[Candidate]:

@@ -27,6 +27,7 @@ from hf_ssm.training.metrics import beats_chance
 from hf_ssm.training.run import RunProgress, RunResult
 from hf_ssm.training.settings import SECTIONS, RunSettings
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.training.tracking import measure_tau
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["Outcome", "Runner", "Runs", "outcome_of", "run_in_process"]
@@ -43,8 +44,9 @@ class Outcome:
         metric: Its name.
         greater_is_better: Whether a larger score is better.
         failed: Whether the run diverged, or is no better than a constant prediction.
-        seconds: Wall time of training and evaluation.
-        tau_before: τ of each layer before the first step, after any rescaling; empty if unknown (a resumed run).
+        seconds: Wall time of training and evaluation; for a resumed run, since it was resumed.
+        tau_before: τ of each layer before the first step, after any rescaling; empty if unknown (a resumed run with a
+            rescaled initialisation).
         tau_after: τ of each layer after training.
         penalty_share: Σ over the log of λ Σ τ, divided by that of the task loss; 0 without regulariser.
         train_loss: Mean over the log of the task loss on training rows; None if unknown.
@@ -100,13 +102,21 @@ def run_in_process(settings: RunSettings, output: Path) -> Outcome:
     launch.begin(settings)
     started = time.perf_counter()
     with launch.locked(output), without_progress_bars():
+        is_resumed = can_resume(output)
         try:
             result = training_run.train(
-                settings, output, resume=can_resume(output), overwrite=True, progress=RunProgress(), choose=True
+                settings, output, resume=is_resumed, overwrite=True, progress=RunProgress(), choose=True
             )
         except FloatingPointError as error:
             return diverged(settings, str(error), time.perf_counter() - started)
-    return outcome_of(result)
+        outcome = outcome_of(result)
+        if is_resumed and not result.model.config.rescale_init:
+            # λ depends on it, and should not depend on interruptions.
+            fresh = training_run.plan(settings, output, choose=True)
+            outcome = dataclasses.replace(
+                outcome, tau_before=tuple(measure_tau(fresh.model, training_run.probe_batch(fresh)))
+            )
+    return outcome
 
 
 @contextmanager

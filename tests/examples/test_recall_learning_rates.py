@@ -51,3 +51,23 @@ def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(stored) == 4
     script.main(arguments)  # trains nothing
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == stored
+
+
+@pytest.mark.parametrize(("default", "rescaled", "met"), [(0.9, 0.95, True), (0.9, 0.2, False), (0.13, 0.13, False)])
+def test_a_wide_window_without_recall_does_not_meet_the_aim(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, default: float, rescaled: float, met: bool
+) -> None:
+    import _tables_of_tuning as tables
+
+    widths = {"default": (default, [1e-3, 1e-2], 10.0), "rescaled": (rescaled, [1e-3, 1e-1], 100.0)}
+    both = {name: dict(zip(("best", "window", "width"), values, strict=True)) for name, values in widths.items()}
+    result = {
+        "summary": {"Mamba": both},
+        "failed": {"Mamba, default": 0, "Mamba, rescaled": 0},
+        "constant": 0.125,
+        "arguments": {"seeds": 3, "rates": [1e-3, 1e-1], "pairs": 4},
+    }
+    monkeypatch.setattr(tables, "is_stored", lambda name: True)
+    monkeypatch.setattr(tables, "load", lambda name: result)
+    shown = " ".join(tables.recall_learning_rates().split())
+    assert ("met for Mamba." in shown) is met and ("met for no model." in shown) is not met

@@ -73,7 +73,7 @@ def test_methods(
 
     kept = script.tune
     monkeypatch.setattr(script, "tune", lambda *args, **kwargs: kept(*args, diagnosis=Diagnosis(), **kwargs))
-    made = script.choices(frozen, "motifs", default, runs)
+    made = script.choices(frozen, "motifs", 0, default, runs)
     assert list(made) == list(METHODS)
     best = made["grid"].settings
     assert (best.training["learning_rate"], best.model["time_step_max"]) == (1e-2, 1.0)
@@ -94,10 +94,24 @@ def test_methods(
     assert max(errors.values()) < level
     # The same runs again come from the files.
     monkeypatch.setattr(response, "_run", None)
-    again = script.choices(frozen, "motifs", default, response(tmp_path / "runs"))
+    again = script.choices(frozen, "motifs", 0, default, response(tmp_path / "runs"))
     assert {method: choice.settings for method, choice in again.items()} == {
         method: choice.settings for method, choice in made.items()
     }
+
+
+def test_searches_draw_other_points_for_each_task_and_split(
+    script: ModuleType, frozen: dict[str, Any], response: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "tuned", lambda default, runs: script.Choice(default, []))
+    monkeypatch.setattr(script, "best_of", lambda candidates, runs: None)
+    runs = response(tmp_path / "runs")
+    default = script.base_settings(frozen, "motifs", tmp_path / "x.jsonl", RATES["default"], 0)
+    drawn = [
+        script.choices(frozen, name, split, default, runs)["random"].settings
+        for name, split in (("motifs", 0), ("motifs", 1), ("coding", 0))
+    ]
+    assert len({json.dumps([each.model, each.training], sort_keys=True) for each in drawn}) == 3
 
 
 def test_runs_that_diverge_count_as_the_constant(
@@ -154,11 +168,18 @@ def test_summary(script: ModuleType) -> None:
     assert found["better than default"]["tune"] == 1 and found["near grid"]["grid"] == 2
     assert found["aims"]["above_default"] == [1, 2, False]
     assert found["aims"]["abstention"] == [1, 2, False]
+    # Other settings than the default without a gain are no abstention.
+    worse = [unit("c", split, default=[0.2, 0.2], tune=[0.4, 0.4], grid=[0.2, 0.2]) for split in range(2)]
+    aims = script.summarise([*units[:2], *worse], {"near_best": 1, "above_default": 1})["aims"]
+    assert aims["above_default"] == [1, 2, True] and aims["abstention"] == [0, 2, False]
+    # Nothing is left where all tasks are improved.
+    assert script.summarise(units[:2], {"near_best": 1, "above_default": 1})["aims"]["abstention"] == [0, 0, True]
     assert found["cost"]["tune"] == {"runs": 48, "seconds": 96.0, "failed while choosing": 4, "failed": 0}
 
 
 def test_a_changed_file_is_refused(script: ModuleType, tmp_path: Path) -> None:
-    stored = tmp_path / "digests.json"
+    stored = tmp_path / "tiny" / "digests.json"
+    stored.parent.mkdir()
     stored.write_text(json.dumps({**script.digests(), "frozen": "0"}))
     with pytest.raises(SystemExit, match=r"tuning_benchmark\.yml was changed since its first run"):
         script.main(["--tiny", "--folder", str(tmp_path)])
@@ -181,9 +202,10 @@ def test_tiny_run(
     assert set(first["units"][0]["methods"]) == set(METHODS)
     assert str(tmp_path) not in (tmp_path / "result.json").read_text()
     assert "abstention" in capsys.readouterr().out
-    stored = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("runs/*/*.json")}
+    stored = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny/runs/*/*.json")}
+    assert stored and not (tmp_path / "runs" / "data").exists()  # the tables of a full benchmark have other rows
     script.main(arguments)  # trains nothing
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("runs/*/*.json")} == stored
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("tiny/runs/*/*.json")} == stored
     assert json.loads((tmp_path / "result.json").read_text()) == first
 
 
@@ -226,6 +248,9 @@ def test_tables(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| planted motifs (S4D) | 0.500 | 0.450 | 0.400 ± 0.000 | 0.250 ± 0.000 | 0.300 ± 0.000 |" in shown
     assert "| **0.200 ± 0.000** | 0 of 2 |" in shown and "missing: splice." in shown
     assert max(map(len, shown.splitlines())) <= 180
+    for name in ("benchmark", "aims", "methods", "calibration", "grid"):
+        lines = [line for line in getattr(tables, f"tuning_{name}")().splitlines() if line.startswith("| ")]
+        assert len({line.count(" |") for line in lines}) == 1, name
     assert "| not met |" in tables.tuning_aims() and "| 1 of 1 | met |" in tables.tuning_aims()
     assert "| no such split |" in tables.tuning_aims()
     assert "| tune | 12.0 | 0.4 | 2 of 24 | 0 | 0 of 1 | 1 of 1 |" in tables.tuning_methods()

@@ -55,7 +55,7 @@ def test_a_run_that_was_interrupted_continues_with_the_same_result(tmp_path, mon
         run_in_process(settings(), tmp_path / "interrupted")
     monkeypatch.setattr(training_run, "_evaluate", evaluate)
     outcome = run_in_process(settings(), tmp_path / "interrupted")
-    assert outcome.tau_before == () and outcome.tau_after == expected.tau_after
+    assert outcome.tau_before == expected.tau_before != () and outcome.tau_after == expected.tau_after
     assert (outcome.score, outcome.train_loss) == (expected.score, expected.train_loss)
 
 

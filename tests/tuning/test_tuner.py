@@ -11,6 +11,7 @@ import pytest
 
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 from hf_ssm.tuning import Baseline, Outcome, Recommendation, TuningResult, tune
+from hf_ssm.tuning.plan import with_changes
 from hf_ssm.tuning.report import rows_of, table_lines, write_report
 
 BASE = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "s4"}, "training": {"seed": 5}})
@@ -136,6 +137,15 @@ def test_runs_that_cannot_exist_are_named(tmp_path):
     }
     text = "\n".join(table_lines(result))
     assert all(reason in text for reason in missing.values()) and result.runs == 3
+
+
+def test_changes_replace_other_names_of_their_fields():
+    settings = resolve(
+        {"data": {"dataset": "planted-motifs"}, "model": {"family": "s4", "dt_min": 1e-3, "dt_max": 0.1, "d_model": 8}}
+    )
+    fields = with_changes(settings, STEPS.changes).config_fields
+    assert fields == {"d_model": 8, "time_step_min": 0.02, "time_step_max": 1.0}
+    assert with_changes(settings, {"training": {"learning_rate": 0.1}}).config_fields == settings.config_fields
 
 
 def test_the_weights_of_a_checkpoint_are_not_initialised(tmp_path):
