@@ -66,5 +66,12 @@ def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
         return
     arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
     content = {"arguments": arguments, **environment(), **results}
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(args.output, content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of results; an interruption leaves the file that was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    scratch.replace(path)

@@ -15,8 +15,6 @@ Schwerdtner et al. 2025 (arXiv 2510.22951) regularise the sum of the Hankel sing
 Arena; τ is another measure, so that their factor of ten is not what is tested here.
 """
 
-import argparse
-import json
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from _experiment import experiment_parser, print_table, write_results
+from _resume import stored_results
 
 from hf_ssm import compress
 from hf_ssm.analysis.compression_errors import compare_outputs
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     images = args.images
     # Of a path, only the name is public.
     args.images = Path(images).name
-    runs = finished_runs(args)
+    runs: list[dict[str, Any]] = stored_results(args, ("tiny", "images")).get("runs", [])
     for seed in range(args.seeds):
         for task in args.tasks:
             for kind in KINDS:
@@ -83,17 +82,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                     runs.append(run_one(task, kind, seed, images, args.tiny))
                     write_results(args, {"runs": runs})
     print_table(*table_of_sizes(runs))
-
-
-def finished_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The runs of an earlier call with the same setting."""
-    if args.output is None or not args.output.is_file():
-        return []
-    content = json.loads(args.output.read_text(encoding="utf-8"))
-    if content["arguments"]["tiny"] != args.tiny:
-        raise SystemExit(f"{args.output} has runs of another setting (tiny): choose another file")
-    runs: list[dict[str, Any]] = content["runs"]
-    return runs
 
 
 def run_one(task: str, kind: str, seed: int, images: str, tiny: bool) -> dict[str, Any]:

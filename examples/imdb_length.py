@@ -29,7 +29,6 @@ The paper's setting, on a GPU:
 Each finished run is stored in the file of `--output`; the same command continues after the last one.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -37,6 +36,7 @@ from typing import Any
 
 import torch
 from _experiment import experiment_parser, print_table, write_results
+from _resume import stored_results
 from _trend import Trend, accuracy, slope_with_confidence, train_recipe
 from datasets import DatasetDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "results": [],
         "seconds": 0.0,
     }
-    content |= _finished_runs(args)
+    stored = stored_results(args, [name for name in vars(args) if name != "output"])
+    content |= {name: stored[name] for name in ("results", "seconds") if stored}
     results = content["results"]
     lengths = args.lengths or list(range(args.step, args.longest + 1, args.step))
     for length in lengths:
@@ -99,17 +100,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: {key: asdict(trend) for key, trend in gap_trends(rows).items()} for name, rows in _both(results)
     }
     write_results(args, content)
-
-
-def _finished_runs(args: Any) -> dict[str, Any]:
-    """Results and seconds of an interrupted run with the same arguments; empty if there is none."""
-    if args.output is None or not args.output.is_file():
-        return {}
-    stored = json.loads(args.output.read_text(encoding="utf-8"))
-    given = {name: value for name, value in vars(args).items() if name != "output"}
-    if stored["arguments"] != given:
-        raise SystemExit(f"{args.output} has results of other arguments, {stored['arguments']}: give another file.")
-    return {name: stored[name] for name in ("results", "seconds")}
 
 
 def count_words(data: DatasetDict, lengths: Sequence[int]) -> list[dict[str, float]]:

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from _experiment import experiment_parser, print_table, write_results
+from _resume import train_or_continue
 from safetensors.torch import load_file
 from sequential_images import IMAGES, settings_of
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -29,7 +30,6 @@ from transformers.utils import logging
 from hf_ssm.analysis.parameter_change import relative_change
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training import folder
-from hf_ssm.training.run import train
 from hf_ssm.training.settings import RunSettings, resolve
 
 GROUPS = {"A_real": "Re A", "A_imag": "Im A", "BC": "B∘C", "D": "D"}
@@ -44,17 +44,6 @@ def settings(args: argparse.Namespace, seed: int) -> RunSettings:
     sections = settings_of(args, alpha=1.0, beta=0.0, seed=seed)
     sections["training"] |= {"save_strategy": "epoch", "save_total_limit": 1, "dynamics_learning_rate": 1e-3}
     return resolve(sections)
-
-
-def train_or_continue(run: RunSettings, output: Path) -> None:
-    """Train, or continue from the newest checkpoint, unless the run is complete."""
-    if (output / folder.LOG_NAME).is_file():
-        return
-    try:
-        resume = folder.last_checkpoint(output) is not None
-    except ValueError:
-        resume = False
-    train(run, output, resume=resume, overwrite=True)
 
 
 def measure(output: Path) -> dict[str, Any]:

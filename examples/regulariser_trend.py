@@ -20,7 +20,6 @@ Runs are stored in the file of `--output` one by one, and those which it has alr
 """
 
 import argparse
-import json
 import re
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _resume import stored_results
 from transformers.utils import logging
 
 from hf_ssm.training.inputs import load_data
@@ -155,9 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     arms = arms_of(args.kernel_type)
-    stored: dict[str, Any] = {}
-    if args.output is not None and args.output.exists():
-        stored = json.loads(args.output.read_text(encoding="utf-8"))
+    stored = stored_results(args, ("task", "kernel_type", "tiny"))
     runs: dict[str, dict[str, Any]] = stored.get("runs", {})
     found = {"runs": runs, "baselines": stored.get("baselines") or baselines(args)}
     shown = argparse.Namespace(**{**vars(args), "data": args.data.name})

@@ -30,13 +30,13 @@ from datasets import DatasetDict
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from _experiment import experiment_parser, print_table, write_results
+from _resume import stored_results, train_or_continue
 from kmer_baseline import most_frequent
 from listops_baseline import guess
 
 from hf_ssm.data import load_sequences
 from hf_ssm.training import folder
 from hf_ssm.training.inputs import load_data
-from hf_ssm.training.run import train
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 
 HERE = Path(__file__).resolve().parent
@@ -97,15 +97,6 @@ def settings_of(args: argparse.Namespace, name: str) -> RunSettings:
 def folder_of(args: argparse.Namespace, name: str) -> Path:
     """The folder of a run."""
     return Path(args.runs, f"{args.task}_{'_'.join(re.findall(r'[a-z0-9]+', name))}_seed{args.seed}")
-
-
-def train_or_continue(settings: RunSettings, output: Path) -> None:
-    """Train, or continue from the newest checkpoint, unless the run is complete."""
-    if (output / folder.LOG_NAME).is_file():
-        return
-    resume = checkpoint_of(output) is not None
-    print(f"{output}: {'continued' if resume else 'started'}", flush=True)
-    train(settings, output, resume=resume, overwrite=True, choose=True)
 
 
 def checkpoint_of(output: Path) -> Path | None:
@@ -211,11 +202,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train or continue the runs of a task, and write the curves."""
     args = build_parser().parse_args(argv)
     runs = {name: settings_of(args, name) for name in TASKS[args.task][-1]}
-    stored = json.loads(args.output.read_text(encoding="utf-8")) if args.output and args.output.is_file() else {}
+    stored = stored_results(args, ("task", "tiny"))
     guesses = stored.get("baselines") or baselines(next(iter(runs.values())))
     for name, settings in runs.items():
         if not args.collect:
-            train_or_continue(settings, folder_of(args, name))
+            train_or_continue(settings, folder_of(args, name), choose=True)
         report(argparse.Namespace(**vars(args)), guesses)
 
 

@@ -162,7 +162,8 @@ def _of_layer(layer: int, operators: Sequence[_Measured], longest: int) -> Layer
         hoelder_exponent=torch.cat([operator.exponent for operator in operators]).nanmedian().item(),
         hoelder_constant=max(operator.constant.max().item() for operator in operators),
         output_size=torch.cat(sizes).nanmean().item() if sizes else None,
-        output_bound=output_bound(longest, sigma),
+        # Activations may overflow in a model whose parameters are finite.
+        output_bound=output_bound(longest, sigma) if math.isfinite(sigma) else math.nan,
         num_sequences=operators[0].rows,
     )
 

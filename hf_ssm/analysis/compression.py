@@ -125,7 +125,7 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
     Raises:
         TypeError: `model` is no module.
         ValueError: The model is in a wrapper; not exactly one of `state_size` and `tolerance`, or one out of its range;
-            a layer that is not linear and time-invariant with a finite state.
+            a layer that is not linear and time-invariant with a finite state; NaN or infinite parameters.
 
     Source: Moore 1981; Chahine et al. 2025 (arXiv 2510.02823), who choose N by the share of the singular values.
     """
@@ -136,6 +136,9 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
             "or of PEFT the result of `merge_and_unload`."
         )
     operators = compressible_operators(model)
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ValueError(f"{name} holds NaN or infinite values: training diverged. Give an earlier checkpoint.")
     size = model.config.state_size
     if (state_size is None) == (tolerance is None):
         raise ValueError(
@@ -199,10 +202,15 @@ def _smaller_model(model: Any, state_size: int) -> Any:
     for field in ("kernel_type", "filter_type"):
         if getattr(config, field, None) == "s4":
             setattr(config, field, "s4d")
-    compressed = type(model)(config).to(device=model.device, dtype=model.dtype)
+    # The initial values are replaced: they leave the random state as it is.
+    with torch.random.fork_rng(devices=[]):
+        compressed = type(model)(config).to(device=model.device, dtype=model.dtype)
     shapes = {name: tensor.shape for name, tensor in compressed.state_dict().items()}
     weights = {name: tensor for name, tensor in model.state_dict().items() if shapes.get(name) == tensor.shape}
+    is_trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     compressed.load_state_dict(weights, strict=False)
+    for name, parameter in compressed.named_parameters():
+        parameter.requires_grad_(is_trained.get(name, True))
     if getattr(model, "generation_config", None) is not None:
         compressed.generation_config = copy.deepcopy(model.generation_config)
     return compressed.train(model.training)
@@ -265,7 +273,11 @@ def _rounding_error(pairs: ConjugatePairs) -> Tensor:
 
 def _outer_gain(operator: SequenceOperator) -> Tensor:
     """What the error of the kernels is multiplied by in the output: both directions, and the Sobolev filter."""
-    gain = torch.tensor(float(operator.directions), dtype=torch.float64).sqrt()
+    gain = torch.tensor(float(operator.directions), dtype=torch.float64)
+    if isinstance(operator, LongConvolution):
+        # The bound limits √(|E₁|² + |E₂|²) at each frequency, and so |E₁| + |E₂| by √2 times. The matrices of S5 reach
+        # their norms for different inputs: there, it is a bound of each direction only.
+        gain = gain.sqrt()
     if not operator.has_sobolev_filter:
         return gain
     order: Any = operator.initial_order if operator.sobolev_order is None else operator.sobolev_order.detach().cpu()

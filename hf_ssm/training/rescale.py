@@ -52,7 +52,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
         TypeError: An argument of another type.
         ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model
             is then unchanged); parameters that FSDP1 or DeepSpeed's ZeRO-3 have sharded; another `by`, or
-            `by="mixed"` for a layer without a long convolution or with a matrix that processes share.
+            `by="mixed"` for a layer without a long convolution, with a matrix that processes share, or with
+            `tau_statistics` other than "batch".
 
     Warns:
         UserWarning: There is a single row, so that all variances are 0.
@@ -69,6 +70,12 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     if not operators:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
+        )
+    statistics = next((str(part.tau_statistics) for part in operators if part.tau_statistics != "batch"), None)
+    if by == "mixed" and statistics is not None:
+        raise ValueError(
+            f"by='mixed' needs the covariance of the inputs, which tau_statistics={statistics!r} replaces: give "
+            "by='mean', or build the model with tau_statistics='batch'."
         )
     _check_shards(model)
     inputs = {name: value for name, value in batch.items() if name != "labels"}

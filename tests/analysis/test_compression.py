@@ -154,6 +154,23 @@ def test_everything_else_stays():
         assert torch.equal(value, before[name]), name
 
 
+def test_frozen_parameters_and_the_random_state_stay():
+    model = build("legs")
+    model.model.embed_tokens.requires_grad_(False)
+    state = torch.get_rng_state()
+    compressed = compress(model, state_size=8).model
+    assert torch.equal(torch.get_rng_state(), state)
+    frozen = [name for name, parameter in compressed.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["model.embed_tokens.weight"]
+
+
+def test_bound_of_s5_is_that_of_each_direction():
+    model = build("S5, both directions")
+    for layer, (_, _, operator) in zip(compress(model, state_size=6).layers, sequence_operators(model), strict=True):
+        # Of both outputs together, which limits the norm of each one.
+        assert layer.bound.item() >= 2 * balanced_system(operator).bound(int(layer.orders)).item()
+
+
 def test_tolerance_takes_the_smallest_size():
     model = build("lin")
     found = compress(model, tolerance=0.3)
@@ -266,6 +283,14 @@ def test_other_operators_are_refused(config, reason):
         compress(model, state_size=2)
     with pytest.raises(ValueError, match=f"layer 0 has no Hankel singular values: .*{reason}"):
         hankel_spectra(model)
+
+
+def test_diverged_models_are_refused():
+    model = build("legs")
+    with torch.no_grad():
+        model.model.layers[1].mixer.long_conv.filter.C[0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"layers\.1\.mixer\.long_conv\.filter\.C holds NaN .* earlier checkpoint"):
+        compress(model, state_size=4)
 
 
 def test_models_in_wrappers_are_refused():

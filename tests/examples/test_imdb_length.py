@@ -152,7 +152,7 @@ def test_an_interrupted_run_continues_after_its_last_length(tmp_path: Path, monk
     imdb.main(arguments)
     assert measured == [8]
     assert [row["T"] for row in json.loads(output.read_text())["results"]] == [4, 6, 8]
-    with pytest.raises(SystemExit, match="has results of other arguments"):
+    with pytest.raises(SystemExit, match="results of another setting"):
         imdb.main([*arguments, "--epochs", "2"])
 
 

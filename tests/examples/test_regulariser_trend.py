@@ -68,3 +68,7 @@ def test_the_rows_reach_the_settings(script: ModuleType, monkeypatch, tmp_path: 
     assert [run.training["dynamics_weight_decay"] for run in seen if "dynamics_weight_decay" in run.training] == [0.05]
     assert [run.model["tau_weight"] for run in seen if run.model.get("tau_statistics") == "unit"] == [1e-3]
     assert json.loads((tmp_path / "result.json").read_text())["overhead"] == 2
+    with pytest.raises(SystemExit, match=r"another setting \(kernel_type='s4', now 's4d'\)"):
+        script.main(["images", "--seeds", "1", "--output", str(tmp_path / "result.json")])
+    with pytest.raises(SystemExit, match="task='images', now 'listops'"):
+        script.main(["listops", "--kernel-type", "s4", "--output", str(tmp_path / "result.json")])

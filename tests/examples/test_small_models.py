@@ -91,3 +91,11 @@ def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: py
     small_models.main(words)
     assert "continued" in capsys.readouterr().out
     assert json.loads(output.read_text())["runs"] == first["runs"]
+    with pytest.raises(SystemExit, match="complete, with 2 epochs instead of 3"):
+        small_models.main([*words, "--epochs", "3"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(small_models.TINY["model"], "state_size", 8)
+        with pytest.raises(SystemExit, match=r"is complete, with other settings: use another --runs\. .*state_size"):
+            small_models.main(words)
+    with pytest.raises(SystemExit, match="task='listops', now 'mnist'"):
+        small_models.main(["mnist", *words[1:]])

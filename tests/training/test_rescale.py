@@ -214,6 +214,12 @@ def test_scans_have_no_tau_behind_a_matrix(make_model, make_batch, family: str) 
         rescale_init_(model, make_batch("ForSequenceClassification"), "median")
 
 
+def test_other_statistics_have_no_tau_behind_a_matrix(make_model, make_batch) -> None:
+    model = make_model("S4", "ForSequenceClassification", tau_statistics="unit")
+    with pytest.raises(ValueError, match=r"tau_statistics='unit' replaces: give by='mean'"):
+        rescale_init_(model, make_batch("ForSequenceClassification"), "mixed")
+
+
 def test_the_trainer_rescales_by_what_its_arguments_say(make_model, make_batch, tmp_path) -> None:
     batch = make_batch("ForSequenceClassification", batch=8)
     rows = [{name: value[i] for name, value in batch.items()} for i in range(8)]
