@@ -290,19 +290,28 @@ def start(path):
         os._exit(cli.main(["predict", *sys.argv[4:], "--output", path]))
     return process
 
-before = time.monotonic()
+def written():
+    return len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0
+
+def is_running(process):
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
 assert os.waitpid(start(whole), 0)[1] == 0
-seconds, kills, counts = time.monotonic() - before, 0, set()
+kills, counts = 0, set()
 while True:
     process = start(output)
     if kills < 10:
-        time.sleep(seconds * chance.uniform(0.05, 0.4))
+        # Before the next part, or some time after one of the next parts; however long a part takes.
+        least = written() + chance.randint(0, 2)
+        while written() < least and is_running(process):
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.05))
         os.kill(process, signal.SIGKILL)
     if os.waitpid(process, 0)[1] == 0:
         break
     assert kills < 10
     kills += 1
-    counts.add(len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0)
+    counts.add(written())
 print(kills, len(counts))
 """
 

@@ -21,6 +21,7 @@ from hf_ssm.plotting.style import (
 
 FIGURES = {
     "plot_frequency_responses": lambda path: plotting.plot_frequency_responses([], [], path),
+    "plot_hankel": lambda path: plotting.plot_hankel([], path),
     "plot_masking_curves": lambda path: plotting.plot_masking_curves([[1.0, 0.5]], path),
     "plot_parameter_change": lambda path: plotting.plot_parameter_change({"D": 0.5}, path),
     "plot_saturation": lambda path: plotting.plot_saturation({"position": []}, "llr", path),
@@ -29,6 +30,7 @@ FIGURES = {
     "plot_spectrum": lambda path: plotting.plot_spectrum({"inputs": [1.0, 2.0, 1.0]}, path),
     "plot_tau": lambda path: plotting.plot_tau([], path),
     "plot_training_log": lambda path: plotting.plot_training_log([{"step": 1, "loss": 1.0}], path),
+    "plot_tuning": lambda path: plotting.plot_tuning({"default": [0.5]}, path),
 }
 
 
