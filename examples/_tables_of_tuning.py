@@ -105,7 +105,7 @@ def tuning_methods() -> str:
         "better",
     ]
     note = (
-        "Runs and minutes (of one core) are means over tasks and splits; runs that methods share count for each. "
+        "Runs and minutes of processor time are means over tasks and splits; runs that methods share count for each. "
         f'{found["different runs"]:,} different runs were trained. "Near the grid" and "better" (than the default) '
         "count tasks, as in the aims. A run fails if it diverges or is no better than a constant prediction on the "
         "validation split."

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,15 @@ class Runs:
 
     def _run(self, settings: RunSettings) -> Record:
         is_first, data = not self.data, self.loaded(settings)
-        started = time.perf_counter()
+        # Processor time, which other processes do not lengthen.
+        started = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             try:
                 result = train(settings, Path(folder), progress=RunProgress(), choose=True, data=data)
             except FloatingPointError as error:
-                failed = diverged(settings, str(error), time.perf_counter() - started)
+                failed = diverged(settings, str(error), time.process_time() - started)
                 return {"outcome": failed.to_dict(), "test": None, "chance": None}
-        outcome = outcome_of(result)
+        outcome = replace(outcome_of(result), seconds=time.process_time() - started)
         chance = {split: values[outcome.metric] for split, values in result.chance.items()}
         test = result.results["test"][outcome.metric]
         if is_first:
