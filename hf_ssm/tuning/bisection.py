@@ -9,9 +9,9 @@ from typing import Any
 from hf_ssm.analysis.frequency import alpha_recommendation
 from hf_ssm.theory.bisection import Bisection, bisect_minimum
 from hf_ssm.training.settings import RunSettings, config_class
-from hf_ssm.tuning.decision import Decision, decide
+from hf_ssm.tuning.decision import Decision
 from hf_ssm.tuning.plan import with_changes
-from hf_ssm.tuning.runs import Outcome, Runner, Runs, run_in_process
+from hf_ssm.tuning.runs import Outcome, Runner, Runs, decide_outcomes, run_in_process
 
 __all__ = ["FrequencyScaleSearch", "bisect_frequency_scale", "largest_frequency_scale"]
 
@@ -161,7 +161,8 @@ def bisect_frequency_scale(
             fresh = range(seed + 1, seed + 1 + seeds)
             names = {(scale, other): f"alpha{scale:.6g}-seed{other}" for scale in (default, best) for other in fresh}
             outcomes = runs.outcomes({name: _with_scale(settings, *key) for key, name in names.items()})
-            decision = _compare(*([outcomes[names[scale, other]] for other in fresh] for scale in (default, best)))
+            of_default, of_best = ([outcomes[names[scale, other]] for other in fresh] for scale in (default, best))
+            decision = decide_outcomes(of_default, of_best)
     kept = best if decision is not None and decision.adopt else default
     return FrequencyScaleSearch(
         settings=settings if kept == default else _with_scale(settings, kept, seed),
@@ -176,14 +177,3 @@ def bisect_frequency_scale(
 
 def _with_scale(settings: RunSettings, scale: float, seed: int) -> RunSettings:
     return with_changes(settings, {"model": {"frequency_scale": scale}, "training": {"seed": seed}})
-
-
-def _compare(default: list[Outcome], candidate: list[Outcome]) -> Decision:
-    return decide(
-        [outcome.score for outcome in default],
-        [outcome.score for outcome in candidate],
-        greater_is_better=default[0].greater_is_better,
-        failed_default=[outcome.failed for outcome in default],
-        failed_candidate=[outcome.failed for outcome in candidate],
-        baseline=next((outcome.chance for outcome in [*default, *candidate] if outcome.chance is not None), None),
-    )

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -28,6 +28,7 @@ from hf_ssm.training.run import RunProgress, RunResult
 from hf_ssm.training.settings import SECTIONS, RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
+from hf_ssm.tuning.decision import Decision, decide
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["Outcome", "Runner", "Runs", "outcome_of", "run_in_process"]
@@ -194,6 +195,23 @@ def outcome_of(result: RunResult) -> Outcome:
         penalty_share=penalty / task_loss if task_loss > 0 else 0.0,
         train_loss=task_loss / len(losses) if losses else None,
         chance=chance.get(metric),
+    )
+
+
+def known_chance(outcomes: Iterable[Outcome]) -> float | None:
+    """The trivial baseline, which is not known from a run that diverged."""
+    return next((outcome.chance for outcome in outcomes if outcome.chance is not None), None)
+
+
+def decide_outcomes(default: Sequence[Outcome], candidate: Sequence[Outcome]) -> Decision:
+    """`hf_ssm.tuning.decision.decide` for the outcomes of two settings, with the same seed at the same place."""
+    return decide(
+        [outcome.score for outcome in default],
+        [outcome.score for outcome in candidate],
+        greater_is_better=default[0].greater_is_better,
+        failed_default=[outcome.failed for outcome in default],
+        failed_candidate=[outcome.failed for outcome in candidate],
+        baseline=known_chance([*default, *candidate]),
     )
 
 

@@ -1,12 +1,12 @@
 """Six runs, a comparison with fresh seeds, and the settings that remain."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_ssm.training.folder import SETTINGS_NAME
 from hf_ssm.training.settings import RunSettings
-from hf_ssm.tuning.decision import Decision, decide
+from hf_ssm.tuning.decision import Decision
 from hf_ssm.tuning.diagnosis import Diagnosis, Recommendation, diagnose
 from hf_ssm.tuning.plan import (
     DEFAULT,
@@ -18,7 +18,7 @@ from hf_ssm.tuning.plan import (
     single_changes,
     with_changes,
 )
-from hf_ssm.tuning.runs import Outcome, Runner, Runs, run_in_process
+from hf_ssm.tuning.runs import Outcome, Runner, Runs, decide_outcomes, known_chance, run_in_process
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["Trial", "TuningResult", "tune"]
@@ -141,7 +141,7 @@ def tune(
         chosen = best(candidates, outcomes)
         if chosen.name != DEFAULT:
             fresh = _run(settings, (candidates[0], chosen), runs, range(first + 1, first + 1 + seeds))
-            decision = _decide(fresh[DEFAULT], fresh[chosen.name])
+            decision = decide_outcomes(fresh[DEFAULT], fresh[chosen.name])
     adopted = chosen if decision is not None and decision.adopt else candidates[0]
     kept = with_changes(settings, adopted.changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,13 +154,8 @@ def tune(
         compared=chosen.name,
         diagnosis=diagnosis,
         metric=outcomes[DEFAULT].metric,
-        chance=_known_chance(outcomes.values()),
+        chance=known_chance(outcomes.values()),
     )
-
-
-def _known_chance(outcomes: Iterable[Outcome]) -> float | None:
-    """The trivial baseline, which is not known from a run that diverged."""
-    return next((outcome.chance for outcome in outcomes if outcome.chance is not None), None)
 
 
 def _six_runs(
@@ -195,14 +190,3 @@ def _run(
         }
     )
     return {each.name: tuple(done[f"{each.name}-seed{seed}"] for seed in seeds) for each in present}
-
-
-def _decide(default: Sequence[Outcome], candidate: Sequence[Outcome]) -> Decision:
-    return decide(
-        [outcome.score for outcome in default],
-        [outcome.score for outcome in candidate],
-        greater_is_better=default[0].greater_is_better,
-        failed_default=[outcome.failed for outcome in default],
-        failed_candidate=[outcome.failed for outcome in candidate],
-        baseline=_known_chance([*default, *candidate]),
-    )
