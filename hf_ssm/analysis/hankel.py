@@ -40,8 +40,8 @@ class HankelSpectrum:
     Attributes:
         layer: Number of the block.
         name: Path of the operator within the backbone, such as "layers.0.mixer.long_conv".
-        systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (with the outputs
-            of both directions), a single one for S5.
+        systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (of which the
+            outputs are the directions), a single one for S5.
         singular_values: `(measured, N)`, float64, descending; of evenly chosen systems where there are more than 64.
     """
 

@@ -50,7 +50,7 @@ def bisect_minimum(
 ) -> Bisection:
     """Minimise a function with a single local minimum by halving an interval, on a logarithmic scale.
 
-    Of the interval [low, high], the middle x (the geometric mean) is tried first, then the middles of both halves. If
+    Of the interval [low, high], the middle x (the geometric mean) is tried first, then the middle of each half. If
     the objective is smaller in the middle of a half, the minimum is in that half, and otherwise in the two quarters
     around x. The interval thus halves, on the logarithmic scale, with at most two more trials, until high / low is at
     most `factor`. With r = ln(high / low) / ln(factor) there are at most 2 + 2 ⌈log₂ r⌉ trials.

@@ -59,8 +59,9 @@ def numerical_abscissa(A: Tensor) -> Tensor:
 def unitary_diagonalization(A: Tensor, tolerance: float = _TOLERANCE) -> tuple[Tensor, Tensor]:
     """Λ and a unitary U with A = U diag(Λ) U*, for normal matrices.
 
-    The Hermitian and the skew-Hermitian part of a normal matrix commute, so that a real combination of the two has the
-    eigenvectors of both; unlike those of `torch.linalg.eig`, they are orthonormal for repeated eigenvalues, too.
+    The Hermitian and the skew-Hermitian part of a normal matrix commute and have the same eigenvectors, which are those
+    of a real combination of the two parts. Repeated eigenvalues also have orthonormal eigenvectors, which
+    `torch.linalg.eig` does not guarantee.
 
     Args:
         A: `(..., N, N)`, real or complex.
