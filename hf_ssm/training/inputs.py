@@ -426,4 +426,10 @@ def _collator_of_rows(settings: RunSettings, data: RunData, mask_seed: int | Non
         return DataCollatorForTokenClassification(data.tokenizer)
     if data.tokenizer is None or TASKS[settings.task].labelled:
         return data.collator
-    return DataCollatorForLanguageModeling(data.tokenizer, mlm=settings.task == "masked-lm", seed=mask_seed)
+    if settings.task != "masked-lm":
+        return DataCollatorForLanguageModeling(data.tokenizer, mlm=False)
+    collator = DataCollatorForLanguageModeling(data.tokenizer, seed=mask_seed)
+    if mask_seed is not None and not settings.training.get("dataloader_num_workers"):
+        # The collator makes the same generator, but not in a child process, such as one of `tune --jobs`.
+        collator.generator = collator.get_generator(mask_seed)
+    return collator

@@ -92,3 +92,21 @@ def test_runs_side_by_side(tmp_path, monkeypatch):
     # The same numbers as in this process.
     here = run_in_process(planned["seed1"], tmp_path / "here")
     assert (outcomes["seed1"].score, outcomes["seed1"].tau_after) == (here.score, here.tau_after)
+
+
+@pytest.mark.slow
+def test_masks_of_a_language_model_in_another_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_SSM_KERNELS", "torch")
+    rows = ["".join("ACGT"[(row * place + place) % 4] for place in range(20)) for row in range(24)]
+    (tmp_path / "rows.csv").write_text("\n".join(["sequence", *rows]) + "\n")
+    masked = resolve(
+        {
+            "data": {"dataset": str(tmp_path / "rows.csv"), "validation_fraction": 0.25, "test_fraction": 0.25},
+            "model": {**MODEL, "task": "masked-lm", "bidirectional": True},
+            "training": TRAINING,
+        }
+    )
+    with Runs(tmp_path / "runs", jobs=2) as runs:
+        there = runs.outcomes({"masked": masked})["masked"]
+    here = run_in_process(masked, tmp_path / "here")
+    assert (there.score, there.train_loss) == (here.score, here.train_loss)
