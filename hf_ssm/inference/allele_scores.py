@@ -137,6 +137,7 @@ class AlleleScores:
         columns: Names of the scores.
         descriptions: What each score is.
         why_missing: Why a pair may lack a score.
+        evaluated: The scores that compare both alleles.
 
     Raises:
         ValueError: A score is unknown or needs another model.
@@ -154,6 +155,7 @@ class AlleleScores:
                 )
         self.descriptions: Mapping[str, str] = DESCRIPTIONS
         self.why_missing: Mapping[str, str] = WHY_MISSING
+        self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
         self._likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
 
     def read(self, pairs: Sequence[Pair]) -> list[Reading]:

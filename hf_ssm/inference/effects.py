@@ -53,6 +53,7 @@ class Effects:
         columns: Names of the results.
         descriptions: What each result is.
         why_missing: Why a pair may lack a result.
+        evaluated: The results that compare both alleles.
 
     Raises:
         ValueError: The model is no classifier or regressor, a target is unknown, or `flank` is negative or given for a
@@ -85,6 +86,7 @@ class Effects:
         self._scales = ("",) if self._kind == "values" else ("", "logit_")
         self.descriptions = {column: text for name in self._names for column, text in self._described(name).items()}
         self.columns = tuple(self.descriptions)
+        self.evaluated = tuple(name for name in self.columns if name.endswith(("_delta", "_delta_max")))
         self.why_missing: Mapping[str, str] = {
             column: "no token that both alleles have" for column in self.columns if "_delta_max" in column
         }
@@ -119,10 +121,9 @@ class Effects:
                 predictions[row] = self._activated(kept)
         readings = []
         for pair, (ref, alt) in zip(pairs, numbers, strict=True):
-            of_pair = predictions[ref], predictions[alt]
-            for values in of_pair:
-                check_finite(values, pair.where)
-            values = [prediction.numpy() for prediction in of_pair]
+            for prediction in (predictions[ref], predictions[alt]):
+                check_finite(prediction, pair.where)
+            values = [predictions[ref].numpy(), predictions[alt].numpy()]
             readings.append(self._token_reading(pair, values) if self._of_tokens else _Reading(np.stack(values, 1)))
         return readings
 

@@ -31,8 +31,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-REASONS = ("reason", "missing")
-"""Columns beside the scores: why a row has none, and which ones it lacks beside others."""
+REASONS = {
+    "reason": "why the allele has no score",
+    "missing": "scores that the allele lacks beside others, and why",
+}
+"""Columns beside the scores, and what they are."""
 
 
 def score_variants(
@@ -146,6 +149,7 @@ class VariantScorer:
 
     Attributes:
         descriptions: What each column of scores is, in their order.
+        evaluated: The columns that compare both alleles, for `evaluate_scores`.
     """
 
     def __init__(
@@ -185,6 +189,7 @@ class VariantScorer:
             AlleleScores(model, scores, share_prefixes) if target is None else Effects(model, target, flank)
         )
         self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
+        self.evaluated = self._measure.evaluated
         self._per_strand = {
             f"{name}_{strand}": (name, strand)
             for strand in (self._strands if per_strand else ())
