@@ -137,7 +137,7 @@ class AnnotatedVcf:
         added = [
             f"{field}={','.join(map(_text, values))}".encode()
             for field, values in zip(self._fields.values(), zip(*alleles, strict=True), strict=True)
-            if any(value not in (None, "") for value in values)
+            if cells[4] != b"." and any(value not in (None, "") for value in values)
         ]
         if added:
             kept = [] if cells[7] in (b".", b"") else [cells[7]]
