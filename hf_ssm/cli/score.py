@@ -86,12 +86,14 @@ def run_score(args: argparse.Namespace) -> None:
             _saturate(args, model, genome, regions, settings)
         else:
             _score(args, model, genome, settings)
-            if args.genome is not None:
+            if args.genome is not None and (args.target is not None or model.head in ("causal", "masked")):
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
                 window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
-                line = command("score", args.checkpoint, *region, *window, *model_words(args))
+                target = [] if args.target is None else ["--target", *args.target]
+                window = window[:2] if target else window
+                line = command("score", args.checkpoint, *region, *window, *target, *model_words(args))
                 suggest((line, "every substitution of a region, with a figure"))
 
 
