@@ -104,7 +104,7 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
     variants = with_progress(read_variants(args.variants, info), "variants", total)
     write = join_table
     if is_vcf(args.output):
-        texts = {name: f"{text}; {args.checkpoint}" for name, text in scorer.descriptions.items()} | REASONS
+        texts = {name: f"{text} (model {args.checkpoint})" for name, text in scorer.descriptions.items()} | REASONS
         write = AnnotatedVcf(args.variants, args.output, texts, genome, args.info_prefix).write
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
