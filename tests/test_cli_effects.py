@@ -182,7 +182,8 @@ def test_interrupted_commands_continue(score, folder: Path, monkeypatch: pytest.
     assert not list(folder.glob(".out*")) and not list(folder.glob(".whole*"))
 
 
-def test_every_substitution_of_a_region(score, folder: Path) -> None:
+def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.cli.effects._BLOCK", 3)
     region = ["--saturate", "chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
     assert main(["score", "class", *region]) == 0
     found = pd.read_csv("out.csv")

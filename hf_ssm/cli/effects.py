@@ -1,6 +1,7 @@
 """Options of `hf-ssm score` for effects on predictions, and those of all substitutions of a region."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from hf_ssm.inference.score import VariantScorer
 __all__ = ["TargetSaturation", "check_effects", "scorer_options"]
 
 _BASES = "ACGT"
-# Substitutions that are read at once.
-_AT_ONCE = 192
+# Positions that are read at once.
+_BLOCK = 64
+
+Region = tuple[str, int, int]
 
 
 def check_effects(args: argparse.Namespace) -> None:
@@ -44,15 +47,29 @@ class TargetSaturation:
         self._scorer, self._genome = VariantScorer(model, genome, **scorer_options(args)), genome
         self.columns = self._scorer.evaluated
 
-    def table_of_region(self, contig: str, first: int, last: int) -> pa.Table:
+    def blocks(self, regions: Iterable[Region]) -> list[Region]:
+        """Parts of regions that are computed, and stored, one after the other; those without a base are left out.
+
+        Raises:
+            ValueError: There is none.
+        """
+        blocks = [
+            (contig, start, min(start + _BLOCK, last))
+            for contig, first, last in regions
+            for start in range(first, last, _BLOCK)
+        ]
+        blocks = [block for block in blocks if set(self._genome.fetch(*block).upper()) & set(_BASES)]
+        if not blocks:
+            raise ValueError("--saturate: the regions have no base A, C, G or T")
+        return blocks
+
+    def table(self, contig: str, first: int, last: int) -> pa.Table:
         """Three rows for each base A, C, G or T from number `first` to before `last`, counted from 0."""
+        bases = self._genome.fetch(contig, first, last).upper()
         variants = [
             Variant({"chrom": contig, "pos": place + 1, "ref": ref, "alt": alt}, contig, place, ref, alt)
-            for place, ref in enumerate(self._genome.fetch(contig, first, last).upper(), start=first)
+            for place, ref in enumerate(bases, start=first)
             for alt in _BASES
             if ref in _BASES and alt != ref
         ]
-        if not variants:
-            raise ValueError(f"--saturate {contig}:{first + 1}-{last}: the region has no base A, C, G or T")
-        starts = range(0, len(variants), _AT_ONCE)
-        return pa.concat_tables([self._scorer.table(variants[start : start + _AT_ONCE]) for start in starts])
+        return self._scorer.table(variants)

@@ -47,7 +47,7 @@ _SETTINGS = (
 _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 # Suffix of the metrics beside the scores.
 _METRICS = ".metrics.json"
-# Variants of a part of the output.
+# Variants of a part of the output; of those that are read once for each token, a sixteenth.
 _PART = 64
 
 Region = tuple[str, int, int]
@@ -113,8 +113,10 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
         _summarise(args, table, scorer.evaluated)
         write(iter([table.data.table]), path)
 
+    is_slow = any("pseudo" in name for name in args.scores or ())
+    size = max(1, _PART // 16) if is_slow else _PART
     write_in_parts(
-        args.output, variants, scorer.table, settings, part_size=_PART, overwrite=args.overwrite_output, join=join
+        args.output, variants, scorer.table, settings, part_size=size, overwrite=args.overwrite_output, join=join
     )
 
 
@@ -181,7 +183,7 @@ def _saturate(
     def compute(one_region: list[Region]) -> pa.Table:
         ((contig, first, last),) = one_region
         if isinstance(saturation, TargetSaturation):
-            return saturation.table_of_region(contig, first, last)
+            return saturation.table(contig, first, last)
         reach = max(args.window, horizon)
         begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
         scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
@@ -197,7 +199,8 @@ def _saturate(
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
-    with_bar = with_progress(regions, "regions", len(regions))
+    blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
+    with_bar = with_progress(blocks, "regions", len(blocks))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
 
 
