@@ -98,7 +98,7 @@ def score_variants(
         scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, else the
             distance.
         target: Name or number of a class or value of a classifier or regressor, several of them, or "all"; in place of
-            `scores`.
+            `scores`. A value without a name is "prediction", or "value_0", "value_1", ... of several.
         window: Bases of a window, default 1024, half of them before the variant.
         horizon: Bases from the variant on; default `window - window // 2`.
         shifts: Average over windows that are moved by these numbers of bases, in the direction of each strand; default:
