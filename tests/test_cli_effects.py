@@ -219,6 +219,7 @@ def test_errors_come_before_the_scores(
         ("class", "o.csv", ["--target", "enhancer"], "v.vcf", "`target`='enhancer' is not known"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
         ("lm", "o.csv", ["--target", "all"], "v.vcf", "needs a classifier or a regressor"),
+        ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
         ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
     ]:
         assert score(model, output, *more, variants=variants) == 2, output

@@ -6,8 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from hf_ssm.cli.options.sequences import INFO_PREFIX
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.variants import Variant
+from hf_ssm.data.vcf import is_vcf
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.score import VariantScorer
 
@@ -28,6 +30,8 @@ def check_effects(args: argparse.Namespace) -> None:
         raise ValueError("--flank is for --target with a classifier of tokens: leave it out")
     if args.target is None and args.saturate is not None and (args.per_strand or args.shifts != [0]):
         raise ValueError("--per-strand and --shifts are for VARIANTS or --target: leave them out with --saturate")
+    if args.info_prefix != INFO_PREFIX and not is_vcf(args.output):
+        raise ValueError(f"--info-prefix is for an --output .vcf or .vcf.gz, not {str(args.output)!r}: leave it out")
 
 
 def scorer_options(args: argparse.Namespace) -> dict[str, Any]:

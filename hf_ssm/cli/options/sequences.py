@@ -19,6 +19,7 @@ SCORE_WINDOW = 1024
 """Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
+INFO_PREFIX = "HFSSM"
 KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
 
 
@@ -65,7 +66,8 @@ def _add_effects(add: Callable[..., object]) -> None:
     flank = "classifiers of tokens: bases beside the alleles whose tokens count (default: the window)"
     add("--flank", metavar="BASES", type=int, help=flank)
     add("--per-strand", action="store_true", help="add a column of each score for each strand")
-    add("--info-prefix", metavar="NAME", default="HFSSM", help="begins INFO fields of a VCF output (default: HFSSM)")
+    prefix = "begins the names of the INFO fields of a VCF output (default: %(default)s)"
+    add("--info-prefix", metavar="NAME", default=INFO_PREFIX, help=prefix)
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
