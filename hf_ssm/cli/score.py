@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from datasets import Dataset
 
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import can_draw, warn_of_chance
+from hf_ssm.cli.effects import TargetSaturation, check_effects, scorer_options
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
@@ -28,6 +29,7 @@ from hf_ssm.cli.sequences import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.variants import Variant, read_variants
+from hf_ssm.data.vcf import AnnotatedVcf, is_vcf
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
@@ -37,12 +39,15 @@ from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
-_SETTINGS = ("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by")
+_SETTINGS = (
+    *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by"),
+    *("target", "shifts", "flank", "per_strand", "info_prefix"),
+)
 # Columns of each record of a VCF file.
 _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 # Suffix of the metrics beside the scores.
 _METRICS = ".metrics.json"
-# Variants of a part of the output.
+# Variants of a part of the output; of those that are read once for each token, a sixteenth.
 _PART = 64
 
 Region = tuple[str, int, int]
@@ -58,7 +63,9 @@ def run_score(args: argparse.Namespace) -> None:
         raise ValueError("--positive and --by need the labels: give --label-column")
     if args.svg and args.saturate is None:
         raise ValueError("--svg is for the figures of --saturate: leave it out")
-    check_table_output(args.output)
+    check_effects(args)
+    if args.saturate is not None or not is_vcf(args.output):
+        check_table_output(args.output)
     check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
@@ -79,35 +86,38 @@ def run_score(args: argparse.Namespace) -> None:
             _saturate(args, model, genome, regions, settings)
         else:
             _score(args, model, genome, settings)
-            if args.genome is not None:
+            if args.genome is not None and (args.target is not None or model.head in ("causal", "masked")):
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
                 window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
-                line = command("score", args.checkpoint, *region, *window, *model_words(args))
+                target = [] if args.target is None else ["--target", *args.target]
+                window = window[:2] if target else window
+                line = command("score", args.checkpoint, *region, *window, *target, *model_words(args))
                 suggest((line, "every substitution of a region, with a figure"))
 
 
 def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
-    scorer = VariantScorer(model, genome, horizon=args.horizon, **_options(args))
+    scorer = VariantScorer(model, genome, **scorer_options(args))
     info = [name for name in (args.label_column, args.by) if name not in (None, *_VCF_COLUMNS)]
     total = _checked(args, scorer, read_variants(args.variants, info))
     variants = with_progress(read_variants(args.variants, info), "variants", total)
+    write = join_table
+    if is_vcf(args.output):
+        texts = {name: f"{text} (model {args.checkpoint})" for name, text in scorer.descriptions.items()} | REASONS
+        write = AnnotatedVcf(args.variants, args.output, texts, genome, args.info_prefix).write
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         # Before the output: it exists only with its metrics.
         table = Dataset(pa.concat_tables(tables))
-        _summarise(args, table)
-        join_table(iter([table.data.table]), path)
+        _summarise(args, table, scorer.evaluated)
+        write(iter([table.data.table]), path)
 
+    is_slow = any("pseudo" in name for name in args.scores or ())
+    size = max(1, _PART // 16) if is_slow else _PART
     write_in_parts(
-        args.output, variants, scorer.table, settings, part_size=_PART, overwrite=args.overwrite_output, join=join
+        args.output, variants, scorer.table, settings, part_size=size, overwrite=args.overwrite_output, join=join
     )
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("scores", "window", "keep_case")
-    return {"both_strands": not args.one_strand, **{name: getattr(args, name) for name in names}}
 
 
 def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:
@@ -130,7 +140,7 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
     return count
 
 
-def _summarise(args: argparse.Namespace, table: Dataset) -> None:
+def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
     reasons, missing = (Counter(re.sub(r"'.*?'|\d+", "...", why) for why in table[name] if why) for name in REASONS)
     usable = len(table) - reasons.total() - missing.total()
     print(f"{args.output} holds {len(table)} alleles, {usable} of them with all scores.")
@@ -139,12 +149,12 @@ def _summarise(args: argparse.Namespace, table: Dataset) -> None:
     for reason, count in missing.most_common():
         print(f"  {count} without {reason}")
     if args.label_column is not None:
-        _print_metrics(args, table)
+        _print_metrics(args, table, scores)
 
 
-def _print_metrics(args: argparse.Namespace, table: Dataset) -> None:
+def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
     try:
-        rows = evaluate_scores(table, args.label_column, args.positive, args.by).to_list()
+        rows = evaluate_scores(table, args.label_column, args.positive, args.by, scores=scores).to_list()
     except ValueError as error:
         # The scores themselves are complete.
         print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
@@ -163,10 +173,17 @@ def _saturate(
     args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region], settings: dict[str, Any]
 ) -> None:
     horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
-    saturation = Saturation(model, horizon=horizon, **_options(args))
+    options = {"scores": args.scores, "window": args.window, "horizon": horizon, "keep_case": args.keep_case}
+    saturation = (
+        Saturation(model, both_strands=not args.one_strand, **options)
+        if args.target is None
+        else TargetSaturation(args, model, genome)
+    )
 
     def compute(one_region: list[Region]) -> pa.Table:
         ((contig, first, last),) = one_region
+        if isinstance(saturation, TargetSaturation):
+            return saturation.table(contig, first, last)
         reach = max(args.window, horizon)
         begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
         scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
@@ -182,7 +199,8 @@ def _saturate(
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
-    with_bar = with_progress(regions, "regions", len(regions))
+    blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
+    with_bar = with_progress(blocks, "regions", len(blocks))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
 
 

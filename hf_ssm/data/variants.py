@@ -14,7 +14,7 @@ from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
 
-__all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
+__all__ = ["Variant", "Windows", "as_variants", "contig_of", "read_variants", "windows_of"]
 
 _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
@@ -52,11 +52,13 @@ class Windows:
     Attributes:
         forward: Both begin with the bases left of the variant.
         reverse: Of the other strand: both begin with the complement of the bases right of it.
+        before: Number of these bases in `forward` and in `reverse`; the alleles follow them.
         is_substitution: Whether both alleles have one length, so that the bases around them are at equal places.
     """
 
     forward: tuple[str, str]
     reverse: tuple[str, str]
+    before: tuple[int, int]
     is_substitution: bool
 
 
@@ -239,9 +241,9 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         count = min(len(variant.ref), len(variant.alt))
         strands = [(variant.ref, variant.alt), (reverse_complement(variant.ref), reverse_complement(variant.alt))]
         cut = [(ref[:count], alt[:count]) for ref, alt in strands]
-        return Windows(cut[0], cut[1], is_substitution)
+        return Windows(cut[0], cut[1], (0, 0), is_substitution)
     assert genome is not None
-    chrom = _contig(variant.chrom, genome)
+    chrom = contig_of(variant.chrom, genome)
     if chrom is None:
         return f"contig {variant.chrom!r} is not in {genome.path.name}"
     size, stop = genome.length(chrom), variant.start + len(variant.ref)
@@ -260,7 +262,8 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
     other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
-    return Windows(forward, _pair(other[0], other[1], other[2], other[3], left, right), is_substitution)
+    reverse = _pair(other[0], other[1], other[2], other[3], left, right)
+    return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))), is_substitution)
 
 
 def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) -> tuple[str, str]:
@@ -270,7 +273,7 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
     return context + (ref + after)[:count], context + (alt + after)[:count]
 
 
-def _contig(name: str, genome: Genome) -> str | None:
-    """The contig of that name, with or without the prefix "chr"."""
+def contig_of(name: str, genome: Genome) -> str | None:
+    """The contig of a genome for a name with or without the prefix "chr"; `None` if there is none."""
     names = (name, f"chr{name}", name.removeprefix("chr"))
     return next((spelling for spelling in names if spelling in genome), None)

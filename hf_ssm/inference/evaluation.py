@@ -1,5 +1,6 @@
 """How well scores of variants separate labels."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,11 +16,20 @@ __all__ = ["check_evaluation", "evaluate_scores"]
 _BOOTSTRAPS, _GROUP_BOOTSTRAPS = 200, 1000
 
 
-def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str | None = None, seed: int = 0) -> Dataset:
+def evaluate_scores(
+    scored: Dataset,
+    label: str,
+    positive: Any = None,
+    by: str | None = None,
+    seed: int = 0,
+    *,
+    scores: Sequence[str] | None = None,
+) -> Dataset:
     """Area under the ROC curve, average precision and rank correlation of each score with a label.
 
     An alternative allele is taken for the more harmful the lower its likelihood: the areas are those of the negative
-    score, or of the distance itself. Spearman's ρ is that of the score as it is.
+    score. Distances and `abs_` scores are taken as they are, and of effects on a prediction the absolute values.
+    Spearman's ρ is that of the score as it is.
 
     Args:
         scored: The result of `score_variants`, with the column of the label. Rows without a score are left out.
@@ -29,6 +39,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
             weights, as in TraitGym (Benegas et al. 2025). Groups with one label only, and variants without a group, are
             left out.
         seed: Of the bootstrap.
+        scores: Columns to evaluate, such as "enhancer_delta"; default: those of `hf_ssm.inference.score.SCORES` that
+            compare both alleles.
 
     Returns:
         A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
@@ -42,7 +54,8 @@ def evaluate_scores(scored: Dataset, label: str, positive: Any = None, by: str |
     frame = scored.to_pandas()
     labels, is_binary = check_evaluation(frame, label, positive, by)
     rows = []
-    for score in (name for name in SCORES if name in frame):
+    compared = [name for name in SCORES if name in frame and not name.startswith(("ref_", "alt_"))]
+    for score in compared if scores is None else scores:
         kept = frame[score].notna() & labels.notna()
         if by is not None:
             kept &= frame[by].notna()
@@ -147,5 +160,8 @@ def _value(metric: str, score: str, labels: np.ndarray, values: np.ndarray) -> f
         return float(ranks["score"].corr(ranks["label"]))
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    impact = values if score == "embedding_distance" else -values
+    if score not in SCORES:
+        impact = np.abs(values)
+    else:
+        impact = values if score.startswith("abs_") or score == "embedding_distance" else -values
     return float((roc_auc_score if metric == "auroc" else average_precision_score)(labels, impact))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -176,43 +177,50 @@ class CausalLikelihood:
         if lengths:
             yield first, len(lengths)
 
-    def groups(self, groups: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    def groups(self, groups: Sequence[Sequence[Tensor]], *, whole: bool = False) -> list[list[Tensor]]:
         """Log-probabilities of the tokens of groups of sequences, from the first one at which a group differs.
 
         Args:
             groups: In each group, ids of sequences `(L,)` that begin with the same tokens.
+            whole: Whether the log-probabilities of the shared tokens are computed, too; default False.
 
         Returns:
-            For each sequence, the log-probabilities of its tokens from number `shared_length` on; 0 for a token that
-            has none before it.
+            For each sequence, the log-probabilities of its tokens from number `shared_length` on, or with `whole` of
+            all its tokens; 0 for a token that has none before it.
         """
         lengths = [shared_length(group) for group in groups]
         if not self.shares:
             flat = self.full([ids for group in groups for ids in group])
             values = iter([torch.cat([of_row.new_zeros(1), of_row]) for of_row in flat])
-            return [[next(values)[length:] for _ in group] for group, length in zip(groups, lengths, strict=True)]
+            starts = [0 if whole else length for length in lengths]
+            return [[next(values)[start:] for _ in group] for group, start in zip(groups, starts, strict=True)]
         log_probs: list[list[Tensor]] = [[] for _ in groups]
         for length in dict.fromkeys(lengths):
             numbers = [number for number, shared in enumerate(lengths) if shared == length]
             size = max(1, self.model.max_tokens_per_batch // max(1, length))
             for first in range(0, len(numbers), size):
                 chosen = numbers[first : first + size]
-                batch = self._group_batch([groups[number] for number in chosen], length)
+                batch = self._group_batch([groups[number] for number in chosen], length, whole)
                 for number, of_group in zip(chosen, batch, strict=True):
                     log_probs[number] = of_group
         return log_probs
 
-    def _group_batch(self, groups: Sequence[Sequence[Tensor]], length: int) -> list[list[Tensor]]:
+    def _group_batch(self, groups: Sequence[Sequence[Tensor]], length: int, whole: bool) -> list[list[Tensor]]:
         """As `groups`, for groups that all share as many tokens."""
         if length == 0:
-            whole = iter(self.full([ids for group in groups for ids in group]))
-            return [[torch.cat([torch.zeros(1, dtype=torch.double), next(whole)]) for _ in group] for group in groups]
+            values = iter(self.full([ids for group in groups for ids in group]))
+            return [[F.pad(next(values), (1, 0)) for _ in group] for group in groups]
         beginnings = torch.stack([group[0][:length] for group in groups])
-        logits, cache = self.read(beginnings, keep=True, only_last=True)
+        logits, cache = self.read(beginnings, keep=True, only_last=not whole)
         owners = [number for number, group in enumerate(groups) for _ in group]
         rest = [ids[length:] for group in groups for ids in group]
         values = iter(self.continued(cache, logits[:, -1], owners, rest, length))
-        return [[next(values) for _ in group] for group in groups]
+        if not whole:
+            return [[next(values) for _ in group] for group in groups]
+        shared = F.pad(log_probs_of(logits[:, :-1], beginnings[:, 1:].to(logits.device)).cpu(), (1, 0))
+        return [
+            [torch.cat([before, next(values)]) for _ in group] for group, before in zip(groups, shared, strict=True)
+        ]
 
 
 def _padded(sequences: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["AGGREGATIONS", "Predictor", "letters_of", "predict"]
+__all__ = ["AGGREGATIONS", "Predictor", "kind_of", "letters_of", "predict"]
 
 AGGREGATIONS = ("mean", "max")
 # Columns that tell the windows of a sequence apart.
@@ -156,7 +156,7 @@ class Predictor:
         self.unknown = UnknownLetters(reader.reads_only_dna)
         self.longest_window: int | None = None
         config = reader.model.config
-        self._kind = _kind_of(config)
+        self._kind = kind_of(config)
         names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         # Names that are not unique could not be columns.
         self._names = names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
@@ -294,7 +294,8 @@ def letters_of(unit: Unit) -> int:
     return sum(window.stop - window.start for window in unit)
 
 
-def _kind_of(config: Any) -> str:
+def kind_of(config: Any) -> str:
+    """What a classifier predicts: "classes" (softmax), "labels" (sigmoid) or "values"."""
     if config.problem_type == "multi_label_classification":
         return _LABELS
     is_value = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)

@@ -1,7 +1,4 @@
-"""Scores of variants: how much less likely, or how different, the alternative allele is to a model.
-
-Legend: `L` tokens of a window, `V` vocabulary, `D` hidden size.
-"""
+"""Scores of variants: how much less likely, or how different, the alternative allele is to a model."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +8,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Dataset
-from torch import Tensor
 
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import Record
 from hf_ssm.data.variants import Variant, Windows, as_variants, windows_of
-from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, shared_length, without_end
-from hf_ssm.inference.model import MOST_UNKNOWN, Encoded, SequenceModel, check_finite
+from hf_ssm.inference.allele_scores import SCORES, WHY_MISSING, AlleleScores, Pair
+from hf_ssm.inference.effects import Effects
+from hf_ssm.inference.model import MOST_UNKNOWN, Encoded, SequenceModel
 from hf_ssm.inference.parts import table_of
-from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = [
@@ -35,23 +31,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-SCORES = {
-    "llr": "causal",
-    "next_token": "causal",
-    "masked_log_odds": "masked",
-    "embedding_distance": "any",
+REASONS = {
+    "reason": "why the allele has no score",
+    "missing": "scores that the allele lacks beside others, and why",
 }
-"""Name of each score, and the head that it needs."""
-
-_WHY_MISSING = {
-    "llr": "no base of the window has one before it",
-    "next_token": "no base before the variant",
-    "masked_log_odds": "masked log-odds need alleles of as many tokens",
-}
-"""Why a variant that has windows may lack a score."""
-
-REASONS = ("reason", "missing")
-"""Columns beside the scores: why a row has none, and which ones it lacks beside others."""
+"""Columns beside the scores, and what they are."""
 
 
 def score_variants(
@@ -61,9 +45,13 @@ def score_variants(
     genome: Genome | None = None,
     *,
     scores: Sequence[str] | None = None,
+    target: str | Sequence[str] | None = None,
     window: int = 1024,
     horizon: int | None = None,
+    shifts: Sequence[int] = (0,),
+    flank: int | None = None,
     both_strands: bool = True,
+    per_strand: bool = False,
     share_prefixes: bool = True,
     keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
@@ -71,14 +59,35 @@ def score_variants(
     """Score variants without labels.
 
     Each variant is scored by itself, against the reference: overlapping variants do not change each other's windows.
-    All scores are differences of the alternative to the reference allele, in nats; the lower, the less likely the
-    alternative; `embedding_distance` is a distance.
+
+    Scores of language models, in nats; the lower a difference, the less likely the alternative:
 
     - `llr` (causal models): log-likelihood of the window with the alternative minus that with the reference allele.
     - `next_token` (causal): log-probability of the first token at which both alleles differ, given the bases before it.
     - `masked_log_odds` (masked models): the same for the tokens of the variant, masked together in the window of the
       reference. For alleles of different lengths there is none.
-    - `embedding_distance`: Euclidean distance of the mean hidden states of the last layer over both windows.
+    - `pseudo_llr` (masked): difference of the pseudo-log-likelihoods of both windows (Salazar et al. 2020): each token
+      is masked in turn, and predicted from all others. Exact, also for insertions and deletions, and as many passes
+      as a window has tokens.
+    - `unmasked_llr` (masked): the same sum in one pass in which nothing is masked, and the model sees what it predicts.
+    - `ref_<score>`, `alt_<score>`, `abs_<score>`, `mean_<score>` of `llr`, `pseudo_llr` and `unmasked_llr`: the
+      log-likelihood of the window with the reference, or with the alternative allele; the absolute value of the
+      difference; the difference of the means per token, which does not grow with the window.
+
+    Other scores:
+
+    - `embedding_distance` (any model): Euclidean distance of the mean hidden states of the last layer over both
+      windows.
+    - With `target`, the predictions of a classifier or a regressor: `<target>_ref`, `<target>_alt` and
+      `<target>_delta`, alternative minus reference, of the probability, and `<target>_logit_ref`, ... of the logit,
+      log(p / (1 - p)); of a regressor, those of the value. Of classifiers of tokens these are sums over the tokens
+      of the window, and `<target>_delta_max` is the largest difference at a token, with its sign, among the tokens
+      outside of the alleles and those of alleles of equal length; `<target>_delta_max_offset` is the place of that
+      token, in bases of the genome from the first one of the reference allele.
+
+    Windows: on each strand, in its own direction, both windows begin with the same `window // 2` bases; the alleles and
+    the bases behind them fill the other half. Both have equal lengths, also for insertions and deletions, whose windows
+    end at different bases of the genome. At the ends of a contig both are shorter.
 
     Args:
         model: A model of hf_ssm or transformers.
@@ -86,10 +95,18 @@ def score_variants(
         variants: Rows with `chrom`, `pos` (1-based), `ref`, `alt`, or with `ref_sequence` and `alt_sequence`; or
             `hf_ssm.data.variants.read_variants(path)`.
         genome: The reference, `hf_ssm.data.genome.Genome(path)`; not needed for sequences.
-        scores: Names of scores; default: those of the likelihood for language models, else the distance.
+        scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, else the
+            distance.
+        target: Name or number of a class or value of a classifier or regressor, several of them, or "all"; in place of
+            `scores`. A value without a name is "prediction", or "value_0", "value_1", ... of several.
         window: Bases of a window, default 1024, half of them before the variant.
         horizon: Bases from the variant on; default `window - window // 2`.
+        shifts: Average over windows that are moved by these numbers of bases, in the direction of each strand; default:
+            not moved.
+        flank: For classifiers of tokens: bases on each side of the alleles whose tokens count; default: all that both
+            windows have.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
+        per_strand: Add the columns `<score>_forward` and `<score>_reverse`.
         share_prefixes: Read what the windows of a variant have in common only once, default True, where the model
             allows it. The scores are the same up to rounding.
         keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, stay so. By default they are
@@ -104,16 +121,20 @@ def score_variants(
         to the tokenizer.
 
     Raises:
-        ValueError: A score is unknown or needs another model, the window is not positive or longer than the model
-            takes, a variant with a place has no genome, or a column has the name of a result.
+        ValueError: A score or target is unknown or needs another model, the window is not positive or longer than the
+            model takes, a variant with a place has no genome, or a column has the name of a result.
     """
     scorer = VariantScorer(
         SequenceModel(model, tokenizer, max_tokens_per_batch),
         genome,
         scores,
+        target=target,
         window=window,
         horizon=horizon,
+        shifts=shifts,
+        flank=flank,
         both_strands=both_strands,
+        per_strand=per_strand,
         share_prefixes=share_prefixes,
         keep_case=keep_case,
     )
@@ -125,6 +146,10 @@ class VariantScorer:
     """Computes the table of scores of a list of variants; to be used within `evaluating`.
 
     The arguments are those of `score_variants`.
+
+    Attributes:
+        descriptions: What each column of scores is, in their order.
+        evaluated: The columns that compare both alleles, for `evaluate_scores`.
     """
 
     def __init__(
@@ -133,84 +158,117 @@ class VariantScorer:
         genome: Genome | None,
         scores: Sequence[str] | None = None,
         *,
+        target: str | Sequence[str] | None = None,
         window: int = 1024,
         horizon: int | None = None,
+        shifts: Sequence[int] = (0,),
+        flank: int | None = None,
         both_strands: bool = True,
+        per_strand: bool = False,
         share_prefixes: bool = True,
         keep_case: bool = False,
     ):
-        self.model, self.genome, self.both_strands = model, genome, both_strands
-        self.letters = WindowLetters(model, keep_case)
-        by_head = {"causal": ("llr", "next_token"), "masked": ("masked_log_odds",)}
-        self.scores = tuple(scores or by_head.get(str(model.head), ("embedding_distance",)))
-        for name in self.scores:
-            check_choice("scores", name, tuple(SCORES))
-            if SCORES[name] not in ("any", model.head):
-                raise ValueError(
-                    f"`scores`={name!r} needs a {SCORES[name]} language model, not a {type(model.model).__name__}."
-                )
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
         if horizon is not None and horizon < 1:
             raise ValueError(f"`horizon`={horizon}: give at least one base.")
-        self.left = window // 2
-        self.right = window - self.left if horizon is None else horizon
-        self.likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
+        self._left = window // 2
+        self._right = window - self._left if horizon is None else horizon
+        for shift in shifts:
+            if not -self._right < shift <= self._left:
+                raise ValueError(f"`shifts`: {shift} bases move the variant out of the window of {window} bases.")
+        if not shifts:
+            raise ValueError("`shifts` is empty: give numbers of bases, such as 0.")
+        if target is not None and scores is not None:
+            raise ValueError("`scores` and `target` exclude each other: give one of them.")
+        if target is None and flank is not None:
+            raise ValueError(f"`flank`={flank} needs `target`, of a classifier of tokens.")
+        self.model, self.genome, self.letters = model, genome, WindowLetters(model, keep_case)
+        self._shifts, self._strands = shifts, ("forward", "reverse") if both_strands else ("forward",)
+        self._measure: Any = (
+            AlleleScores(model, scores, share_prefixes) if target is None else Effects(model, target, flank)
+        )
+        self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
+        self.evaluated = self._measure.evaluated
+        self._per_strand = {
+            f"{name}_{strand}": (name, strand)
+            for strand in (self._strands if per_strand else ())
+            for name in self._measure.columns
+        }
+        self.descriptions |= {
+            column: f"{self.descriptions[name]}, {strand} strand" for column, (name, strand) in self._per_strand.items()
+        }
 
     def table(self, variants: Sequence[Variant]) -> pa.Table:
         """The columns, the scores and the reasons of variants."""
         names = dict.fromkeys(name for variant in variants for name in variant.columns)
         self.check_columns(names)
-        windows = [self._windows(variant) for variant in variants]
-        reasons = [window if isinstance(window, str) else "" for window in windows]
-        values = {name: np.full(len(variants), np.nan) for name in self.scores}
-        numbers = [number for number, window in enumerate(windows) if isinstance(window, Windows)]
-        usable = [window for window in windows if isinstance(window, Windows)]
-        if usable:
-            wheres = [_where(variants[number]) for number in numbers]
-            aligned = [pair.is_substitution for pair in usable]
-            strands = [[pair.forward for pair in usable]] + [[pair.reverse for pair in usable]] * self.both_strands
-            results = [self._scores(pairs, aligned, wheres) for pairs in strands]
-            for name in self.scores:
-                values[name][numbers] = mean_of_strands([scores[name] for scores, _ in results])
-            for number, faults in zip(numbers, zip(*(faults for _, faults in results), strict=True), strict=True):
-                reasons[number] = faults[0] if all(faults) else ""
+        readings, reasons = self._readings(variants)
+        # Strand to the mean scores of each variant; "" for all strands.
+        means: dict[str, list[dict[str, float]]] = {}
+        for strand in ("", *self._strands):
+            chosen = [[reading for tag, reading in of_variant if strand in ("", tag)] for of_variant in readings]
+            means[strand] = [self._measure.combined(of_variant) if of_variant else {} for of_variant in chosen]
+        values = {name: _values(means[""], name) for name in self._measure.columns}
         columns: dict[str, Any] = {name: [variant.columns.get(name) for variant in variants] for name in names}
-        return pa.table(columns | columns_of_scores(values, reasons))
+        columns |= columns_of_scores(values, reasons, self._measure.why_missing)
+        why = {name: columns.pop(name) for name in REASONS}
+        for column, (name, strand) in self._per_strand.items():
+            columns[column] = _column(column, _values(means[strand], name))
+        return pa.table(columns | why)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise `ValueError` if a column of the variants has the name of a result."""
-        if taken := [name for name in names if name in (*self.scores, *REASONS)]:
+        if taken := [name for name in names if name in (*self.descriptions, *REASONS)]:
             raise ValueError(f"the variants have a column {taken[0]!r}, as the table of scores has: rename it.")
 
-    def _windows(self, variant: Variant) -> Windows | str:
+    def _readings(self, variants: Sequence[Variant]) -> tuple[list[list[tuple[str, Any]]], list[str]]:
+        """For each variant, the strand and the scores of each window that has some; and why none has."""
+        readings: list[list[tuple[str, Any]]] = [[] for _ in variants]
+        faults: list[list[str]] = [[] for _ in variants]
+        for shift in self._shifts:
+            windows = [self._windows(variant, shift) for variant in variants]
+            usable = [(number, found) for number, found in enumerate(windows) if isinstance(found, Windows)]
+            for number, found in enumerate(windows):
+                faults[number] += [found] if isinstance(found, str) else []
+            for strand in self._strands if usable else ():
+                of_strand = self._pairs(strand, [(variants[number], found) for number, found in usable])
+                pairs = {number: pair for (number, _), pair in zip(usable, of_strand, strict=True)}
+                for number, pair in pairs.items():
+                    faults[number] += [pair] if isinstance(pair, str) else []
+                scored = {number: pair for number, pair in pairs.items() if isinstance(pair, Pair)}
+                results = self._measure.read(list(scored.values())) if scored else []
+                for number, result in zip(scored, results, strict=True):
+                    readings[number].append((strand, result))
+        reasons = ["" if found else whys[0] for found, whys in zip(readings, faults, strict=True)]
+        return readings, reasons
+
+    def _windows(self, variant: Variant, shift: int) -> Windows | str:
         if variant.has_place and self.genome is None and not variant.reason:
             raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
-        return windows_of(variant, self.genome, self.left, self.right)
+        if shift and not variant.has_place:
+            raise ValueError("`shifts` needs variants with `chrom` and `pos`: sequences have nothing to move into.")
+        return windows_of(variant, self.genome, self._left - shift, self._right + shift)
 
-    def _scores(
-        self, pairs: Sequence[tuple[str, str]], aligned: Sequence[bool], wheres: Sequence[str]
-    ) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Each score of the windows of one strand, NaN if there is none; and why a pair of windows has no score."""
+    def _pairs(self, strand: str, usable: Sequence[tuple[Variant, Windows]]) -> list[Pair | str]:
+        """The tokens of the windows of one strand, or why they have no score."""
+        is_reversed = strand == "reverse"
+        sequences = [windows.reverse if is_reversed else windows.forward for _, windows in usable]
         records = [
-            Record(self.letters.read(sequence), where)
-            for pair, where in zip(pairs, wheres, strict=True)
+            Record(self.letters.read(sequence), _where(variant))
+            for (variant, _), pair in zip(usable, sequences, strict=True)
             for sequence in pair
         ]
         encoded = self.model.encode(records, refuse_unknown=False)
-        faults = [
-            self._fault(records[first : first + 2], encoded[first : first + 2]) for first in range(0, len(records), 2)
-        ]
-        scored = [number for number, fault in enumerate(faults) if not fault]
-        values = {name: np.full(len(pairs), np.nan) for name in self.scores}
-        if scored:
-            chosen = [(encoded[2 * number], encoded[2 * number + 1]) for number in scored]
-            for name, numbers in self._computed(chosen, [aligned[number] for number in scored]).items():
-                for row, value in zip(scored, numbers, strict=True):
-                    if value is not None:
-                        check_finite(torch.tensor(value), wheres[row])
-                        values[name][row] = value
-        return values, faults
+        pairs: list[Pair | str] = []
+        for number, (variant, windows) in enumerate(usable):
+            both = slice(2 * number, 2 * number + 2)
+            ref, alt = encoded[both]
+            alleles = len(variant.ref), len(variant.alt)
+            before, length = windows.before[is_reversed], len(sequences[number][0])
+            why = self._fault(records[both], encoded[both])
+            pairs.append(why or Pair(ref, alt, alleles, before, length, is_reversed, records[2 * number].where))
+        return pairs
 
     def _fault(self, records: Sequence[Record], encoded: Sequence[Encoded]) -> str:
         """Why a pair of windows has no score; "" if it has."""
@@ -223,85 +281,13 @@ class VariantScorer:
             )
         return ""
 
-    def _computed(
-        self, pairs: Sequence[tuple[Encoded, Encoded]], aligned: Sequence[bool]
-    ) -> dict[str, list[float | None]]:
-        scores: dict[str, list[float | None]] = {}
-        if self.likelihood is not None and {"llr", "next_token"} & set(self.scores):
-            scores |= self._causal(self.likelihood, pairs)
-        if "masked_log_odds" in self.scores:
-            scores["masked_log_odds"] = self._masked(pairs, aligned)
-        if "embedding_distance" in self.scores:
-            scores["embedding_distance"] = self._distances([text for pair in pairs for text in pair])
-        return {name: scores[name] for name in self.scores}
-
-    @staticmethod
-    def _causal(
-        likelihood: CausalLikelihood, pairs: Sequence[tuple[Encoded, Encoded]]
-    ) -> dict[str, list[float | None]]:
-        # Variants at the same place, such as the alleles of one row, share what is before them and their reference.
-        groups: dict[bytes, dict[bytes, Tensor]] = {}
-        places = []
-        for pair in pairs:
-            ids = [without_end(text) for text in pair]
-            keys = [tokens.numpy().tobytes() for tokens in ids]
-            group = groups.setdefault(keys[0], {})
-            group.update(zip(keys, ids, strict=True))
-            places.append((keys[0], keys[1], shared_length(ids)))
-        values = likelihood.groups([list(group.values()) for group in groups.values()])
-        # Log-probabilities from the first token that a group does not share.
-        log_probs = {
-            key: (shared_length(list(group.values())), dict(zip(group, of_group, strict=True)))
-            for (key, group), of_group in zip(groups.items(), values, strict=True)
-        }
-        llr: list[float | None] = []
-        first: list[float | None] = []
-        for ref, alt, shared in places:
-            start, of_group = log_probs[ref]
-            of_alt, of_ref = of_group[alt], of_group[ref]
-            # Of a single token, the model has no likelihood.
-            has_llr = start + min(len(of_alt), len(of_ref)) > 1
-            llr.append((of_alt.sum() - of_ref.sum()).item() if has_llr else None)
-            at = shared - start
-            first.append((of_alt[at] - of_ref[at]).item() if shared else None)
-        return {"llr": llr, "next_token": first}
-
-    def _masked(self, pairs: Sequence[tuple[Encoded, Encoded]], aligned: Sequence[bool]) -> list[float | None]:
-        mask = self.model.tokenizer.mask_token_id
-        if mask is None:
-            raise ValueError("masked log-odds need a tokenizer with a mask token.")
-        usable = [
-            number
-            for number, (ref, alt) in enumerate(pairs)
-            if aligned[number] and torch.equal(ref.letters, alt.letters)
-        ]
-        differing = [pairs[number][0].ids != pairs[number][1].ids for number in usable]
-        masked = [
-            Encoded(torch.where(places, mask, pairs[number][0].ids), pairs[number][0].special, pairs[number][0].letters)
-            for number, places in zip(usable, differing, strict=True)
-        ]
-        log_odds: list[float | None] = [None] * len(pairs)
-        for batch in self.model.run(masked):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                places = differing[row].nonzero().squeeze(1).to(logits.device)
-                ref, alt = (text.ids.to(logits.device)[places] for text in pairs[usable[row]])
-                odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                log_odds[usable[row]] = odds.sum().item()
-        return log_odds
-
-    def _distances(self, encoded: Sequence[Encoded]) -> list[float | None]:
-        means: list[Tensor] = [torch.zeros(0)] * len(encoded)
-        for batch in self.model.run(encoded, output_hidden_states=True):
-            hidden = batch.outputs.hidden_states[-1].double()
-            for row, states in zip(batch.rows, hidden, strict=True):
-                kept = (~encoded[row].special).nonzero().squeeze(1).to(states.device)
-                means[row] = states[kept].mean(0).cpu()
-        stacked = torch.stack(means)
-        return list(torch.linalg.vector_norm(stacked[::2] - stacked[1::2], dim=-1).tolist())
-
 
 def _where(variant: Variant) -> str:
     return f"variant {variant.chrom}:{variant.start + 1} {variant.ref[:20]}>{variant.alt[:20]}"
+
+
+def _values(means: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
+    return np.array([of_variant.get(name, np.nan) for of_variant in means], dtype=float)
 
 
 class WindowLetters:
@@ -347,21 +333,29 @@ def mean_of_strands(values: Sequence[np.ndarray]) -> np.ndarray:
     return mean
 
 
-def columns_of_scores(values: Mapping[str, np.ndarray], reasons: Sequence[str]) -> dict[str, pa.Array]:
+def columns_of_scores(
+    values: Mapping[str, np.ndarray], reasons: Sequence[str], why_missing: Mapping[str, str] = WHY_MISSING
+) -> dict[str, pa.Array]:
     """The columns of scores, NaN where there is none, and those of `REASONS`.
 
     Args:
         values: Name to scores, one for each row.
-        reasons: Why a row has no score; "" if it has, or if only `_WHY_MISSING` says why.
+        reasons: Why a row has no score; "" if it has, or if only `why_missing` says why.
+        why_missing: Why a row lacks a score that others have.
     """
     reasons, missing = list(reasons), [""] * len(reasons)
     for row in np.flatnonzero(np.isnan(np.stack(list(values.values()))).any(0)):
         if reasons[row]:
             continue
-        whys = {name: _WHY_MISSING[name] for name, scores in values.items() if np.isnan(scores[row])}
+        whys = {name: why_missing[name] for name, scores in values.items() if np.isnan(scores[row])}
         if len(whys) == len(values):
-            reasons[row] = "; ".join(whys.values())
+            reasons[row] = "; ".join(dict.fromkeys(whys.values()))
         else:
             missing[row] = "; ".join(f"{name}: {why}" for name, why in whys.items())
-    columns = {name: pa.array(scores, from_pandas=True) for name, scores in values.items()}
+    columns = {name: _column(name, scores) for name, scores in values.items()}
     return columns | dict(zip(REASONS, (pa.array(texts, pa.string()) for texts in (reasons, missing)), strict=True))
+
+
+def _column(name: str, values: np.ndarray) -> pa.Array:
+    column = pa.array(values, from_pandas=True)
+    return column.cast(pa.int64()) if "_delta_max_offset" in name else column

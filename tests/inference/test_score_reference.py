@@ -174,6 +174,63 @@ def test_scores_of_variants(make_model, genome: Genome, name: str, tokenizer: st
     assert len(rows) / 3 < scored < len(rows)
 
 
+def log_prob(model: Any, ids: list[int], place: int, read: list[int]) -> float:
+    """Log-probability of a token of `ids` where the model reads other ones."""
+    return log_probs(model, read)[place, ids[place]].item()
+
+
+def totals(model: Any, tokenizer: str, kind: str, text: str) -> tuple[float, int]:
+    """A log-likelihood of a window, and how many tokens it has."""
+    ids = token_ids(text, tokenizer)
+    before, after = (len(TOKENIZERS[tokenizer][side]) for side in (1, 2))
+    if kind == "llr":
+        ids = ids[: len(ids) - after]
+        return likelihood(model, ids), len(ids) - 1
+    places = range(before, len(ids) - after)
+    reads = [
+        [MASK if kind == "pseudo_llr" and at == place else token for at, token in enumerate(ids)] for place in places
+    ]
+    return sum(log_prob(model, ids, place, read) for place, read in zip(places, reads, strict=True)), len(places)
+
+
+@pytest.mark.parametrize("tokenizer", ["plain", "cased"])
+@pytest.mark.parametrize("name", ["S4", "SSD", "masked Hyena"])
+def test_forms_of_likelihoods(make_model, genome: Genome, name: str, tokenizer: str) -> None:
+    family, head, options = MODELS[name]
+    model = make_model(family, head, num_hidden_layers=1, **options).double()
+    kinds = ("llr",) if head == "ForCausalLM" else ("pseudo_llr", "unmasked_llr")
+    chosen = list(variants())[:: 2 if head == "ForCausalLM" else 4]
+    rows = [{"chrom": "chr1", "pos": start + 1, "ref": ref, "alt": alt} for start, ref, alt in chosen]
+    scores = [f"{form}{kind}" for kind in kinds for form in ("", "ref_", "alt_", "abs_", "mean_")]
+    # Batches of a few windows.
+    limits = {"window": WINDOW, "max_tokens_per_batch": 40}
+    found = hf_ssm.score_variants(
+        model, TOKENIZERS[tokenizer][0], rows, genome, scores=scores, per_strand=True, **limits
+    )
+    text = CONTIG.upper()
+    for row, (start, ref, alt) in zip(found, chosen, strict=True):
+        strands = [(text, start, ref, alt), (turned(text), len(text) - start - len(ref), turned(ref), turned(alt))]
+        for kind in kinds:
+            expected: dict[str, list[float]] = {form: [] for form in ("", "ref_", "alt_", "mean_")}
+            for strand, place in zip(("forward", "reverse"), strands, strict=True):
+                pair = windows_of_strand(*place)
+                sums = [totals(model, tokenizer, kind, window) for window in pair]
+                has_none = is_mostly_unknown(*pair) or pair[0] == pair[1] or min(sums[0][1], sums[1][1]) == 0
+                if has_none:
+                    assert row[f"{kind}_{strand}"] is row[f"abs_{kind}_{strand}"] is None
+                    continue
+                ratio = sums[1][0] - sums[0][0]
+                of_strand = (ratio, sums[0][0], sums[1][0], sums[1][0] / sums[1][1] - sums[0][0] / sums[0][1])
+                for form, value in zip(expected, of_strand, strict=True):
+                    assert close(row[f"{form}{kind}_{strand}"], value)
+                    expected[form].append(value)
+                assert close(row[f"abs_{kind}_{strand}"], abs(ratio))
+            means = {form: mean(values) for form, values in expected.items()}
+            assert all(close(row[form + kind], value) for form, value in means.items()), (row, means)
+            assert close(row[f"abs_{kind}"], None if means[""] is None else abs(means[""]))
+    assert sum(not reason for reason in found["reason"]) > len(rows) / 2
+
+
 def expected_substitution(
     model: Any, tokenizer: str, is_causal: bool, text: str, region: tuple[int, int], place: int, alt: str
 ) -> tuple[float, ...]:

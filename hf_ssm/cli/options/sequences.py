@@ -1,6 +1,7 @@
 """Options of `hf-ssm predict`, `embed` and `score`."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column, add_table_options
@@ -8,11 +9,17 @@ from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column,
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
 POOLINGS = ("mean", "last", "token")
-SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
+SCORES = (
+    *("llr", "ref_llr", "alt_llr", "abs_llr", "mean_llr", "next_token", "masked_log_odds"),
+    *("pseudo_llr", "ref_pseudo_llr", "alt_pseudo_llr", "abs_pseudo_llr", "mean_pseudo_llr"),
+    *("unmasked_llr", "ref_unmasked_llr", "alt_unmasked_llr", "abs_unmasked_llr", "mean_unmasked_llr"),
+    "embedding_distance",
+)
 SCORE_WINDOW = 1024
 """Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
+INFO_PREFIX = "HFSSM"
 KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
 
 
@@ -52,6 +59,17 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     add_table_options(parser, "parquet or safetensors")
 
 
+def _add_effects(add: Callable[..., object]) -> None:
+    target = "effects on the prediction of classes or values of a classifier or regressor, or of all; not with --scores"
+    add("--target", metavar="CLASS", nargs="+", help=target)
+    add("--shifts", metavar="N", type=int, nargs="+", default=[0], help="average windows moved by N bases (default: 0)")
+    flank = "classifiers of tokens: bases beside the alleles whose tokens count (default: the window)"
+    add("--flank", metavar="BASES", type=int, help=flank)
+    add("--per-strand", action="store_true", help="add a column of each score for each strand")
+    prefix = "begins the names of the INFO fields of a VCF output (default: %(default)s)"
+    add("--info-prefix", metavar="NAME", default=INFO_PREFIX, help=prefix)
+
+
 def add_score(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     variants = "VCF, or a table with chrom, pos, ref, alt or with ref_sequence, alt_sequence (csv, tsv, json, jsonl, "
@@ -61,6 +79,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
     scores = f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)"
     add("--scores", metavar="SCORE", nargs="+", choices=SCORES, help=scores)
+    _add_effects(add)
     window = "bases of a window around a variant (default: %(default)s)"
     add("--window", metavar="BASES", type=int, default=SCORE_WINDOW, help=window)
     horizon = "bases from the variant on that count (default: the second half of the window; with --saturate "
@@ -72,4 +91,4 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
     add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
-    add_table_options(parser, "csv, tsv or parquet")
+    add_table_options(parser, "csv, tsv or parquet; of a VCF file also vcf or vcf.gz")

@@ -1,0 +1,262 @@
+"""Scores of pairs of windows, one with each allele of a variant, from likelihoods and hidden states.
+
+Legend: `L` tokens of a window, `T` those without special tokens, `V` vocabulary, `D` hidden size.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, shared_length, without_end
+from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
+from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs, unmasked_log_probs
+from hf_ssm.probes.reading import check_choice
+
+__all__ = ["DESCRIPTIONS", "SCORES", "WHY_MISSING", "AlleleScores", "Pair", "unique_texts"]
+
+_LIKELIHOODS = {
+    "llr": ("causal", "log-likelihood"),
+    "pseudo_llr": ("masked", "pseudo-log-likelihood, each token masked in turn,"),
+    "unmasked_llr": ("masked", "sum of the log-probabilities, in one pass without masks,"),
+}
+# Forms of each likelihood: prefix of the name, and what it is.
+_FORMS = {
+    "": "{}, alternative minus reference allele",
+    "ref_": "{} of the window with the reference allele",
+    "alt_": "{} of the window with the alternative allele",
+    "abs_": "absolute value of the difference of the {} between both alleles",
+    "mean_": "{} per token, alternative minus reference allele",
+}
+
+SCORES = {
+    **{prefix + name: _LIKELIHOODS[name][0] for name in ("llr",) for prefix in _FORMS},
+    "next_token": "causal",
+    "masked_log_odds": "masked",
+    **{prefix + name: _LIKELIHOODS[name][0] for name in ("pseudo_llr", "unmasked_llr") for prefix in _FORMS},
+    "embedding_distance": "any",
+}
+"""Name of each score, and the head that it needs."""
+
+DESCRIPTIONS = {
+    **{
+        prefix + name: f"{_FORMS[prefix].format(what)} (nats)"
+        for name, (_, what) in _LIKELIHOODS.items()
+        for prefix in _FORMS
+    },
+    "next_token": "log-ratio of the probabilities of the first token that differs (nats)",
+    "masked_log_odds": "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
+    "embedding_distance": "Euclidean distance of the mean hidden states of the last layer",
+}
+"""What each score is."""
+
+_NO_LIKELIHOOD = "no base of the window has one before it"
+WHY_MISSING = {
+    **{prefix + "llr": _NO_LIKELIHOOD for prefix in _FORMS},
+    "next_token": "no base before the variant",
+    "masked_log_odds": "masked log-odds need alleles of as many tokens",
+}
+"""Why a variant that has windows may lack a score."""
+
+
+Reading = dict[str, float | None]
+"""Name to score of a pair of windows; `None` if there is none."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The windows of one strand with both alleles of a variant.
+
+    Attributes:
+        ref, alt: Their tokens.
+        alleles: Letters of both alleles.
+        before: Letters of the windows before the alleles.
+        length: Letters of each window.
+        is_reversed: Whether the windows are those of the reverse strand.
+        where: The variant, for messages.
+    """
+
+    ref: Encoded
+    alt: Encoded
+    alleles: tuple[int, int]
+    before: int
+    length: int
+    is_reversed: bool
+    where: str
+
+    @property
+    def texts(self) -> tuple[Encoded, Encoded]:
+        """Both windows."""
+        return self.ref, self.alt
+
+
+def unique_texts(pairs: Sequence[Pair]) -> tuple[list[Encoded], list[tuple[int, int]]]:
+    """The windows of several pairs without repetitions, and the numbers of those of each pair.
+
+    The alleles of a record, for example, have the same window of the reference.
+    """
+    texts: dict[bytes, tuple[int, Encoded]] = {}
+    numbers = [
+        tuple(texts.setdefault(text.ids.numpy().tobytes(), (len(texts), text))[0] for text in pair.texts)
+        for pair in pairs
+    ]
+    return [text for _, text in texts.values()], [(ref, alt) for ref, alt in numbers]
+
+
+class _Likelihoods(NamedTuple):
+    """Log-likelihoods of both windows, and tokens of each; `ratio` is more precise than the difference of both."""
+
+    ratio: float
+    ref: float
+    alt: float
+    tokens: tuple[int, int]
+
+    def forms(self, name: str) -> Reading:
+        """All forms of the score `name`; none without a token that is predicted."""
+        if not all(self.tokens):
+            return {prefix + name: None for prefix in _FORMS}
+        per_token = self.alt / self.tokens[1] - self.ref / self.tokens[0]
+        # The absolute value is taken of the mean of the strands.
+        values = {"": self.ratio, "ref_": self.ref, "alt_": self.alt, "abs_": self.ratio, "mean_": per_token}
+        return {prefix + name: value for prefix, value in values.items()}
+
+
+class AlleleScores:
+    """Computes scores of pairs of windows; to be used within `evaluating`.
+
+    Args:
+        model: The model and its tokenizer.
+        scores: Names of scores; default: those of the likelihood for language models, else the distance.
+        share_prefixes: Read what windows have in common only once.
+
+    Attributes:
+        columns: Names of the scores.
+        descriptions: What each score is.
+        why_missing: Why a pair may lack a score.
+        evaluated: The scores that compare both alleles.
+
+    Raises:
+        ValueError: A score is unknown or needs another model.
+    """
+
+    def __init__(self, model: SequenceModel, scores: Sequence[str] | None = None, share_prefixes: bool = True):
+        by_head = {"causal": ("llr", "next_token"), "masked": ("masked_log_odds",)}
+        self.model = model
+        self.columns = tuple(scores or by_head.get(str(model.head), ("embedding_distance",)))
+        for name in self.columns:
+            check_choice("scores", name, tuple(SCORES))
+            if SCORES[name] not in ("any", model.head):
+                raise ValueError(
+                    f"`scores`={name!r} needs a {SCORES[name]} language model, not a {type(model.model).__name__}."
+                )
+        self.descriptions: Mapping[str, str] = DESCRIPTIONS
+        self.why_missing: Mapping[str, str] = WHY_MISSING
+        self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
+        self._likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
+
+    def read(self, pairs: Sequence[Pair]) -> list[Reading]:
+        """The scores of each pair; `None` where there is none."""
+        scores: list[Reading] = [{} for _ in pairs]
+        functions: dict[str, Callable[[Sequence[Pair]], list[Reading]]] = {
+            "llr next_token": self._causal,
+            "masked_log_odds": self._masked,
+            "pseudo_llr": lambda pairs: self._pseudo(pairs, "pseudo_llr"),
+            "unmasked_llr": lambda pairs: self._pseudo(pairs, "unmasked_llr"),
+            "embedding_distance": self._distances,
+        }
+        wanted = {name.removeprefix(prefix) for name in self.columns for prefix in _FORMS}
+        for names, function in functions.items():
+            if wanted.intersection(names.split()):
+                scores = [old | new for old, new in zip(scores, function(pairs), strict=True)]
+        for pair, values in zip(pairs, scores, strict=True):
+            numbers = [values[name] for name in self.columns if values[name] is not None]
+            check_finite(torch.tensor(numbers), pair.where)
+        return scores
+
+    def combined(self, readings: Sequence[Reading]) -> dict[str, float]:
+        """The mean of each score over the readings that have it; NaN where none has."""
+        means = {}
+        for name in self.columns:
+            values = [value for reading in readings if (value := reading[name]) is not None]
+            mean = sum(values) / len(values) if values else math.nan
+            means[name] = abs(mean) if name.startswith("abs_") else mean
+        return means
+
+    def _causal(self, pairs: Sequence[Pair]) -> list[Reading]:
+        assert self._likelihood is not None
+        # Variants at the same place, such as the alleles of one row, share what is before them and their reference.
+        groups: dict[bytes, dict[bytes, Tensor]] = {}
+        places = []
+        for pair in pairs:
+            ids = [without_end(text) for text in pair.texts]
+            keys = [tokens.numpy().tobytes() for tokens in ids]
+            group = groups.setdefault(keys[0], {})
+            group.update(zip(keys, ids, strict=True))
+            places.append((keys[0], keys[1], shared_length(ids)))
+        whole = any(name in ("ref_llr", "alt_llr", "mean_llr") for name in self.columns)
+        values = self._likelihood.groups([list(group.values()) for group in groups.values()], whole=whole)
+        # Log-probabilities from the first token that a group does not share, or of all tokens.
+        log_probs = {
+            key: (0 if whole else shared_length(list(group.values())), dict(zip(group, of_group, strict=True)))
+            for (key, group), of_group in zip(groups.items(), values, strict=True)
+        }
+        scores = []
+        for ref, alt, shared in places:
+            start, of_group = log_probs[ref]
+            of_alt, of_ref = of_group[alt], of_group[ref]
+            at = shared - start
+            row: Reading = {"next_token": (of_alt[at] - of_ref[at]).item() if shared else None}
+            # The tokens that both windows begin with add nothing to the ratio but rounding.
+            ratio = (of_alt[at:].sum() - of_ref[at:].sum()).item()
+            tokens = start + len(of_ref) - 1, start + len(of_alt) - 1
+            row |= _Likelihoods(ratio, of_ref.sum().item(), of_alt.sum().item(), tokens).forms("llr")
+            scores.append(row)
+        return scores
+
+    def _pseudo(self, pairs: Sequence[Pair], name: str) -> list[Reading]:
+        texts, numbers = unique_texts(pairs)
+        log_probs = (masked_log_probs if name == "pseudo_llr" else unmasked_log_probs)(self.model, texts)
+        sums = [values.sum().item() for values in log_probs]
+        return [
+            _Likelihoods(sums[alt] - sums[ref], sums[ref], sums[alt], (len(log_probs[ref]), len(log_probs[alt]))).forms(
+                name
+            )
+            for ref, alt in numbers
+        ]
+
+    def _masked(self, pairs: Sequence[Pair]) -> list[Reading]:
+        mask = mask_token_of(self.model)
+        usable = [
+            number
+            for number, pair in enumerate(pairs)
+            if pair.alleles[0] == pair.alleles[1] and torch.equal(pair.ref.letters, pair.alt.letters)
+        ]
+        differing = [pairs[number].ref.ids != pairs[number].alt.ids for number in usable]
+        masked = [
+            Encoded(
+                torch.where(places, mask, pairs[number].ref.ids), pairs[number].ref.special, pairs[number].ref.letters
+            )
+            for number, places in zip(usable, differing, strict=True)
+        ]
+        scores: list[Reading] = [{"masked_log_odds": None} for _ in pairs]
+        for batch in self.model.run(masked):
+            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+                places = differing[row].nonzero().squeeze(1).to(logits.device)
+                ref, alt = (text.ids.to(logits.device)[places] for text in pairs[usable[row]].texts)
+                odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
+                scores[usable[row]]["masked_log_odds"] = odds.sum().item()
+        return scores
+
+    def _distances(self, pairs: Sequence[Pair]) -> list[Reading]:
+        texts, numbers = unique_texts(pairs)
+        means: list[np.ndarray] = [np.zeros(0)] * len(texts)
+        for batch in self.model.run(texts, output_hidden_states=True):
+            hidden = batch.outputs.hidden_states[-1].double()
+            for row, states in zip(batch.rows, hidden, strict=True):
+                kept = (~texts[row].special).nonzero().squeeze(1).to(states.device)
+                means[row] = states[kept].mean(0).cpu().numpy()
+        return [{"embedding_distance": float(np.linalg.norm(means[ref] - means[alt]))} for ref, alt in numbers]

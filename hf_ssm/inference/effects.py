@@ -1,0 +1,203 @@
+"""Effects of variants on the predictions of classifiers and regressors of sequences and tokens.
+
+Legend: `B` texts of a batch, `T` tokens of a window without special ones, `K` classes or values of a model, `C` those
+that are targets, `S` scales: probability and logit, or value.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.inference.allele_scores import Pair, unique_texts
+from hf_ssm.inference.model import SequenceModel, check_finite
+from hf_ssm.inference.predict import kind_of
+from hf_ssm.probes.reading import check_choice
+
+__all__ = ["Effects"]
+
+_ALL = "all"
+_ALLELES = ("ref", "alt", "delta")
+# First and last letter of a token as one number.
+_SHIFT = 2**32
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Predictions for a pair of windows.
+
+    Attributes:
+        alleles: `(S, 2, C)`, for the reference and the alternative allele; of tokens, sums.
+        places: `(T,)`, letters of the tokens that both windows have in common, relative to the reference allele and in
+            the direction of the genome; `None` for a prediction of the whole window.
+        differences: `(T, C)`, alternative minus reference, of probabilities or values.
+    """
+
+    alleles: np.ndarray
+    places: np.ndarray | None = None
+    differences: np.ndarray | None = None
+
+
+class Effects:
+    """Computes effects on the predictions for pairs of windows; to be used within `evaluating`.
+
+    Args:
+        model: The model and its tokenizer.
+        targets: Names or numbers of classes or values, or "all".
+        flank: For classifiers of tokens: bases on each side of the alleles whose tokens count; default: all that the
+            windows of both alleles share.
+
+    Attributes:
+        columns: Names of the results.
+        descriptions: What each result is.
+        why_missing: Why a pair may lack a result.
+        evaluated: The results that compare both alleles.
+
+    Raises:
+        ValueError: The model is no classifier or regressor, a target is unknown, or `flank` is negative or given for a
+            model that does not classify tokens.
+    """
+
+    def __init__(self, model: SequenceModel, targets: str | Sequence[str], flank: int | None = None):
+        if model.head not in ("class", "tokens"):
+            raise ValueError(
+                f"`target`={targets!r} needs a classifier or a regressor, not a {type(model.model).__name__}: leave it "
+                "out, and language models score the alleles themselves."
+            )
+        if flank is not None and (flank < 0 or model.head == "class"):
+            raise ValueError(f"`flank`={flank}: give a number of bases, and only for a classifier of tokens.")
+        self.model, self._flank, self._of_tokens = model, flank, model.head == "tokens"
+        config = model.model.config
+        self._kind, count = kind_of(config), config.num_labels
+        if self._kind == "classes" and count == 1:
+            raise ValueError("`target`: the model has a single class, whose probability is always 1.")
+        labels = [str(config.id2label.get(index, index)) for index in range(count)]
+        names = labels if len(set(labels)) == count else [str(index) for index in range(count)]
+        if self._kind == "values":
+            unnamed = "prediction" if count == 1 else "value_{}"
+            names = [
+                unnamed.format(index) if name in (f"LABEL_{index}", str(index)) else name
+                for index, name in enumerate(names)
+            ]
+        self._indices = _chosen(targets, names, labels if len(set(labels)) == count else ())
+        self._names = [names[index] for index in self._indices]
+        self._scales = ("",) if self._kind == "values" else ("", "logit_")
+        self.descriptions = {column: text for name in self._names for column, text in self._described(name).items()}
+        self.columns = tuple(self.descriptions)
+        self.evaluated = tuple(name for name in self.columns if name.endswith(("_delta", "_delta_max")))
+        self.why_missing: Mapping[str, str] = {
+            column: "no token that both alleles have" for column in self.columns if "_delta_max" in column
+        }
+
+    def _described(self, name: str) -> dict[str, str]:
+        """The columns of a target, and what they are."""
+        what = {"": "value" if self._kind == "values" else "probability", "logit_": "logit"}
+        over = "sum over tokens of the " if self._of_tokens else ""
+        alleles = {
+            "ref": "reference allele",
+            "alt": "alternative allele",
+            "delta": "alternative minus reference allele",
+        }
+        columns = {
+            f"{name}_{scale}{allele}": f"{over}{what[scale]} of {name}, {alleles[allele]}"
+            for scale in self._scales
+            for allele in _ALLELES
+        }
+        if self._of_tokens:
+            largest = f"largest difference of the {what['']} of {name} at a token, alternative minus reference allele"
+            columns[f"{name}_delta_max"] = largest
+            columns[f"{name}_delta_max_offset"] = "first base of that token, counted from the reference allele"
+        return columns
+
+    def read(self, pairs: Sequence[Pair]) -> list[_Reading]:
+        """The predictions for each pair."""
+        texts, numbers = unique_texts(pairs)
+        predictions: list[Tensor] = [torch.zeros(0)] * len(texts)
+        for batch in self.model.run(texts):
+            for row, logits in zip(batch.rows, batch.outputs.logits.cpu().double(), strict=True):
+                kept = logits[: len(texts[row].ids)][~texts[row].special] if self._of_tokens else logits
+                predictions[row] = self._activated(kept)
+        readings = []
+        for pair, (ref, alt) in zip(pairs, numbers, strict=True):
+            for prediction in (predictions[ref], predictions[alt]):
+                check_finite(prediction, pair.where)
+            values = [predictions[ref].numpy(), predictions[alt].numpy()]
+            readings.append(self._token_reading(pair, values) if self._of_tokens else _Reading(np.stack(values, 1)))
+        return readings
+
+    def _activated(self, logits: Tensor) -> Tensor:
+        """Probabilities and logits, or values, of the targets: `(S, ..., C)` from `(..., K)`."""
+        chosen = logits[..., self._indices]
+        if self._kind == "values":
+            return chosen.unsqueeze(0)
+        if self._kind == "labels":
+            return torch.stack([chosen.sigmoid(), chosen])
+        # Of a softmax, only differences of its inputs have a meaning: the log-odds of a class against all others.
+        others = [
+            torch.cat([logits[..., :index], logits[..., index + 1 :]], dim=-1).logsumexp(-1) for index in self._indices
+        ]
+        return torch.stack([logits.softmax(-1)[..., self._indices], chosen - torch.stack(others, dim=-1)])
+
+    def _token_reading(self, pair: Pair, values: Sequence[np.ndarray]) -> _Reading:
+        """Sums over the tokens of both windows `(S, T, C)`, and differences of those that both have."""
+        behind = max(0, pair.length - pair.before - max(pair.alleles))
+        left, right = pair.before, behind
+        if self._flank is not None:
+            left, right = min(left, self._flank), min(right, self._flank)
+        sums, places, aligned = [], [], []
+        for text, of_text, letters in zip(pair.texts, values, pair.alleles, strict=True):
+            spans = text.spans.numpy() - pair.before
+            counts = (spans[:, 0] >= -left) & (spans[:, 0] < letters + right)
+            sums.append(of_text[:, counts].sum(1))
+            is_behind = spans[:, 0] >= letters
+            is_shared = (spans[:, 1] <= 0) | is_behind | (pair.alleles[0] == pair.alleles[1])
+            spans = spans + np.where(is_behind, pair.alleles[0] - letters, 0)[:, None]
+            if pair.is_reversed:
+                spans = pair.alleles[0] - spans[:, ::-1]
+            kept = counts & is_shared
+            places.append((spans[:, 0] * _SHIFT + spans[:, 1] % _SHIFT)[kept])
+            aligned.append(of_text[0][kept])
+        common, ref, alt = np.intersect1d(*places, return_indices=True)
+        return _Reading(np.stack(sums, 1), common, aligned[1][alt] - aligned[0][ref])
+
+    def combined(self, readings: Sequence[_Reading]) -> dict[str, float]:
+        """The mean over windows; the largest difference is that of the mean of each token."""
+        means = np.mean([reading.alleles for reading in readings], axis=0)
+        both = np.concatenate([means, means[:, 1:] - means[:, :1]], axis=1)
+        largest, offsets = self._largest(readings) if self._of_tokens else (None, None)
+        values: dict[str, float] = {}
+        for number, name in enumerate(self._names):
+            for scale, of_scale in zip(self._scales, both[..., number].tolist(), strict=True):
+                values |= {f"{name}_{scale}{allele}": x for allele, x in zip(_ALLELES, of_scale, strict=True)}
+            if largest is not None and offsets is not None:
+                values |= {f"{name}_delta_max": largest[number], f"{name}_delta_max_offset": offsets[number]}
+        return values
+
+    def _largest(self, readings: Sequence[_Reading]) -> tuple[list[float], list[float]]:
+        """The largest mean difference of each target at a token, with its sign, and the first letter of that token."""
+        places = np.concatenate([reading.places for reading in readings if reading.places is not None])
+        if not len(places):
+            return [np.nan] * len(self._names), [np.nan] * len(self._names)
+        differences = np.concatenate([reading.differences for reading in readings if reading.differences is not None])
+        tokens, row = np.unique(places, return_inverse=True)
+        sums = np.zeros((len(tokens), len(self._names)))
+        np.add.at(sums, row, differences)
+        means = sums / np.bincount(row)[:, None]
+        best = np.abs(means).argmax(0)
+        return means[best, np.arange(len(best))].tolist(), (tokens[best] // _SHIFT).astype(float).tolist()
+
+
+def _chosen(targets: str | Sequence[str], names: Sequence[str], labels: Sequence[str]) -> list[int]:
+    """Numbers of the classes or values that `targets` name."""
+    wanted = [targets] if isinstance(targets, str) else list(targets)
+    if not wanted:
+        raise ValueError(f"`target` names no class: give {_ALL!r} or some of {', '.join(names)}.")
+    numbers = {str(index): index for index in range(len(names))}
+    numbers |= {label: index for index, label in enumerate(labels)} | {name: index for index, name in enumerate(names)}
+    if wanted == [_ALL] and _ALL not in numbers:
+        return list(range(len(names)))
+    for name in wanted:
+        check_choice("target", name, tuple(numbers))
+    return list(dict.fromkeys(numbers[name] for name in wanted))

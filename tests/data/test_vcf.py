@@ -1,0 +1,87 @@
+"""VCF files with added INFO fields."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hf_ssm.data.variants import read_variants
+from hf_ssm.data.vcf import AnnotatedVcf
+
+pysam = pytest.importorskip("pysam", reason="pysam is not installed")
+
+COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
+TEXTS = {"llr": 'of the "window" \\ strand', "open chromatin_delta_max_offset": "place", "reason": "why"}
+POSITIONS = (0, 5, 5, 2**29 + 7)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Windows' ends of lines, lower-case alleles, a telomere, a record twice, a position beyond .tbi."""
+    lines = [f"c1\t{position}\t.\ta\tc,GT\t.\t.\tDP=7" for position in POSITIONS]
+    head = ["##fileformat=VCFv4.2", '##INFO=<ID=DP,Number=1,Type=Integer,Description="x">', COLUMNS]
+    path = tmp_path / "v.vcf"
+    path.write_text("\r\n".join([*head, *lines, ""]), newline="")
+    return path
+
+
+def table_of(source: Path, rows: list[dict[str, Any]] | None = None) -> pa.Table:
+    variants = list(read_variants(source)) if rows is None else []
+    rows = rows or [
+        {**variant.columns, "llr": number / 3, "open chromatin_delta_max_offset": number, "reason": "a, b; c=d 5%"}
+        for number, variant in enumerate(variants)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def test_records_stay_as_they_are(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o.vcf"
+    AnnotatedVcf(source, output, TEXTS, None).write(iter([table_of(source)]), output)
+    lines = output.read_bytes().decode().split("\r\n")
+    assert lines[:2] == source.read_bytes().decode().split("\r\n")[:2]
+    infos = [line.split("\t")[7] for line in lines if line.startswith("c1")]
+    assert infos[1] == (
+        "DP=7;HFSSM_llr=0.666666667,1;HFSSM_open_chromatin_delta_max_offset=2,3;"
+        "HFSSM_reason=a%2C_b%3B_c%3Dd_5%25,a%2C_b%3B_c%3Dd_5%25"
+    )
+    with pysam.VariantFile(str(output)) as file:
+        info = file.header.info["HFSSM_open_chromatin_delta_max_offset"]
+        assert (info.type, info.number) == ("Integer", "A")
+        assert [record.info["HFSSM_llr"] for record in file] == [
+            pytest.approx((number / 3, (number + 1) / 3)) for number in range(0, 8, 2)
+        ]
+
+
+def test_index_of_large_positions(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o.vcf.gz"
+    AnnotatedVcf(source, output, TEXTS, None).write(iter([table_of(source)]), output)
+    assert sorted(path.name for path in tmp_path.glob("o.*")) == ["o.vcf.gz", "o.vcf.gz.csi"]
+    with pysam.VariantFile(str(output)) as file:
+        assert [record.pos for record in file.fetch("c1", 2**29, 2**29 + 10)] == [2**29 + 7]
+
+
+def test_alleles_without_a_row_have_no_value(source: Path, tmp_path: Path) -> None:
+    """As where the scores are those of a region."""
+    rows = table_of(source).to_pylist()
+    output = tmp_path / "o.vcf"
+    AnnotatedVcf(source, output, TEXTS, None, "own").write(iter([table_of(source, rows[2:5])]), output)
+    with pysam.VariantFile(str(output)) as file:
+        values = [record.info.get("own_llr") for record in file]
+    assert values[0] is values[3] is None
+    assert values[1] == pytest.approx((2 / 3, 1)) and values[2] == (pytest.approx(4 / 3), None)
+    with pytest.raises(ValueError, match="has changed while its variants were scored"):
+        AnnotatedVcf(source, output, TEXTS, None).write(iter([table_of(source, rows[::-1])]), output)
+
+
+def test_names_that_a_file_cannot_have(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "o.vcf"
+    for texts, prefix, message in [
+        ({"a b": "", "a-b": ""}, "own", "two columns have one name in VCF"),
+        ({"llr": ""}, "1x", "`info_prefix`='1x'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            AnnotatedVcf(source, output, texts, None, prefix)
+    AnnotatedVcf(source, output, TEXTS, None).write(iter([table_of(source)]), output)
+    with pytest.raises(ValueError, match="has an INFO field 'HFSSM_llr' already"):
+        AnnotatedVcf(output, tmp_path / "second.vcf", TEXTS, None)

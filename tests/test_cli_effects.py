@@ -1,0 +1,229 @@
+"""`hf-ssm score --target`, and VCF files as its output, from files to files."""
+
+import gzip
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import hf_ssm
+from hf_ssm.cli import main
+from hf_ssm.data.genome import Genome
+from hf_ssm.inference.score import VariantScorer
+
+pysam = pytest.importorskip("pysam", reason="pysam is not installed")
+
+_RNG = random.Random(3)
+CONTIGS = {"chr1": "".join(_RNG.choices("ACGT", k=120)), "chr2": "".join(_RNG.choices("acgt", k=80))}
+COMPLEMENT = dict(zip("ACGT", "TGCA", strict=True))
+HEADER = """##fileformat=VCFv4.3
+##FILTER=<ID=q10,Description="Quality below 10">
+##INFO=<ID=AF,Number=A,Type=Float,Description="Allele frequency, ID=x">
+##INFO=<ID=END,Number=1,Type=Integer,Description="End">
+##INFO=<ID=DB,Number=0,Type=Flag,Description="In dbSNP">
+##FORMAT=<ID=GT,Number=1,Type=String,Description="Genotype">
+##ALT=<ID=DEL,Description="Deletion">
+#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\ts1\ts2
+"""
+
+
+def base(chrom: str, position: int) -> str:
+    return CONTIGS[chrom][position - 1].upper()
+
+
+def records() -> list[str]:
+    """Substitutions, alleles at one place, indels, alleles without a score, two contigs, of which one lacks "chr"."""
+    lines = []
+    for chrom, position, name, ref, alts, info in [
+        ("1", 5, "rs1", base("chr1", 5), COMPLEMENT[base("chr1", 5)], "AF=0.123456789;DB"),
+        ("1", 30, ".", base("chr1", 30), f"{base('chr1', 30)}GA,{COMPLEMENT[base('chr1', 30)]}", "AF=0.25,1e-07"),
+        ("1", 30, "again", base("chr1", 30), COMPLEMENT[base("chr1", 30)], "."),
+        ("1", 40, "del", CONTIGS["chr1"][39:43], base("chr1", 40), "."),
+        ("1", 50, "sv", base("chr1", 50), f"<DEL>,{COMPLEMENT[base('chr1', 50)]}", "END=70;AF=.,0.5"),
+        ("1", 60, "monomorphic", base("chr1", 60), ".", "."),
+        ("1", 61, "star", base("chr1", 61), f"*,{COMPLEMENT[base('chr1', 61)]}", "."),
+        ("chr2", 7, "soft", base("chr2", 7), COMPLEMENT[base("chr2", 7)], "DB"),
+        ("chr2", 20, "wrong", COMPLEMENT[base("chr2", 20)], base("chr2", 20), "."),
+    ]:
+        cells = [chrom, str(position), name, ref, alts, "12.3456789", "q10;PASS"[: 3 if "s" in name else 8], info]
+        lines.append("\t".join([*cells, "GT", "0|1", "./."]))
+    return lines
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_model, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    labels = {"id2label": {0: "background", 1: "open chromatin"}, "num_labels": 2}
+    for name, head, options in (
+        ("class", "ForSequenceClassification", labels),
+        ("lm", "ForCausalLM", {}),
+        ("value", "ForSequenceClassification", {"num_labels": 1}),
+    ):
+        make_model("S4", head, num_hidden_layers=1, **options).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in CONTIGS.items()))
+    content = HEADER + "\n".join(records()) + "\n"
+    (tmp_path / "v.vcf").write_text(content)
+    (tmp_path / "v.vcf.gz").write_bytes(gzip.compress(content.encode()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def score(folder: Path) -> Callable[..., int]:
+    def run(model: str, output: str, *more: str, variants: str = "v.vcf") -> int:
+        return main(["score", model, variants, "--genome", "g.fa", "--window", "16", "--output", output, *more])
+
+    return run
+
+
+TARGET = ["--target", "open chromatin", "--shifts", "-1", "0", "2"]
+COLUMNS = [f"open chromatin_{scale}{allele}" for scale in ("", "logit_") for allele in ("ref", "alt", "delta")]
+
+
+def test_effects_are_those_of_python(score, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score("class", "out.csv", *TARGET) == 0
+    found = pd.read_csv("out.csv")
+    assert list(found) == ["chrom", "pos", "id", "ref", "alt", *COLUMNS, "reason", "missing"]
+    model, tokenizer = hf_ssm.S4ForSequenceClassification.from_pretrained("class"), hf_ssm.build_dna_tokenizer()
+    rows = found[["chrom", "pos", "ref", "alt"]].astype(object).to_dict("records")
+    with Genome("g.fa") as genome:
+        options = {"target": "open chromatin", "window": 16, "shifts": [-1, 0, 2]}
+        expected = hf_ssm.score_variants(model, tokenizer, rows[:3], genome, **options).to_pandas()
+    for column in COLUMNS:
+        assert found[column][:3].tolist() == pytest.approx(expected[column].tolist(), rel=1e-5, abs=1e-7)
+    assert found["reason"].notna().tolist() == [*[False] * 5, True, False, True, True, False, False, True]
+    assert "12 alleles, 8 of them with all scores" in capsys.readouterr().out
+    assert score("value", "value.csv", "--target", "all") == 0
+    assert list(pd.read_csv("value.csv"))[5:8] == ["prediction_ref", "prediction_alt", "prediction_delta"]
+
+
+@pytest.mark.parametrize("source", ["v.vcf", "v.vcf.gz"])
+@pytest.mark.parametrize("output", ["out.vcf", "out.vcf.gz"])
+def test_vcf_has_the_scores_and_everything_of_the_input(score, source: str, output: str) -> None:
+    options = [*TARGET, "--per-strand"]
+    assert score("class", "out.csv", *options, variants=source) == 0
+    assert score("class", output, *options, variants=source) == 0
+    table = pd.read_csv("out.csv")
+    columns = list(table)[5:-1]
+    fields = {column: f"HFSSM_{column.replace(' ', '_')}" for column in columns}
+    rows = iter(table.to_dict("records"))
+    with pysam.VariantFile("v.vcf") as before, pysam.VariantFile(output) as after:
+        added = [name for name in after.header.info if name not in before.header.info]
+        assert added == [*fields.values(), "HFSSM_missing"]
+        for name in added:
+            info = after.header.info[name]
+            assert (info.number, info.type) == ("A", "Float" if name in [*fields.values()][:-1] else "String")
+            assert info.description
+        assert {name: contig.length for name, contig in after.header.contigs.items()} == {"1": 120, "chr2": 80}
+        assert list(after.header.samples) == ["s1", "s2"]
+        for old, new in zip(before, after, strict=True):
+            for _, number in zip(old.alts or (None,), range(9), strict=False):
+                row = next(rows)
+                for column, field in fields.items():
+                    value = None if field not in new.info else new.info[field][number]
+                    if column == "reason" and old.alts is None:
+                        # Fields of alternative alleles have no place in a record without one.
+                        assert value is None and row[column] == "no alternative allele"
+                    elif column == "reason":
+                        text = None if pd.isna(row[column]) else row[column].replace(" ", "_").replace(",", "%2C")
+                        assert value == (text or (None if value is None else "."))
+                    else:
+                        assert pd.isna(row[column]) if value is None else value == pytest.approx(row[column], rel=1e-6)
+    assert next(rows, None) is None
+    # The lines of the input, but for the added fields.
+    opened: Any = gzip.open if output.endswith(".gz") else open
+    with opened(output, "rt") as file:
+        lines = file.read().splitlines()
+    kept = [line for line in lines if not line.startswith(("##INFO=<ID=HFSSM", "##contig"))]
+    for line, old in zip(kept, (HEADER + "\n".join(records())).splitlines(), strict=True):
+        cells = line.split("\t")
+        if not line.startswith("#"):
+            own = [entry for entry in cells[7].split(";") if not entry.startswith("HFSSM_")]
+            cells[7] = ";".join(own) or "."
+        assert "\t".join(cells) == old
+    assert Path("out.vcf.gz.tbi").exists() == output.endswith(".gz")
+    if output.endswith(".gz"):
+        with pysam.VariantFile(output) as file:
+            assert [record.id for record in file.fetch("chr2", 6, 7)] == ["soft"]
+            assert len(list(file.fetch("1", 29, 40))) == 3
+
+
+def test_two_models_in_one_file(score) -> None:
+    assert score("class", "one.vcf.gz", "--target", "all") == 0
+    assert score("lm", "one.vcf", variants="one.vcf.gz") == 2
+    assert score("lm", "two.vcf", "--info-prefix", "lm", variants="one.vcf.gz") == 0
+    with pysam.VariantFile("two.vcf") as file:
+        first = next(file).info
+        assert {"lm_llr", "lm_next_token", "HFSSM_background_delta", "AF"} <= set(first)
+
+
+def test_interrupted_commands_continue(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.cli.score._PART", 4)
+    assert score("class", "whole.vcf.gz", *TARGET) == 0
+    compute, calls = VariantScorer.table, [0]
+
+    def interrupted(self: VariantScorer, variants: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            raise KeyboardInterrupt
+        return compute(self, variants)
+
+    monkeypatch.setattr(VariantScorer, "table", interrupted)
+    statuses = []
+    while not Path("out.vcf.gz").exists():
+        statuses.append(score("class", "out.vcf.gz", *TARGET))
+    assert statuses == [130] * 2 + [0]
+    for suffix in ("", ".tbi"):
+        assert Path(f"out.vcf.gz{suffix}").read_bytes() == Path(f"whole.vcf.gz{suffix}").read_bytes()
+    assert not list(folder.glob(".out*")) and not list(folder.glob(".whole*"))
+
+
+def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.cli.effects._BLOCK", 3)
+    region = ["--saturate", "chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
+    assert main(["score", "class", *region]) == 0
+    found = pd.read_csv("out.csv")
+    assert len(found) == 12 and found["pos"].unique().tolist() == [41, 42, 43, 44]
+    lines = [f"{row.chrom},{row.pos},{row.ref},{row.alt}" for row in found.itertuples()]
+    Path("v.csv").write_text("chrom,pos,ref,alt\n" + "\n".join(lines) + "\n")
+    assert score("class", "direct.csv", "--target", "1", variants="v.csv") == 0
+    for column in COLUMNS:
+        expected = pd.read_csv("direct.csv")[column].tolist()
+        assert found[column].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    names = {path.name for path in folder.glob("out.*.png")}
+    assert names == {"out.open chromatin_delta.png", "out.open chromatin_logit_delta.png"}
+
+
+def test_errors_come_before_the_scores(
+    score, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VariantScorer, "table", lambda *arguments: pytest.fail("variants are scored"))
+    Path("v.csv").write_text(f"chrom,pos,ref,alt\nchr1,5,{base('chr1', 5)},{COMPLEMENT[base('chr1', 5)]}\n")
+    lines = (folder / "v.vcf").read_text().splitlines(keepends=True)
+    Path("unsorted.vcf").write_text("".join([*lines[:-9], lines[-2], *lines[-9:-2], lines[-1]]))
+    for model, output, more, variants, message in [
+        (
+            "class",
+            "o.vcf",
+            ["--target", "all"],
+            "v.csv",
+            "'v.csv' is another table: give a VCF file, or an output .csv",
+        ),
+        ("class", "o.vcf.gz", ["--target", "all"], "unsorted.vcf", "chr2:20 follows 1:61"),
+        ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
+        ("class", "o.bcf", ["--target", "all"], "v.vcf", "the suffix must be one of .csv"),
+        ("class", "o.csv", ["--target", "enhancer"], "v.vcf", "`target`='enhancer' is not known"),
+        ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
+        ("lm", "o.csv", ["--target", "all"], "v.vcf", "needs a classifier or a regressor"),
+        ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
+        ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
+    ]:
+        assert score(model, output, *more, variants=variants) == 2, output
+        assert message in capsys.readouterr().err
+    region = ["score", "lm", "--saturate", "chr1:1-3", "--genome", "g.fa", "--output"]
+    assert main([*region, "o.csv", "--per-strand"]) == main([*region, "o.vcf"]) == 2
+    assert not list(folder.glob("*o.*")) and not list(folder.glob(".o*"))
