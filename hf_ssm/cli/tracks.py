@@ -53,7 +53,8 @@ class TrackFiles:
         for path in written:
             check_track(path)
         inputs = (args.genome, args.regions, getattr(args, "input", None), getattr(args, "variants", None))
-        files = [*written, *(path for path in (self._session, self._by_region) if path is not None)]
+        main = [] if args.output in written else [args.output]
+        files = [*main, *written, *(path for path in (self._session, self._by_region) if path is not None)]
         for number, path in enumerate(files):
             check_not_input(path, *inputs, name="the output")
             if path.absolute() in [other.absolute() for other in files[:number]]:

@@ -113,7 +113,7 @@ def test_names_of_several_tracks() -> None:
         "c": folder / "t.c.BEDGRAPH.gz",
     }
     assert len(set(track_paths(Path("t.bw"), ["a/b", "a b"]).values())) == 2
-    with pytest.raises(ValueError, match="--track 't.wig': the suffix must be one of .bw, .bigwig, .bedgraph"):
+    with pytest.raises(ValueError, match=r"--track 't\.wig': the suffix must be one of \.bw, \.bigwig, \.bedgraph"):
         check_track(Path("t.wig"), "--track")
 
 
@@ -139,5 +139,5 @@ def test_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "data" / "g.fa.fai").touch()
         write_session(Path("out/s.json"), genome, tracks)
         assert json.loads(Path("out/s.json").read_text())["reference"]["indexURL"] == "../data/g.fa.fai"
-        with pytest.raises(ValueError, match="session 's.txt': the suffix must be .xml"):
+        with pytest.raises(ValueError, match=r"session 's\.txt': the suffix must be \.xml"):
             write_session(Path("s.txt"), genome, tracks)
