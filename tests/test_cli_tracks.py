@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 import hf_ssm
 from hf_ssm.cli import main
@@ -223,6 +224,41 @@ def test_effects_of_saturation(folder: Path) -> None:
         expected = {key: value for key, value in expected.items() if not math.isnan(value)}
         assert is_close(letters_of(f"region.llr_{name}.bw"), expected)
     assert pd.read_csv("r.csv")["llr_mean_bases"].sum() > 20
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "2"]])
+def test_attributions_of_intervals(folder: Path, monkeypatch: pytest.MonkeyPatch, target: list[str]) -> None:
+    """Occlusion: the loss of log-probability when N replaces a base, by itself."""
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: bool(target))
+    # The classes of the untrained model hardly differ.
+    model = hf_ssm.S4ForSequenceClassification.from_pretrained("classes").eval()
+    model.classifier.weight.data *= 100
+    model.save_pretrained("classes")
+    more = ["--genome", "g.fa", "--method", "occlusion", "--rows", "9", *target]
+    arguments = ["probe", "classes", "--dataset", "i.bed", "--output", "probe", *more, "--allow-wrong"]
+    assert main(arguments) == 0
+    tokenizer = hf_ssm.build_dna_tokenizer()
+
+    rows = []
+    for chrom, start, end, strand in INTERVALS:
+        text = CONTIGS[chrom][start:end].upper()
+        text = text if strand == "+" else text[::-1].translate(str.maketrans("ACGT", "TGCA"))
+        places = [place for place, letter in enumerate(text) if letter != "N"]
+        texts = [text, *(f"{text[:place]}N{text[place + 1 :]}" for place in places)]
+        with torch.no_grad():
+            log_probs = model(**tokenizer(texts, return_tensors="pt")).logits.double().log_softmax(-1)
+        label = 2 if target else int(log_probs[0].argmax())
+        for place, value in zip(places, (log_probs[0] - log_probs[1:])[:, label].tolist(), strict=True):
+            at = start + place if strand == "+" else end - 1 - place
+            rows.append((chrom, at, at + 1, value))
+    found, expected = letters_of("probe/effect.bw"), mean_of_letters(rows)
+    assert set(found) == set(expected)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * max(map(abs, expected.values())))
+    assert '<Resource path="effect.bw" />' in Path("probe/session.xml").read_text()
+    assert 'genome="../g.fa"' in Path("probe/session.xml").read_text()
+    assert len(list(Path("probe").glob("logo_row*.png"))) == (4 if target else 0)
+    if target:
+        assert main([*arguments, "--target", "label"]) == 2
 
 
 def test_variants_in_regions_and_matched_groups(folder: Path) -> None:

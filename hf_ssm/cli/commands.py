@@ -114,8 +114,8 @@ COMMANDS: dict[str, Command] = {
         "sequences",
         "effects of variants (VCF or table), without labels",
         "Scores of variants, without labels: log-likelihood ratios of alleles under a language model, from a VCF file "
-        "or a table; with --saturate every substitution of a region, as a heat map; with --track the likelihood of each "
-        "base of a genome.",
+        "or a table; with --saturate every substitution of a region, as a heat map; with --track the likelihood of "
+        "each base of a genome.",
         (
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
             "hf-ssm score runs/lm --saturate chr1:1001-1200 --genome hg38.fa --output region.csv",
