@@ -321,7 +321,7 @@ def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], argum
     [
         (["--track", "t.wig"], "--track 't.wig': the suffix must be one of .bw"),
         (["--session", "s.xml"], "--session lists tracks: give --track"),
-        (["--track", "t.bw", "--session", "g.fa"], "session 'g.fa': the suffix must be"),
+        (["--track", "t.bw", "--session", "g.fa"], "--session 'g.fa' is the input 'g.fa'"),
         (["--regions", "far.bed"], "--regions 'far.bed': no interval of i.bed overlaps a region"),
         (["--track", "t.bw", "--by-region", "t.bw"], "output 't.bw': the suffix must be one of .csv"),
         (["--regions", "far.bed", "--by-region", "out.csv"], "'out.csv' is given for two outputs"),

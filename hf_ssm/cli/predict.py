@@ -34,6 +34,7 @@ def run_predict(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
+    check_table_output(args.output)
     options = {name: getattr(args, name) for name in _OPTIONS}
     column = sequence_column(args)
     regions = None if args.regions is None or genome is None else read_regions(args.regions, genome)
@@ -59,13 +60,13 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
             return table
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:
-            table = pa.concat_tables(tables)
+            parts = list(tables)
             if tracks is not None and genome is not None:
+                table = pa.concat_tables(parts)
                 columns = entries_of_rows(table, predictor.value_columns, genome.contigs)
                 tracks.write(columns, _locus(table))
-            join_table(iter([table]), path)
+            join_table(iter(parts), path)
 
-        check_table_output(args.output)
         groups = predictor.groups(records())
         settings = options | facts
         overwrite = args.overwrite_output

@@ -1,6 +1,7 @@
 """Tracks, sessions and statistics of regions beside the output of a command, and `hf-ssm score --track`."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 from hf_ssm.cli.checkpoints import warn_of_chance
 from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS
 from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, load_sequence_model, with_progress
+from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
 from hf_ssm.data.tracks import Entries, averaged, check_session, check_track, track_paths, write_session, write_track
@@ -16,7 +18,7 @@ from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_t
 from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
 from hf_ssm.inference.windows import GENOME_SPAN
 from hf_ssm.utils.evaluation import evaluating
-from hf_ssm.utils.files import check_not_input, replacing
+from hf_ssm.utils.files import replacing
 
 Tracks = Mapping[str, Callable[[], Iterable[Entries]]]
 """Name of each track, and a function that gives its entries."""
@@ -32,7 +34,7 @@ class TrackFiles:
         paths: Name and file of each track; a track without a file is only needed for the statistics.
 
     Raises:
-        ValueError: A file has an unknown suffix, has two uses or is an input, or it exists and no interrupted command
+        ValueError: A file has an unknown suffix, has two uses, or exists and no interrupted command
             wrote it; or an option lacks what it needs.
     """
 
@@ -46,17 +48,17 @@ class TrackFiles:
             check_session(self._session)
             if not written:
                 raise ValueError("--session lists tracks: give --track")
+            if compression(genome.path) == "gzip":
+                print(f"hf-ssm: IGV reads no gzip: decompress {genome.path}, or compress it by bgzip", file=sys.stderr)
         if self._by_region is not None:
             check_table_output(self._by_region)
             if regions is None:
                 raise ValueError("--by-region needs the regions: give --regions")
         for path in written:
             check_track(path)
-        inputs = (args.genome, args.regions, getattr(args, "input", None), getattr(args, "variants", None))
         main = [] if args.output in written else [args.output]
         files = [*main, *written, *(path for path in (self._session, self._by_region) if path is not None)]
         for number, path in enumerate(files):
-            check_not_input(path, *inputs, name="the output")
             if path.absolute() in [other.absolute() for other in files[:number]]:
                 raise ValueError(f"{str(path)!r} is given for two outputs: choose another file")
             # A command that was interrupted while it wrote its files replaces them.
