@@ -79,7 +79,7 @@ def predict(model: str, *more: str) -> list[str]:
 
 
 def score(*more: str) -> list[str]:
-    return ["score", "causal", "--genome", "g.fa", "--window", "20", *more]
+    return ["score", "causal", *more, "--genome", "g.fa", "--window", "20"]
 
 
 @pytest.mark.parametrize("model", ["classes", "value", "tokens"])
@@ -305,6 +305,8 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
         ),
         (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is a track without"),
         (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session and --by-region need tracks"),
+        (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, and a VCF output"),
+        (["v.vcf", "--track", "mean", "--output", "o.csv"], "--track, --session and --by-region are for regions"),
         (["--output", "r.csv"], "give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track"),
     ],
 )

@@ -237,7 +237,7 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
             sequence = "".join(letters.reindex(effects.index, fill_value="N"))
             path = output.with_name(f"{output.stem}.{ending}.logo.png")
             # Of a base that is needed, the height is positive.
-            label = f"−mean {score} of the other bases (nats)"
+            label = f"−mean {score} of the other bases"
             plotting.plot_logo(sequence, -effects.to_numpy(float), path, title, first=first + 1, label=label)
             yield path
 

@@ -160,6 +160,8 @@ def check_score_tracks(args: argparse.Namespace) -> None:
         raise ValueError("--session and --by-region need tracks: give --track")
     if args.saturate is not None and args.regions is not None and args.by_region is None:
         raise ValueError("--regions goes with VARIANTS, --track likelihood or entropy, or --by-region")
+    if args.variants is not None and args.regions is not None and args.output.name.endswith((".vcf", ".vcf.gz")):
+        raise ValueError("--regions leaves out variants, and a VCF output keeps all: give a csv, tsv or parquet file")
     if args.regions is not None and args.genome is None:
         raise ValueError("--regions needs the contigs: give --genome FASTA")
 
