@@ -11,7 +11,7 @@ import pytest
 
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Region, Regions, RegionStatistics, in_regions, read_regions
-from hf_ssm.data.variants import as_variants
+from hf_ssm.data.variants import as_variants, read_variants
 
 pytest.importorskip("pysam", reason="pysam is not installed")
 
@@ -126,6 +126,20 @@ def test_variants_in_regions() -> None:
         list(in_regions(as_variants([{"ref_sequence": "A", "alt_sequence": "C"}]), some_regions()))
     with pytest.raises(ValueError, match="column 'region'"):
         list(in_regions(as_variants([{**rows[0], "region": 1}]), some_regions()))
+
+
+def test_alleles_of_a_vcf_file_in_regions(tmp_path: Path) -> None:
+    header = (
+        "##fileformat=VCFv4.2\n##contig=<ID=chra>\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    )
+    rows = ["chra\t10\t.\tAC\tA,ACC,<DEL>", "chra\t12\t.\tA\tC,G", "chra\t16\tx\tN\tC,*", "c\t4\t.\tA\tC"]
+    (tmp_path / "v.vcf").write_text(header + "".join(f"{row}\t.\t.\t.\n" for row in rows))
+    found = in_regions(read_variants(tmp_path / "v.vcf"), some_regions())
+    # Bases 10 and 11, counted from 1, are in the third region and outside of all; 16 is the first of the last one.
+    assert [(each.columns["pos"], each.alt, each.columns["region"]) for each in found] == [
+        *((10, alt, "r2") for alt in ("A", "ACC", "<DEL>")),
+        *((16, alt, "r6") for alt in ("C", "*")),
+    ]
 
 
 def test_statistics_are_those_of_single_letters() -> None:
