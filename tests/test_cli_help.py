@@ -20,6 +20,7 @@ from hf_ssm.hub.programs import FORMATS
 from hf_ssm.inference.embed import POOLINGS
 from hf_ssm.inference.predict import AGGREGATIONS
 from hf_ssm.inference.score import SCORES
+from hf_ssm.inference.tracks import BASE_TRACKS
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
@@ -86,6 +87,7 @@ def test_choices_are_those_of_the_library():
     assert tuple(TASKS) == TASK_NAMES
     assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
+    assert sequences.BASE_TRACKS == BASE_TRACKS
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
     assert tuple(FORMATS) == share.EXPORT_FORMATS
     assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)

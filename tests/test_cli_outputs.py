@@ -58,6 +58,7 @@ def place(tmp_path, monkeypatch) -> Path:
         "train --dataset data/x.csv --tokenizer model --output model",
         "report model --dataset data/x.csv --output data",
         "probe model --dataset other.csv --set data.test_file=data/x.csv --output data",
+        "predict model data/x.csv --output new.csv --by-region data/x.csv",
         "spectrum data/x.csv --output .",
         "convert model model",
         "convert model/model.safetensors model",
@@ -95,7 +96,7 @@ def test_every_option_that_names_a_file_is_compared_with_the_output():
     for name in COMMANDS:
         (commands,) = (action for action in build_parser(name)._actions if isinstance(action.choices, dict))
         paths = {action.dest for action in commands.choices[name]._actions if action.type is Path}
-        assert paths - {"output", "target", "folder", "config"} <= {*cli._FILES, *cli._MODELS}
+        assert paths - {"output", "target", "folder", "config"} <= {*cli._FILES, *cli._MODELS, *cli._OTHER_OUTPUTS}
 
 
 def test_processes_of_a_command_import_nothing_from_the_working_directory(monkeypatch, capsys):

@@ -123,7 +123,10 @@ def test_saturation_with_a_picture(folder: Path) -> None:
     assert found["llr"][:30].tolist() == pytest.approx(direct["llr"], rel=1e-5, abs=1e-6)
     for form in ("png", "svg"):
         assert sorted(path.name for path in folder.glob(f"*.{form}")) == [
-            f"out.{number}.{score}.{form}" for number in (1, 2) for score in ("llr", "next_token")
+            f"out.{number}.{score}{kind}.{form}"
+            for number in (1, 2)
+            for score in ("llr", "next_token")
+            for kind in (".logo", "")
         ]
 
 

@@ -21,8 +21,10 @@ __all__ = ["build_parser", "main"]
 _MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
 _FILES = (
     *("data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
-    "variants",
+    *("regions", "variants"),
 )
+# Options that name a file to write besides the output.
+_OTHER_OUTPUTS = ("by_region", "session", "track")
 # Commands that write, beside a model too, files of names that no model has.
 _WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
 
@@ -90,7 +92,10 @@ def _check_output(args: argparse.Namespace) -> None:
         from hf_ssm.utils.files import check_not_input
 
         places = _FILES if args.command in _WRITE_BESIDE_MODELS else _FILES + _MODELS
-        check_not_input(output, *(getattr(args, place, None) for place in places), name=name)
+        others = {f"--{option.replace('_', '-')}": getattr(args, option, None) for option in _OTHER_OUTPUTS}
+        for option, path in {name: output, **others}.items():
+            if isinstance(path, Path):
+                check_not_input(path, *(getattr(args, place, None) for place in places), name=option)
 
 
 def _is_expected(error: Exception) -> bool:

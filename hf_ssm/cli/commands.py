@@ -115,11 +115,12 @@ COMMANDS: dict[str, Command] = {
         "effects of variants (VCF or table), without labels",
         "Scores of variants, without labels: log-likelihood ratios of alleles under a language model, or with --target "
         "effects on the prediction of a classifier or regressor, from a VCF file or a table; with --saturate every "
-        "substitution of a region, as a heat map.",
+        "substitution of a region, as a heat map; with --track the likelihood of each base of a genome.",
         (
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
             "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --window 200 --output out.vcf.gz",
             "hf-ssm score runs/lm --saturate chr1:1001-1200 --genome hg38.fa --output region.csv",
+            "hf-ssm score runs/lm --track likelihood --genome hg38.fa --regions genes.gtf --output genes.bw",
         ),
         _SAME,
     ),

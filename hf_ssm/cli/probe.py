@@ -31,12 +31,22 @@ from hf_ssm.cli.probe_rows import (
     chosen_examples,
     default_mask,
     is_small_alphabet,
+    load_intervals,
     load_rows,
     mask_note,
     wants_labels,
 )
-from hf_ssm.cli.probe_tables import BEDGRAPH_NAME, TOKENS_NAME, bedgraph_lines, token_rows
+from hf_ssm.cli.probe_tables import (
+    BEDGRAPH_NAME,
+    TOKENS_NAME,
+    TRACK_NAME,
+    bedgraph_lines,
+    token_rows,
+    track_entries,
+)
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.tracks import import_pybigwig, write_session, write_track
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
@@ -47,11 +57,12 @@ from hf_ssm.training.settings import RunSettings
 from hf_ssm.utils.files import staged_files
 
 RESULTS_NAME, JSON_NAME, CURVE_NAME = "probe.safetensors", "results.json", "curve.png"
-SEQUENCES_NAME = "sequences.png"
+SEQUENCES_NAME, SESSION_NAME = "sequences.png", "session.xml"
 # Files of an earlier run that this one replaces or deletes.
 _FILES = (
     *(JSON_NAME, TOKENS_NAME, BEDGRAPH_NAME, CURVE_NAME, "curve.svg", SEQUENCES_NAME, "sequences.svg"),
-    *("strip_row*.png", "strip_row*.svg", "text_row*.html"),
+    *("strip_row*.png", "strip_row*.svg", "text_row*.html", "logo_row*.png", "logo_row*.svg"),
+    *(TRACK_NAME, SESSION_NAME),
 )
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
@@ -91,7 +102,11 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         allow_wrong=args.allow_wrong,
     )
     check_target(args, probe)
-    data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
+    if args.genome is None:
+        data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
+    else:
+        import_pybigwig()
+        data = load_intervals(args, settings, probe)
     examples, left_out = chosen_examples(args, probe, data)
     if launch.is_main():
         warn_of_chance(args.checkpoint, tokenizer)
@@ -228,10 +243,19 @@ def _write(
         _write_lines(folder / TOKENS_NAME, token_rows(examples, results))
         if reads_only_dna(probe.tokenizer) and data.pair_column is None and probe.tokenizer.is_fast:
             _write_lines(folder / BEDGRAPH_NAME, bedgraph_lines(probe.tokenizer, data, examples, results, names))
+        if args.genome is not None:
+            with Genome(args.genome) as genome:
+                entries = track_entries(probe.tokenizer, data, examples, results, genome.contigs)
+                write_track(folder / TRACK_NAME, genome.contigs, entries, "effect", folder / "unused")
         if not plotting.can_plot():
             print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
         _draw(folder, args, probe, data, examples, results, source, names)
         written = sorted(path.name for path in folder.iterdir())
+    if args.genome is not None:
+        # Beside the track, to which its path is relative.
+        with Genome(args.genome) as genome:
+            write_session(args.output / SESSION_NAME, genome, {"effect": args.output / TRACK_NAME})
+        written.append(SESSION_NAME)
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
     report = args.output.parent / "report"
     dataset = [] if args.dataset is None else ["--dataset", args.dataset]
@@ -305,6 +329,10 @@ def _draw(
             path, unit = folder / f"strip_row{example.row}.png", "bases" if is_dna else "tokens"
             title = f"{source}, {row}: tokens {how}"
             plotting.plot_sequence(result, path, annotations, first=first, unit=unit, title=title, **options)
+            if is_dna and result.scores is not None:
+                tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
+                path = folder / f"logo_row{example.row}.png"
+                plotting.plot_logo("".join(tokens), result.scores, path, title, first=1 - first, label="attribution")
     together = [entry for entry in together if len(entry[0].input_ids) <= _MOST_IN_FIGURE]
     if together:
         chosen, firsts, annotations_of_all, rows = (list(column) for column in zip(*together, strict=True))

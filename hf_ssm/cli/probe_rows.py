@@ -4,6 +4,7 @@ import argparse
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.labels import merged_name
-from hf_ssm.data.records import check_letters
+from hf_ssm.data.records import check_letters, read_records
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
 from hf_ssm.tokenization import reads_only_dna
@@ -121,6 +122,18 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     kept = label_column if label_column in rows.column_names and classes is not None else None
     pair_column, limit = settings.data.get("pair_column"), settings.data["max_length"]
     return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"), settings.data["unknown_bases"])
+
+
+def load_intervals(args: argparse.Namespace, settings: RunSettings, probe: MaskingProbe) -> Rows:
+    """The intervals of the BED file of --dataset, with the letters of --genome; by default, predicted classes."""
+    if args.target == LABEL:
+        raise ValueError(f"--target {LABEL}: a BED file has no labels; give a class, or {PREDICTED}")
+    if wants_labels(args, probe):
+        args.target = PREDICTED
+    keep_case = bool(settings.data.get("keep_case"))
+    records = read_records(Path(settings.data["dataset"]), genome=args.genome, keep_case=keep_case)
+    rows = Dataset.from_list([{**record.columns, "sequence": record.sequence} for record in records])
+    return Rows(rows, "sequence", None, None, settings.data["max_length"], None)
 
 
 def default_mask(head: str | None, tokenizer: Any) -> str:

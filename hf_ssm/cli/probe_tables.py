@@ -2,15 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from hf_ssm.cli.probe_rows import Example, Rows
 from hf_ssm.data.records import Place
+from hf_ssm.data.tracks import Entries, averaged
 from hf_ssm.plotting import describe_target
 from hf_ssm.probes import MaskingResult
 
-TOKENS_NAME, BEDGRAPH_NAME = "tokens.tsv", "effect.bedgraph"
+TOKENS_NAME, BEDGRAPH_NAME, TRACK_NAME = "tokens.tsv", "effect.bedgraph", "effect.bw"
 # The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it.
 _REGION = re.compile(r"(?P<chrom>[^\s:]+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(\((?P<strand>[+-])\))?")
 _NAMES = ("name", "id", "sequence_name")
@@ -78,16 +81,41 @@ def bedgraph_lines(
     The value is the score of an attribution, otherwise the effect.
     """
     for example, result in zip(examples, results, strict=True):
-        row = data.rows[example.row]
-        place = place_of(row, example.row, len(row[data.column]))
-        values = (result.effect if result.scores is None else result.scores).tolist()
-        offsets = data.encoded(example.row, tokenizer, return_offsets_mapping=True)["offset_mapping"]
+        chrom, spans = _spans(tokenizer, data, example, result)
         target = describe_target(result, class_names).replace('"', "'")
         yield f'track type=bedGraph name="row {example.row}" description="{target}, {result.strategy}"'
-        spans = [
-            (*place.interval(first, last), value)
-            for (first, last), value in zip(offsets, values, strict=True)
-            if last > first and not math.isnan(value)
-        ]
         for start, end, value in sorted(spans):
-            yield f"{place.chrom}\t{start}\t{end}\t{value:.6g}"
+            yield f"{chrom}\t{start}\t{end}\t{value:.6g}"
+
+
+def track_entries(
+    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Iterable[str]
+) -> Iterator[Entries]:
+    """The numbers of `bedgraph_lines` as one track: the mean of the sequences that cover a base."""
+    chroms: list[str] = []
+    spans: list[tuple[int, int, float]] = []
+    for example, result in zip(examples, results, strict=True):
+        chrom, of_row = _spans(tokenizer, data, example, result)
+        chroms += [chrom] * len(of_row)
+        spans += of_row
+    starts, ends, values = (np.array(column) for column in zip(*spans, strict=True))
+    yield from averaged(chroms, starts, ends, values, contigs)
+
+
+def _spans(
+    tokenizer: Any, data: Rows, example: Example, result: MaskingResult
+) -> tuple[str, list[tuple[int, int, float]]]:
+    """The contig of a row, and the interval and the value of each token that has one."""
+    row = data.rows[example.row]
+    place = place_of(row, example.row, len(row[data.column]))
+    offsets = data.encoded(example.row, tokenizer, return_offsets_mapping=True)["offset_mapping"]
+    return place.chrom, [
+        (*place.interval(first, last), value)
+        for (first, last), value in zip(offsets, values_of(result), strict=True)
+        if last > first and not math.isnan(value)
+    ]
+
+
+def values_of(result: MaskingResult) -> list[float]:
+    """The score of an attribution, otherwise the effect, of each token; NaN for tokens without any."""
+    return list((result.effect if result.scores is None else result.scores).tolist())

@@ -27,7 +27,9 @@ from hf_ssm.cli.sequences import (
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.cli.tracks import TrackFiles, check_score_tracks, effect_tracks, entries_of_rows, run_base_tracks
 from hf_ssm.data.genome import Genome
+from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import AnnotatedVcf, is_vcf
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
@@ -40,7 +42,7 @@ from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
 _SETTINGS = (
-    *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by"),
+    *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by", "match_group"),
     *("target", "shifts", "flank", "per_strand", "info_prefix"),
 )
 # Columns of each record of a VCF file.
@@ -55,12 +57,17 @@ Region = tuple[str, int, int]
 
 def run_score(args: argparse.Namespace) -> None:
     """`hf-ssm score`: a table of the scores of variants, or of all substitutions of regions."""
+    check_score_tracks(args)
+    if args.track is not None and args.saturate is None:
+        run_base_tracks(args)
+        return
     if (args.variants is None) == (args.saturate is None):
-        raise ValueError("give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST")
+        raise ValueError("give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track likelihood")
     if args.saturate is not None and args.genome is None:
         raise ValueError("--saturate needs the sequence: give --genome FASTA")
-    if args.label_column is None and (args.positive is not None or args.by is not None):
-        raise ValueError("--positive and --by need the labels: give --label-column")
+    evaluation = (args.positive, args.by, args.match_group)
+    if args.label_column is None and any(option is not None for option in evaluation):
+        raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
     if args.svg and args.saturate is None:
         raise ValueError("--svg is for the figures of --saturate: leave it out")
     check_effects(args)
@@ -70,6 +77,7 @@ def run_score(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         regions = None if args.saturate is None else _regions(args.saturate, genome)
+        within = None if args.regions is None or genome is None else read_regions(args.regions, genome)
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
@@ -79,13 +87,13 @@ def run_score(args: argparse.Namespace) -> None:
             **{name: getattr(args, name) for name in _SETTINGS},
             "regions": regions,
             "checkpoint": checkpoint_facts(args, model),
-            "files": [file_facts(path) for path in (args.variants, args.genome) if path is not None],
+            "files": [file_facts(path) for path in (args.variants, args.genome, args.regions) if path is not None],
         }
         if regions is not None:
             assert genome is not None
-            _saturate(args, model, genome, regions, settings)
+            _saturate(args, model, genome, regions, settings, within)
         else:
-            _score(args, model, genome, settings)
+            _score(args, model, genome, settings, within)
             if args.genome is not None and (args.target is not None or model.head in ("causal", "masked")):
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
@@ -97,11 +105,24 @@ def run_score(args: argparse.Namespace) -> None:
                 suggest((line, "every substitution of a region, with a figure"))
 
 
-def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None, settings: dict[str, Any]) -> None:
+def _score(
+    args: argparse.Namespace,
+    model: SequenceModel,
+    genome: Genome | None,
+    settings: dict[str, Any],
+    within: Regions | None,
+) -> None:
     scorer = VariantScorer(model, genome, **scorer_options(args))
-    info = [name for name in (args.label_column, args.by) if name not in (None, *_VCF_COLUMNS)]
-    total = _checked(args, scorer, read_variants(args.variants, info))
-    variants = with_progress(read_variants(args.variants, info), "variants", total)
+    info = [name for name in (args.label_column, args.by, args.match_group) if name not in (None, *_VCF_COLUMNS)]
+
+    def read() -> Iterator[Variant]:
+        variants = read_variants(args.variants, info)
+        return variants if within is None else in_regions(variants, within)
+
+    total = _checked(args, scorer, read())
+    if within is not None and not total:
+        raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} lies in a region")
+    variants = with_progress(read(), "variants", total)
     write = join_table
     if is_vcf(args.output):
         texts = {name: f"{text} (model {args.checkpoint})" for name, text in scorer.descriptions.items()} | REASONS
@@ -122,7 +143,7 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
 
 def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:
     """Number of variants, after a check of all that the table and the metrics need besides the scores."""
-    names = [name for name in (args.label_column, args.by) if name is not None]
+    names = [name for name in (args.label_column, args.by, args.match_group) if name is not None]
     read: dict[str, list[Any]] = {name: [] for name in names}
     count, columns = 0, set[str]()
     for variant in variants:
@@ -136,7 +157,7 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
         missing = [name for name in names if name not in columns]
         if missing:
             raise ValueError(f"{args.variants.name} has no column {missing[0]!r}; it has {', '.join(sorted(columns))}")
-        check_evaluation(pd.DataFrame(read, dtype=object), args.label_column, args.positive, args.by)
+        check_evaluation(pd.DataFrame(read, dtype=object), args.label_column, args.positive, args.by, args.match_group)
     return count
 
 
@@ -154,7 +175,8 @@ def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) 
 
 def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
     try:
-        rows = evaluate_scores(table, args.label_column, args.positive, args.by, scores=scores).to_list()
+        options = {"by": args.by, "match_group": args.match_group}
+        rows = evaluate_scores(table, args.label_column, args.positive, scores=scores, **options).to_list()
     except ValueError as error:
         # The scores themselves are complete.
         print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
@@ -170,7 +192,12 @@ def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[st
 
 
 def _saturate(
-    args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region], settings: dict[str, Any]
+    args: argparse.Namespace,
+    model: SequenceModel,
+    genome: Genome,
+    regions: list[Region],
+    settings: dict[str, Any],
+    within: Regions | None,
 ) -> None:
     horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
     options = {"scores": args.scores, "window": args.window, "horizon": horizon, "keep_case": args.keep_case}
@@ -179,6 +206,9 @@ def _saturate(
         if args.target is None
         else TargetSaturation(args, model, genome)
     )
+    track_names = [f"{score}_{statistic}" for score in saturation.columns for statistic in args.track or ()]
+    paths = {name: args.output.with_name(f"{args.output.stem}.{name}.bw") for name in track_names}
+    tracks = TrackFiles(args, genome, within, paths)
 
     def compute(one_region: list[Region]) -> pa.Table:
         ((contig, first, last),) = one_region
@@ -196,6 +226,10 @@ def _saturate(
         with plotting.also_svg(args.svg):
             for picture in _pictures(args.output, table, regions, saturation.columns):
                 print(f"{picture} shows the scores.")
+        if track_names:
+            bases = effect_tracks(table, saturation.columns, args.track)
+            (contig, first, last), *_ = regions
+            tracks.write(entries_of_rows(bases, track_names, genome.contigs), f"{contig}:{first + 1}-{last}")
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
@@ -213,7 +247,16 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
         for score in scores if inside.any() else ():
             ending = f"{number}.{score}" if len(regions) > 1 else score
             path = output.with_name(f"{output.stem}.{ending}.png")
-            plotting.plot_saturation(frame[inside], score, path, title=f"{contig}:{first + 1}-{last}")
+            title = f"{contig}:{first + 1}-{last}"
+            plotting.plot_saturation(frame[inside], score, path, title=title)
+            yield path
+            effects = frame[inside].groupby("position")[score].mean().reindex(range(first + 1, last + 1))
+            letters = frame[inside].drop_duplicates("position").set_index("position")["ref"]
+            sequence = "".join(letters.reindex(effects.index, fill_value="N"))
+            path = output.with_name(f"{output.stem}.{ending}.logo.png")
+            # Of a base that is needed, the height is positive.
+            label = f"−mean {score} of the other bases"
+            plotting.plot_logo(sequence, -effects.to_numpy(float), path, title, first=first + 1, label=label)
             yield path
 
 

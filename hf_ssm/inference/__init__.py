@@ -7,8 +7,10 @@ from hf_ssm.inference.linear_probe import linear_probe
 from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import saturate
 from hf_ssm.inference.score import score_variants
+from hf_ssm.inference.tracks import base_likelihoods
 
 __all__ = [
+    "base_likelihoods",
     "embed",
     "evaluate_scores",
     "linear_probe",

@@ -1,6 +1,6 @@
 """How well scores of variants separate labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +22,7 @@ def evaluate_scores(
     positive: Any = None,
     by: str | None = None,
     seed: int = 0,
+    match_group: str | None = None,
     *,
     scores: Sequence[str] | None = None,
 ) -> Dataset:
@@ -41,9 +42,17 @@ def evaluate_scores(
         seed: Of the bootstrap.
         scores: Columns to evaluate, such as "enhancer_delta"; default: those of `hf_ssm.inference.score.SCORES` that
             compare both alleles.
+        match_group: Column of groups of positive variants and the controls that are matched to them, such as TraitGym's
+            "match_group". It adds the metrics that TraitGym computes within these groups: "pairwise_accuracy", the
+            share of the pairs of a positive and a negative variant of a group in which the positive one has the higher
+            impact (ties count one half), and "mean_reciprocal_rank", the mean of 1 / rank of each positive variant by
+            its impact in its group (equal impacts share their mean rank). Groups with one label only are left out.
+            TraitGym's areas are those of all matched variants, as computed with `by=None` or by chromosome;
+            `by="match_group"` would average the areas of the groups.
 
     Returns:
-        A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman"), `value`,
+        A Dataset with one row for each score and metric: `score`, `metric` ("auroc", "auprc", "spearman", and those of
+        `match_group`), `value`,
         `standard_error` (of 200 bootstrap samples of the variants, or 1,000 of the groups), `chance` (the value
         expected of a score that knows nothing of the label), `variants`, and `groups`.
 
@@ -52,7 +61,7 @@ def evaluate_scores(
         ImportError: scikit-learn is not installed, and the label has two classes.
     """
     frame = scored.to_pandas()
-    labels, is_binary = check_evaluation(frame, label, positive, by)
+    labels, is_binary = check_evaluation(frame, label, positive, by, match_group)
     rows = []
     compared = [name for name in SCORES if name in frame and not name.startswith(("ref_", "alt_"))]
     for score in compared if scores is None else scores:
@@ -67,11 +76,15 @@ def evaluate_scores(
         groups = None if by is None else frame[by][kept].astype(str).to_numpy()
         for metric in ("auroc", "auprc", "spearman") if is_binary else ("spearman",):
             rows.append({"score": score, "metric": metric} | _metric(metric, score, classes, values, groups, by, seed))
+        if match_group is not None:
+            matched = kept & frame[match_group].notna()
+            columns = (labels[matched], _impact(score, frame[score][matched]), frame[match_group][matched].astype(str))
+            rows += [{"score": score, **row} for row in _matched_metrics(*columns, match_group, seed)]
     return Dataset.from_list(rows)
 
 
 def check_evaluation(
-    frame: pd.DataFrame, label: str, positive: Any = None, by: str | None = None
+    frame: pd.DataFrame, label: str, positive: Any = None, by: str | None = None, match_group: str | None = None
 ) -> tuple[pd.Series, bool]:
     """Check the arguments of `evaluate_scores` against the columns of a table, also before it has scores.
 
@@ -81,7 +94,7 @@ def check_evaluation(
     Raises:
         ValueError, ImportError: As for `evaluate_scores`.
     """
-    for name, column in (("label", label), ("by", by)):
+    for name, column in (("label", label), ("by", by), ("match_group", match_group)):
         if column is not None and column not in frame:
             raise ValueError(f"`{name}`={column!r} is no column; the table has {', '.join(frame)}.")
     labels = _labels(frame[label], positive, label)
@@ -92,6 +105,13 @@ def check_evaluation(
         raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
     if by is not None and labels.groupby(frame[by].astype(str)).nunique().max() < 2:
         raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
+    if match_group is not None:
+        if not is_binary:
+            raise ValueError(
+                f"`match_group`={match_group!r} needs labels of two classes, not the numbers of {label!r}."
+            )
+        if labels.groupby(frame[match_group].astype(str)).nunique().max() < 2:
+            raise ValueError(f"`match_group`={match_group!r}: no group has a positive and a negative variant.")
     return labels, is_binary
 
 
@@ -145,6 +165,44 @@ def _metric(
     }
 
 
+def _matched_metrics(
+    labels: pd.Series, impacts: pd.Series, groups: pd.Series, match_group: str, seed: int
+) -> Iterator[dict[str, Any]]:
+    """The metrics of positive variants within the groups of their matched controls."""
+    pairs, ranks = [], []
+    for _, rows in labels.groupby(groups):
+        positive = impacts[rows.index][rows == 1].to_numpy()
+        negative = impacts[rows.index][rows == 0].to_numpy()
+        if not len(positive) or not len(negative):
+            continue
+        higher, equal = np.greater.outer(positive, negative), np.equal.outer(positive, negative)
+        pairs.append((higher.mean() + equal.mean() / 2, higher.size, len(rows)))
+        reciprocal = 1 / impacts[rows.index].rank(ascending=False)[rows == 1]
+        ranks.append((reciprocal.mean(), len(positive), len(rows)))
+    if not pairs:
+        raise ValueError(f"`match_group`={match_group!r}: no group has a positive and a negative variant with a score.")
+    for metric, of_groups in (("pairwise_accuracy", pairs), ("mean_reciprocal_rank", ranks)):
+        values, weights, sizes = (np.array(column, dtype=float) for column in zip(*of_groups, strict=True))
+        rng = np.random.default_rng(seed)
+        draws = (rng.integers(0, len(values), len(values)) for _ in range(_GROUP_BOOTSTRAPS))
+        samples = [np.average(values[draw], weights=weights[draw]) for draw in draws] if len(values) > 1 else []
+        # The mean of 1 / rank over the n ranks of a group, of which each is equally likely.
+        of_chance = [0.5 if metric == "pairwise_accuracy" else (1 / np.arange(1, n + 1)).mean() for n in sizes]
+        yield {
+            **{"metric": metric, "value": float(np.average(values, weights=weights))},
+            **{"standard_error": _deviation(samples), "chance": float(np.average(of_chance, weights=weights))},
+            **{"variants": int(sizes.sum()), "groups": len(values)},
+        }
+
+
+def _impact(score: str, values: Any) -> Any:
+    """How harmful variants are taken to be: the more, the lower the likelihood, or the larger the distance."""
+    if score not in SCORES:
+        # An effect on a prediction, of either sign.
+        return np.abs(values)
+    return values if score.startswith("abs_") or score == "embedding_distance" else -values
+
+
 def _chance(metric: str, labels: np.ndarray) -> float:
     """The expected value of a metric for random scores; the average precision is then the share of positive labels."""
     return {"auroc": 0.5, "auprc": float(labels.mean()), "spearman": 0.0}[metric]
@@ -160,8 +218,5 @@ def _value(metric: str, score: str, labels: np.ndarray, values: np.ndarray) -> f
         return float(ranks["score"].corr(ranks["label"]))
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    if score not in SCORES:
-        impact = np.abs(values)
-    else:
-        impact = values if score.startswith("abs_") or score == "embedding_distance" else -values
-    return float((roc_auc_score if metric == "auroc" else average_precision_score)(labels, impact))
+    metric_of = roc_auc_score if metric == "auroc" else average_precision_score
+    return float(metric_of(labels, _impact(score, values)))

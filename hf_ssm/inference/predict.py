@@ -14,6 +14,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from hf_ssm.data.records import Record, as_records, check_dna, unknown_share
+from hf_ssm.data.regions import Regions
 from hf_ssm.inference.model import SequenceModel, UnknownLetters, check_finite, check_strands, other_strand
 from hf_ssm.inference.parts import table_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
@@ -119,10 +120,12 @@ class Predictor:
     Args:
         reader: The model and its tokenizer.
         window, stride, aggregate, both_strands: As for `predict`.
+        regions: Regions of a genome: windows that overlap none are left out. All sequences then need a place.
 
     `survey` reads all sequences before `table_of_groups` computes the tables of the groups of `groups`.
 
     Attributes:
+        value_columns: Names of the columns of numbers in the tables.
         unknown: Count of the rows, or of the sequences of tokens, by their unknown letters, from `survey`.
         longest_window: Letters of the longest window of a sequence that `survey` found cut; `None` if none is cut.
 
@@ -138,6 +141,7 @@ class Predictor:
         stride: int | None = None,
         aggregate: str | None = None,
         both_strands: bool = False,
+        regions: Regions | None = None,
     ):
         if reader.head not in ("class", "tokens"):
             raise ValueError(f"{type(reader.model).__name__} is {_OTHER_COMMANDS[reader.head]}.")
@@ -150,7 +154,7 @@ class Predictor:
                     "row: leave it out."
                 )
         self._reader, self._windows = reader, Windows(reader, window, stride)
-        self._aggregate, self._both_strands = aggregate, both_strands
+        self._aggregate, self._both_strands, self._regions = aggregate, both_strands, regions
         # Whether the table tells several rows of a sequence apart.
         self._has_spans = self._of_tokens or (aggregate is None and window is not None)
         self.unknown = UnknownLetters(reader.reads_only_dna)
@@ -160,6 +164,7 @@ class Predictor:
         names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         # Names that are not unique could not be columns.
         self._names = names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
+        self.value_columns = self._value_columns()
 
     def survey(self, records: Iterable[Record]) -> int:
         """The number of letters to read, on one strand; those of overlapping windows count repeatedly.
@@ -172,7 +177,7 @@ class Predictor:
             if self._both_strands:
                 check_dna(record)
             self._reader.check_letters(record)
-            windows = self._windows.of(number, record)
+            windows = self._windows_of(number, record)
             self._has_spans |= len(windows) > 1 and self._aggregate is None
             total += letters_of(windows)
             if len(windows) > 1:
@@ -187,9 +192,22 @@ class Predictor:
 
     def _units(self, records: Iterable[Record]) -> Iterator[Unit]:
         for number, record in enumerate(records):
-            yield from self._units_of(self._windows.of(number, record))
+            yield from self._units_of(self._windows_of(number, record))
+
+    def _windows_of(self, number: int, record: Record) -> list[Window]:
+        windows = self._windows.of(number, record)
+        if self._regions is None:
+            return windows
+        place, regions = record.place, self._regions
+        if place is None:
+            raise ValueError(f"{record.where} has no place in a genome, which `regions` (--regions) needs: give BED.")
+        return [
+            window for window in windows if regions.overlapping(place.chrom, *place.interval(window.start, window.stop))
+        ]
 
     def _units_of(self, windows: list[Window]) -> list[Unit]:
+        if not windows:
+            return []
         return [windows] if self._of_tokens or self._aggregate is not None else [[window] for window in windows]
 
     def table_of_groups(self, groups: Iterable[list[Unit]]) -> pa.Table:
@@ -233,16 +251,20 @@ class Predictor:
 
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""
+        columns = dict(zip(self.value_columns, values.T, strict=True))
         if self._kind == _VALUES:
-            named = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
-            names = ["prediction"] if values.shape[1] == 1 else [f"value_{name}" for name in named]
-            return dict(zip(names, values.T, strict=True))
+            return columns
         if self._kind == _LABELS:
             chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
         else:
             chosen = [self._names[best] for best in values.argmax(1)]
-        names = [f"probability_{name}" for name in self._names]
-        return {"prediction": chosen, **dict(zip(names, values.T, strict=True))}
+        return {"prediction": chosen, **columns}
+
+    def _value_columns(self) -> list[str]:
+        if self._kind != _VALUES:
+            return [f"probability_{name}" for name in self._names]
+        named = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
+        return ["prediction"] if len(named) == 1 else [f"value_{name}" for name in named]
 
     def _combined(self, unit: Unit, scores: Sequence[_Scores]) -> _Scores:
         """The scores of the windows of a unit as one."""

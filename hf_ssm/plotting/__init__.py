@@ -7,6 +7,7 @@ to install.
 """
 
 from hf_ssm.plotting.html import sequence_html, write_sequence_html
+from hf_ssm.plotting.logos import plot_logo
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
@@ -33,6 +34,7 @@ __all__ = [
     "describe_target",
     "plot_frequency_responses",
     "plot_hankel",
+    "plot_logo",
     "plot_masking_curves",
     "plot_parameter_change",
     "plot_saturation",

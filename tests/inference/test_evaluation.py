@@ -91,3 +91,34 @@ def test_bad_arguments() -> None:
             evaluate_scores(TABLE, **arguments)
     with pytest.raises(ValueError, match="one class only"):
         evaluate_scores(TABLE.remove_columns("label").add_column("label", [1] * COUNT), "label")
+
+
+def test_matched_groups() -> None:
+    # Group 0: one positive above one of two controls and equal to the other; 1: two positives; 2: no control.
+    groups = [0, 0, 0, 1, 1, 1, 1, 2, 2, None, None]
+    labels = [1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
+    impacts = [2.0, 2.0, 1.0, 5.0, 0.0, 3.0, 4.0, 1.0, 2.0, 9.0, 8.0]
+    table = Dataset.from_dict({"y": labels, "llr": [-each for each in impacts], "group": groups})
+    found = {row["metric"]: row for row in evaluate_scores(table, "y", match_group="group")}
+    assert list(found) == ["auroc", "auprc", "spearman", "pairwise_accuracy", "mean_reciprocal_rank"]
+    pairs = [0.5, 1, 1, 1, 0, 0]
+    assert found["pairwise_accuracy"]["value"] == pytest.approx(sum(pairs) / 6)
+    ranks = [1.5, 1, 4]
+    assert found["mean_reciprocal_rank"]["value"] == pytest.approx(sum(1 / rank for rank in ranks) / 3)
+    assert found["pairwise_accuracy"]["chance"] == 0.5
+    three, four = (1 + 1 / 2 + 1 / 3) / 3, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4
+    assert found["mean_reciprocal_rank"]["chance"] == pytest.approx((three + 2 * four) / 3)
+    assert [found[name]["groups"] for name in found] == [None, None, None, 2, 2]
+    assert found["pairwise_accuracy"]["variants"] == 7 and found["pairwise_accuracy"]["standard_error"] > 0
+    # The areas are those of all variants.
+    assert found["auroc"]["value"] == pytest.approx(auroc(np.array(labels), np.array(impacts)))
+
+
+def test_matched_groups_need_positives_and_controls() -> None:
+    table = Dataset.from_dict({"y": [1, 0, 1], "n": [0.5, 1.0, 2.0], "llr": [1.0, 2.0, 3.0], "group": [0, 1, 1]})
+    with pytest.raises(ValueError, match="`match_group`='n': no group has a positive and a negative"):
+        evaluate_scores(table, "y", match_group="n")
+    with pytest.raises(ValueError, match="`match_group`='group' needs labels of two classes"):
+        evaluate_scores(table, "n", match_group="group")
+    with pytest.raises(ValueError, match="`match_group`='x' is no column"):
+        evaluate_scores(table, "y", match_group="x")

@@ -22,6 +22,7 @@ from hf_ssm.plotting.style import (
 FIGURES = {
     "plot_frequency_responses": lambda path: plotting.plot_frequency_responses([], [], path),
     "plot_hankel": lambda path: plotting.plot_hankel([], path),
+    "plot_logo": lambda path: plotting.plot_logo("A", [0.5], path),
     "plot_masking_curves": lambda path: plotting.plot_masking_curves([[1.0, 0.5]], path),
     "plot_parameter_change": lambda path: plotting.plot_parameter_change({"D": 0.5}, path),
     "plot_saturation": lambda path: plotting.plot_saturation({"position": []}, "llr", path),

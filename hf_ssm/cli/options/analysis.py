@@ -1,6 +1,7 @@
 """Options of `hf-ssm probe`, `report` and `spectrum`."""
 
 import argparse
+from pathlib import Path
 
 from hf_ssm.cli.options import add_batch_limit, add_data_options, add_model, add_output_options
 
@@ -26,6 +27,8 @@ CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser, "test", 20, "probe")
+    genome = "FASTA of the genome, for a BED file as --dataset: also write effect.bw, a track of the intervals"
+    parser.add_argument("--genome", metavar="FILE", type=Path, help=genome)
     add = parser.add_argument_group("method").add_argument
     orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
     order = f"order in which tokens are masked: {orders}"

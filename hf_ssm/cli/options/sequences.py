@@ -15,6 +15,8 @@ SCORES = (
     *("unmasked_llr", "ref_unmasked_llr", "alt_unmasked_llr", "abs_unmasked_llr", "mean_unmasked_llr"),
     "embedding_distance",
 )
+BASE_TRACKS = ("likelihood", "entropy")
+EFFECT_TRACKS = ("mean", "min", "max")
 SCORE_WINDOW = 1024
 """Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
@@ -32,14 +34,26 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     add("--keep-case", action="store_true", help=f"{KEEP_CASE_HELP} (FASTA, BED)")
 
 
+def _add_region_options(add: Callable[..., object], what: str) -> None:
+    add("--regions", metavar="FILE", type=Path, help=f"BED, or genes of a GTF or GFF3 file: {what}")
+    statistics = "also write mean, maximum and sum of the tracks of each region of --regions (csv, tsv or parquet)"
+    add("--by-region", metavar="FILE", type=Path, help=statistics)
+    session = "also write a file that opens the tracks in a genome browser: .xml (IGV) or .json (igv.js)"
+    add("--session", metavar="FILE", type=Path, help=session)
+
+
 def add_predict(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     _add_input(parser)
     add = parser.add_argument_group("prediction").add_argument
     add("--window", metavar="W", type=int, help="cut sequences into windows of W letters; default: only if too long")
-    add("--stride", metavar="S", type=int, help="letters from one window to the next (default: W)")
+    add("--stride", "--step", metavar="S", type=int, help="letters from one window to the next (default: W)")
     add("--aggregate", choices=AGGREGATIONS, help="one row per sequence: mean or maximum of its windows")
     add("--both-strands", action="store_true", help="average the sequence and its reverse complement")
+    add = parser.add_argument_group("tracks of BED intervals").add_argument
+    formats = ".bw, .bigwig, .bedgraph or .bedgraph.gz"
+    add("--track", metavar="FILE", type=Path, help=f"also write the mean of the windows of each base ({formats})")
+    _add_region_options(add, "leave out windows that overlap none")
     add_table_options(parser, "csv, tsv or parquet")
 
 
@@ -86,9 +100,16 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--horizon", metavar="BASES", type=int, help=f"{horizon}{SATURATION_HORIZON})")
     add("--keep-case", action="store_true", help=KEEP_CASE_HELP)
     add("--one-strand", action="store_true", help="do not average with the reverse complement")
+    add = parser.add_argument_group("tracks and regions").add_argument
+    tracks = f"{' or '.join(BASE_TRACKS)} of each base of the genome; of --saturate: {', '.join(EFFECT_TRACKS)} effect"
+    add("--track", metavar="TRACK", nargs="+", choices=(*BASE_TRACKS, *EFFECT_TRACKS), help=tracks)
+    _add_region_options(add, "leave out variants and bases elsewhere")
     add = parser.add_argument_group("evaluation").add_argument
     add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
     add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
+    match = "column of groups of a positive variant and its controls: accuracy of pairs and reciprocal rank"
+    add("--match-group", metavar="NAME", help=match)
     add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
-    add_table_options(parser, "csv, tsv or parquet; of a VCF file also vcf or vcf.gz")
+    formats = "csv, tsv or parquet; of a VCF file also vcf or vcf.gz; of --track: bw, bigwig, bedgraph or bedgraph.gz"
+    add_table_options(parser, formats)

@@ -1,0 +1,220 @@
+"""Tracks, sessions and statistics of regions beside the output of a command, and `hf-ssm score --track`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS
+from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, load_sequence_model, with_progress
+from hf_ssm.data.files import compression
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
+from hf_ssm.data.tracks import Entries, averaged, check_session, check_track, track_paths, write_session, write_track
+from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_table, write_in_parts
+from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
+from hf_ssm.inference.windows import GENOME_SPAN
+from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.files import replacing
+
+Tracks = Mapping[str, Callable[[], Iterable[Entries]]]
+"""Name of each track, and a function that gives its entries."""
+
+
+class TrackFiles:
+    """The files of tracks, and what is made of the tracks: a session, and statistics of regions.
+
+    Args:
+        args: Options `output`, `overwrite_output`, `genome`, `regions`, `session` and `by_region`.
+        genome: The genome.
+        regions: The regions of `--regions`.
+        paths: Name and file of each track; a track without a file is only needed for the statistics.
+
+    Raises:
+        ValueError: A file has an unknown suffix, has two uses, or exists and no interrupted command
+            wrote it; or an option lacks what it needs.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, genome: Genome, regions: Regions | None, paths: Mapping[str, Path | None]
+    ):
+        self._genome, self._regions, self._annotation = genome, regions, args.regions
+        self._paths, self._session, self._by_region = paths, args.session, args.by_region
+        written = [path for path in paths.values() if path is not None]
+        if self._session is not None:
+            check_session(self._session)
+            if not written:
+                raise ValueError("--session lists tracks: give --track")
+            if compression(genome.path) == "gzip":
+                print(f"hf-ssm: IGV reads no gzip: decompress {genome.path}, or compress it by bgzip", file=sys.stderr)
+        if self._by_region is not None:
+            check_table_output(self._by_region)
+            if regions is None:
+                raise ValueError("--by-region needs the regions: give --regions")
+        for path in written:
+            check_track(path)
+        main = [] if args.output in written else [args.output]
+        files = [*main, *written, *(path for path in (self._session, self._by_region) if path is not None)]
+        for number, path in enumerate(files):
+            if path.absolute() in [other.absolute() for other in files[:number]]:
+                raise ValueError(f"{str(path)!r} is given for two outputs: choose another file")
+            # A command that was interrupted while it wrote its files replaces them.
+            is_new = not Parts(args.output, {}).folder.exists()
+            if path.exists() and path != args.output and is_new and not args.overwrite_output:
+                raise ValueError(
+                    f"output {str(path)!r} exists: choose another file, or replace it (--overwrite-output)."
+                )
+
+    def write(self, tracks: Tracks, locus: str, main: Path | None = None, staged: Path | None = None) -> None:
+        """Write all files.
+
+        Args:
+            tracks: The tracks of all paths.
+            locus: The interval that the session shows.
+            main: The file of a track that is written to `staged` instead, which the caller moves to its place.
+        """
+        for name, path in self._paths.items():
+            if path is None:
+                continue
+            index = path.with_name(f"{path.name}.tbi")
+            if path == main and staged is not None:
+                write_track(staged, self._genome.contigs, tracks[name](), name, index)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path, path.with_name(f".{path.stem}.tmp{path.suffix}")) as temporary:
+                    write_track(temporary, self._genome.contigs, tracks[name](), name, index)
+            print(f"{path} holds the track {name}.")
+        if self._by_region is not None and self._regions is not None:
+            statistics = RegionStatistics(self._regions, list(tracks))
+            for name, entries_of in tracks.items():
+                for entries in entries_of():
+                    statistics.add(name, *entries)
+            with replacing(
+                self._by_region, self._by_region.with_name(f".{self._by_region.stem}.tmp{self._by_region.suffix}")
+            ) as temporary:
+                join_table(iter([statistics.table()]), temporary)
+            print(f"{self._by_region} holds the mean, maximum and sum of {len(self._regions.regions)} regions.")
+        if self._session is not None:
+            files = {name: path for name, path in self._paths.items() if path is not None}
+            annotations = [] if self._annotation is None else [self._annotation]
+            write_session(self._session, self._genome, files, annotations, locus)
+            print(f"{self._session} opens the tracks in a genome browser.")
+
+
+def entries_of_rows(
+    table: pa.Table, names: Iterable[str], contigs: Iterable[str]
+) -> dict[str, Callable[[], Iterator[Entries]]]:
+    """The tracks of columns of a table whose rows are intervals of a genome, averaged where they overlap.
+
+    Args:
+        table: Columns `chrom`, `genome_start` and `genome_end`, or else `chrom_start` and `chrom_end`, and the tracks.
+        names: The columns of the tracks.
+        contigs: The contigs in the order of the genome.
+    """
+    chroms = table["chrom"].to_pylist()
+    span = GENOME_SPAN if GENOME_SPAN[0] in table.column_names else ("chrom_start", "chrom_end")
+    starts, ends = (table[name].to_numpy() for name in span)
+
+    def entries_of(name: str) -> Callable[[], Iterator[Entries]]:
+        return lambda: averaged(chroms, starts, ends, table[name].to_numpy().astype(float), contigs)
+
+    return {name: entries_of(name) for name in names}
+
+
+def effect_tracks(table: pa.Table, scores: Iterable[str], statistics: Iterable[str]) -> pa.Table:
+    """The rows of saturation mutagenesis as one row for each base, with statistics over the three other bases.
+
+    Args:
+        table: Columns `chrom`, `pos` (counted from 1) and the scores; three rows for each base.
+        scores: Names of the scores.
+        statistics: "mean", "min" and "max", or some of them.
+
+    Returns:
+        Columns `chrom`, `genome_start`, `genome_end` and `<score>_<statistic>`.
+    """
+    first = table["pos"].to_numpy()[::3] - 1
+    columns = {"chrom": table["chrom"].take(pa.array(range(0, len(table), 3))), "genome_start": first}
+    columns["genome_end"] = first + 1
+    for score in scores:
+        values = table[score].to_numpy().astype(float).reshape(-1, 3)
+        columns |= {f"{score}_{statistic}": getattr(values, statistic)(axis=1) for statistic in statistics}
+    return pa.table(columns)
+
+
+def check_score_tracks(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for options of tracks of `hf-ssm score` that do not fit together."""
+    names = args.track or []
+    is_region = args.variants is None and args.saturate is None
+    allowed = BASE_TRACKS if is_region else EFFECT_TRACKS if args.saturate is not None else ()
+    if args.variants is not None and (names or args.session is not None or args.by_region is not None):
+        raise ValueError("--track, --session and --by-region are for regions, not for VARIANTS: leave them out")
+    if unknown := [name for name in names if name not in allowed]:
+        purpose = "without VARIANTS and --saturate" if unknown[0] in BASE_TRACKS else "of --saturate"
+        raise ValueError(f"--track {unknown[0]} is a track {purpose}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"--track {' '.join(names)}: give each track once")
+    if (args.session is not None or args.by_region is not None) and not names:
+        raise ValueError("--session and --by-region need tracks: give --track")
+    if args.saturate is not None and args.regions is not None and args.by_region is None:
+        raise ValueError("--regions goes with VARIANTS, --track likelihood or entropy, or --by-region")
+    if args.variants is not None and args.regions is not None and args.output.name.endswith((".vcf", ".vcf.gz")):
+        raise ValueError("--regions leaves out variants, and a VCF output keeps all: give a csv, tsv or parquet file")
+    if args.regions is not None and args.genome is None:
+        raise ValueError("--regions needs the contigs: give --genome FASTA")
+
+
+def run_base_tracks(args: argparse.Namespace) -> None:
+    """`hf-ssm score --track`: likelihood and entropy of each base of a genome, or of regions."""
+    if args.genome is None:
+        raise ValueError("--track needs the sequence: give --genome FASTA")
+    unused = {"--scores": args.scores, "--horizon": args.horizon, "--label-column": args.label_column}
+    if given := [name for name, value in unused.items() if value is not None]:
+        raise ValueError(f"{given[0]} is for scores of variants, not for --track {args.track[0]}: leave it out")
+    check_track(args.output, "output")
+    with Genome(args.genome) as genome:
+        regions = None if args.regions is None else read_regions(args.regions, genome)
+        paths = track_paths(args.output, args.track)
+        # The output proper; the other files are complete when it exists.
+        args.output = paths[args.track[0]]
+        files = TrackFiles(args, genome, regions, paths)
+        args.keep_case = keeps_case(args)
+        model = load_sequence_model(args)
+        options = {"window": args.window, "both_strands": not args.one_strand, "keep_case": args.keep_case}
+        tracks = BaseTracks(model, **options)
+        if is_own_model(args.checkpoint):
+            warn_of_chance(args.checkpoint, model.tokenizer)
+        settings = {
+            **options,
+            "tracks": args.track,
+            "checkpoint": checkpoint_facts(args, model),
+            "files": [file_facts(path) for path in (args.genome, args.regions) if path is not None],
+        }
+
+        def compute(chunks: list[Chunk]) -> pa.Table:
+            return tracks.table(chunks, genome)
+
+        def join(tables: Iterator[pa.Table], path: Path) -> None:
+            table = pa.concat_tables(tables)
+            entries = {name: _entries_of(table, name, regions) for name in args.track}
+            files.write(entries, _locus(regions, genome), args.output, path)
+
+        with evaluating(model.model):
+            total = sum(1 for _ in tracks.chunks(genome, regions))
+            chunks = with_progress(tracks.chunks(genome, regions), "chunks", total)
+            size = tracks.chunks_per_call
+            replace = {"part_size": size, "overwrite": args.overwrite_output, "join": join}
+            write_in_parts(args.output, chunks, compute, settings, **replace)
+
+
+def _entries_of(table: pa.Table, name: str, regions: Regions | None) -> Callable[[], Iterator[Entries]]:
+    return lambda: entries_of_chunks(table, name, regions)
+
+
+def _locus(regions: Regions | None, genome: Genome) -> str:
+    if regions is None:
+        return next(iter(genome.contigs))
+    first = regions.regions[0]
+    return f"{first.chrom}:{first.start + 1}-{first.stop}"

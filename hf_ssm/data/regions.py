@@ -1,0 +1,235 @@
+"""Regions of a genome, from BED files or the genes of an annotation, and statistics of tracks within them."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, import_pysam, read_bed
+from hf_ssm.data.variants import Variant
+
+__all__ = ["REGION_FORMATS", "Region", "RegionStatistics", "Regions", "in_regions", "read_regions"]
+
+REGION_FORMATS = (".bed", ".gtf", ".gff", ".gff3")
+_GFF = (".gff", ".gff3")
+# Attributes that name a gene, the most readable first.
+_NAMES = ("gene_name", "Name", "gene_id", "ID")
+
+
+@dataclass(frozen=True)
+class Region:
+    """An interval of a genome.
+
+    Attributes:
+        chrom: Name of the contig.
+        start: First letter, counted from 0.
+        stop: The one after the last letter.
+        name: Name of the gene or of the interval; `chrom:first-last`, counted from 1, for intervals without a name.
+        strand: "+", "-" or ".".
+    """
+
+    chrom: str
+    start: int
+    stop: int
+    name: str
+    strand: str = "."
+
+
+class Regions:
+    """Regions in the order of their file, which may overlap.
+
+    Attributes:
+        regions: The regions.
+    """
+
+    def __init__(self, regions: Sequence[Region]):
+        self.regions = list(regions)
+        rows: dict[str, list[int]] = {}
+        for number, region in enumerate(self.regions):
+            rows.setdefault(region.chrom, []).append(number)
+        self._merged: dict[str, list[tuple[int, int]]] = {}
+        # For each contig, the numbers of its regions, their starts and their ends.
+        self._columns = {
+            chrom: tuple(
+                np.array(column, dtype=np.int64)
+                for column in zip(*((n, self.regions[n].start, self.regions[n].stop) for n in numbers), strict=True)
+            )
+            for chrom, numbers in rows.items()
+        }
+
+    def overlapping(self, chrom: str, start: int, stop: int) -> list[int]:
+        """Numbers of the regions that share a letter with an interval."""
+        if chrom not in self._columns:
+            return []
+        numbers, starts, stops = self._columns[chrom]
+        return list(numbers[(starts < stop) & (stops > start)].tolist())
+
+    def merged(self, chrom: str) -> list[tuple[int, int]]:
+        """The regions of a contig as disjoint intervals, in ascending order."""
+        if chrom not in self._merged:
+            intervals: list[tuple[int, int]] = []
+            for start, stop in sorted((each.start, each.stop) for each in self.regions if each.chrom == chrom):
+                if intervals and start <= intervals[-1][1]:
+                    intervals[-1] = (intervals[-1][0], max(stop, intervals[-1][1]))
+                else:
+                    intervals.append((start, stop))
+            self._merged[chrom] = intervals
+        return self._merged[chrom]
+
+    def inside(self, chrom: str, start: int, stop: int) -> np.ndarray:
+        """Whether each letter of an interval lies in a region, `(stop - start,)`."""
+        intervals = self.merged(chrom)
+        is_inside = np.zeros(stop - start, dtype=bool)
+        for begin, end in intervals[bisect_right(intervals, start, key=lambda each: each[1]) :]:
+            if begin >= stop:
+                break
+            is_inside[max(0, begin - start) : end - start] = True
+        return is_inside
+
+
+def read_regions(path: Path, genome: Genome) -> Regions:
+    """The intervals of a BED file, or the features `gene` of a GTF or GFF3 file; each may be gzipped.
+
+    A gene is named by its attribute `gene_name`, `Name`, `gene_id` or `ID`, the first that it has. Genes on contigs
+    that the genome lacks are left out, as genomes often come without patches and scaffolds.
+
+    Args:
+        path: The file; the suffix determines the format.
+        genome: The genome to which the coordinates refer.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The suffix is unknown, a line is malformed, an interval exceeds its contig, or there is no region.
+    """
+    suffix = bare_suffix(path)
+    if suffix not in REGION_FORMATS:
+        raise ValueError(
+            f"regions {str(path)!r}: the suffix must be one of {', '.join(REGION_FORMATS)}, also with .gz."
+        )
+    if suffix == ".bed":
+        intervals = [interval for _, interval in read_bed(path, genome)]
+        names = [str(interval.columns.get("name") or ".") for interval in intervals]
+        regions = [
+            Region(each.chrom, each.start, each.stop, _named(name, each.chrom, each.start, each.stop), each.strand)
+            for each, name in zip(intervals, names, strict=True)
+        ]
+    else:
+        regions = list(_genes(path, genome, suffix in _GFF))
+        if not regions:
+            contigs = ", ".join(list(genome.contigs)[:5])
+            raise ValueError(f"{str(path)!r} has no feature 'gene' on a contig of {genome.path.name} ({contigs}, ...).")
+    return Regions(regions)
+
+
+def _named(name: str, chrom: str, start: int, stop: int) -> str:
+    return f"{chrom}:{start + 1}-{stop}" if name == "." else name
+
+
+def _genes(path: Path, genome: Genome, is_gff: bool) -> Iterator[Region]:
+    pysam = import_pysam()
+    parse = (pysam.asGFF3 if is_gff else pysam.asGTF)(encoding="utf-8")
+    with opened(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.rstrip(b"\r\n")
+            if text.startswith(b"##FASTA"):
+                return
+            fields = text.split(b"\t", 3)
+            if text.startswith(b"#") or len(fields) < 4 or fields[2] != b"gene":
+                continue
+            try:
+                region = _gene(parse(text, len(text)))
+                if region.chrom in genome:
+                    genome.check(region.chrom, region.start, region.stop)
+                    yield region
+            # pysam raises an IndexError for attributes without a value.
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"line {number}: malformed, {' '.join(str(error).split())}") from error
+
+
+def _gene(record: Any) -> Region:
+    attributes = {name: unquote(str(value)) for name, value in record.asDict().items()}
+    name = next((attributes[key] for key in _NAMES if attributes.get(key)), ".")
+    start, stop = int(record.start), int(record.end)
+    return Region(record.contig, start, stop, _named(name, record.contig, start, stop), record.strand or ".")
+
+
+def in_regions(variants: Iterable[Variant], regions: Regions) -> Iterator[Variant]:
+    """The variants whose reference allele overlaps a region, with a column `region`: the names, joined by ";".
+
+    Contigs are the same with and without the prefix "chr".
+
+    Raises:
+        ValueError: A variant has no place, or a column `region`.
+    """
+    for variant in variants:
+        if not variant.has_place:
+            raise ValueError("`regions` (--regions) needs variants with a place (chrom, pos), not pairs of sequences.")
+        if "region" in variant.columns:
+            raise ValueError("the variants have a column 'region', as the output of `regions` has: rename it.")
+        bare = variant.chrom.removeprefix("chr")
+        stop = variant.start + max(1, len(variant.ref))
+        numbers = [n for chrom in (bare, f"chr{bare}") for n in regions.overlapping(chrom, variant.start, stop)]
+        if numbers:
+            names = ";".join(dict.fromkeys(regions.regions[number].name for number in numbers))
+            yield replace(variant, columns={**variant.columns, "region": names})
+
+
+class RegionStatistics:
+    """Mean, maximum and sum of tracks over the letters of each region that have a value.
+
+    Args:
+        regions: The regions.
+        names: Names of the tracks.
+    """
+
+    def __init__(self, regions: Regions, names: Sequence[str]):
+        self._regions, self._names = regions, tuple(names)
+        shape = len(regions.regions), len(self._names)
+        self._bases, self._sums, self._most = np.zeros(shape, np.int64), np.zeros(shape), np.full(shape, -np.inf)
+
+    def add(self, track: str, chrom: str, starts: np.ndarray, ends: np.ndarray, values: np.ndarray) -> None:
+        """Take disjoint entries of a track in ascending order; NaN is no value."""
+        if not len(starts):
+            return
+        column = self._names.index(track)
+        for number in self._regions.overlapping(chrom, int(starts[0]), int(ends[-1])):
+            region = self._regions.regions[number]
+            first = int(np.searchsorted(ends, region.start, side="right"))
+            last = int(np.searchsorted(starts, region.stop, side="left"))
+            lengths = np.minimum(ends[first:last], region.stop) - np.maximum(starts[first:last], region.start)
+            kept = np.isfinite(values[first:last])
+            if not kept.any():
+                continue
+            chosen, lengths = values[first:last][kept], lengths[kept]
+            self._bases[number, column] += lengths.sum()
+            self._sums[number, column] += (chosen * lengths).sum()
+            self._most[number, column] = max(self._most[number, column], chosen.max())
+
+    def table(self) -> pa.Table:
+        """A row for each region.
+
+        Columns `region`, `chrom`, `start` (counted from 0), `end` and `strand`, and for each track
+        `<track>_bases`, the letters that have a value, `<track>_mean`, `<track>_max` and `<track>_sum`, null without
+        any.
+        """
+        regions = self._regions.regions
+        columns: dict[str, Any] = {
+            "region": [region.name for region in regions],
+            "chrom": [region.chrom for region in regions],
+            "start": [region.start for region in regions],
+            "end": [region.stop for region in regions],
+            "strand": [region.strand for region in regions],
+        }
+        for column, name in enumerate(self._names):
+            bases, sums = self._bases[:, column], self._sums[:, column]
+            columns[f"{name}_bases"] = bases
+            results = {"mean": sums / np.maximum(bases, 1), "max": self._most[:, column], "sum": sums}
+            for statistic, values in results.items():
+                columns[f"{name}_{statistic}"] = pa.array(values, mask=bases == 0)
+        return pa.table(columns)

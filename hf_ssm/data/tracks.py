@@ -1,0 +1,229 @@
+"""Tracks of numbers along a genome: bigWig and bedGraph files, and sessions of genome browsers that open them."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.genome import Genome, import_pysam
+from hf_ssm.utils.files import write_text_atomically
+
+__all__ = [
+    *("SESSION_FORMATS", "TRACK_FORMATS", "Entries", "averaged", "check_session", "check_track", "import_pybigwig"),
+    *("track_paths", "write_session", "write_track"),
+]
+
+TRACK_FORMATS = (".bw", ".bigwig", ".bedgraph", ".bedgraph.gz")
+SESSION_FORMATS = (".xml", ".json")
+_BIGWIG = (".bw", ".bigwig")
+
+
+class Entries(NamedTuple):
+    """Consecutive entries of a track in a contig: disjoint intervals in ascending order.
+
+    Attributes:
+        chrom: Name of the contig.
+        starts: First letter of each, counted from 0, `(n,)`, int64.
+        ends: The one after the last letter of each, `(n,)`, int64.
+        values: `(n,)`, float64; NaN where there is none.
+    """
+
+    chrom: str
+    starts: np.ndarray
+    ends: np.ndarray
+    values: np.ndarray
+
+
+def import_pybigwig() -> ModuleType:
+    """pyBigWig, an optional dependency."""
+    try:
+        import pyBigWig
+    except ImportError as error:
+        raise ImportError('bigWig files need pyBigWig: pip install "hf_ssm[genomics]"') from error
+    return pyBigWig
+
+
+def check_track(path: Path, name: str = "track") -> None:
+    """Raise `ValueError` unless the suffix of `path`, the argument `name`, is one of `TRACK_FORMATS`."""
+    if not path.name.lower().endswith(TRACK_FORMATS):
+        raise ValueError(f"{name} {str(path)!r}: the suffix must be one of {', '.join(TRACK_FORMATS)}.")
+    if path.suffix.lower() in _BIGWIG:
+        import_pybigwig()
+
+
+def check_session(path: Path) -> None:
+    """Raise `ValueError` unless the suffix is one of `SESSION_FORMATS`."""
+    if path.suffix.lower() not in SESSION_FORMATS:
+        raise ValueError(f"session {str(path)!r}: the suffix must be .xml (IGV) or .json (igv.js).")
+
+
+def track_paths(path: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The file of each track: `path` for a single one, otherwise with the name before the suffix.
+
+    Letters that file names should not have become "_".
+
+    Example:
+        >>> track_paths(Path("a.bw"), ["likelihood", "entropy"])
+        {'likelihood': Path('a.likelihood.bw'), 'entropy': Path('a.entropy.bw')}
+    """
+    if len(names) == 1:
+        return {names[0]: path}
+    suffix = next(end for end in sorted(TRACK_FORMATS, key=len, reverse=True) if path.name.lower().endswith(end))
+    stem, ending = path.name[: -len(suffix)], path.name[-len(suffix) :]
+    safe = {name: "".join(c if c.isalnum() or c in "._-" else "_" for c in name) for name in names}
+    if len(set(safe.values())) < len(names):
+        safe = {name: f"{number}_{safe[name]}" for number, name in enumerate(names)}
+    return {name: path.with_name(f"{stem}.{safe[name]}{ending}") for name in names}
+
+
+def averaged(
+    chroms: Sequence[str], starts: np.ndarray, ends: np.ndarray, values: np.ndarray, contigs: Iterable[str]
+) -> Iterator[Entries]:
+    """A track of intervals that may overlap: each letter has the mean of the intervals that cover it.
+
+    Args:
+        chroms: Contig of each interval.
+        starts: First letter of each, `(n,)`.
+        ends: The one after the last letter, `(n,)`.
+        values: `(n,)`; NaN does not count.
+        contigs: All contigs, in the order of the track.
+    """
+    rows_of: dict[str, list[int]] = {}
+    for row in np.flatnonzero(np.isfinite(values)).tolist():
+        rows_of.setdefault(chroms[row], []).append(row)
+    for chrom in contigs:
+        if chrom not in rows_of:
+            continue
+        rows = np.array(rows_of[chrom])
+        borders = np.unique(np.concatenate([starts[rows], ends[rows]]))
+        first, last = np.searchsorted(borders, starts[rows]), np.searchsorted(borders, ends[rows])
+        counts = last - first
+        # The pieces between two borders that each interval covers.
+        piece = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        sums, covering = np.zeros(len(borders) - 1), np.zeros(len(borders) - 1)
+        np.add.at(sums, piece, np.repeat(values[rows], counts))
+        np.add.at(covering, piece, 1)
+        kept = covering > 0
+        yield Entries(chrom, borders[:-1][kept], borders[1:][kept], sums[kept] / covering[kept])
+
+
+def write_track(path: Path, contigs: Mapping[str, int], track: Iterable[Entries], name: str, index: Path) -> None:
+    """Write a track as bigWig (single precision), as bedGraph, or as bedGraph compressed by bgzip, with an index.
+
+    Args:
+        path: The file, which is replaced; its last suffix, `.bw`, `.bigwig`, `.bedgraph` or `.gz`, gives the format.
+        contigs: Length of each contig of the genome, in its order; all are in the header of a bigWig file.
+        track: The entries, in the order of the contigs. Values that are not finite are left out.
+        name: Name of the track, in the first line of a plain bedGraph file.
+        index: Path of the index of tabix, for bedGraph compressed by bgzip.
+
+    Raises:
+        ValueError: No entry has a value.
+    """
+    finite = (_finite(entries) for entries in track)
+    some = (entries for entries in finite if len(entries.starts))
+    first = next(some, None)
+    if first is None:
+        raise ValueError(f"track {name!r}: no base has a value.")
+    if path.suffix.lower() in _BIGWIG:
+        _write_bigwig(path, contigs, first, some)
+    else:
+        _write_bedgraph(path, first, some, name, index)
+
+
+def _finite(entries: Entries) -> Entries:
+    kept = np.isfinite(entries.values)
+    return Entries(entries.chrom, entries.starts[kept], entries.ends[kept], entries.values[kept])
+
+
+def _write_bigwig(path: Path, contigs: Mapping[str, int], first: Entries, rest: Iterable[Entries]) -> None:
+    file = import_pybigwig().open(str(path), "w")
+    try:
+        file.addHeader(list(contigs.items()))
+        for chrom, starts, ends, values in _chained(first, rest):
+            if (ends - starts == 1).all():
+                # Half the size of entries with ends.
+                file.addEntries(chrom, starts, values=values, span=1)
+            else:
+                file.addEntries(np.array([chrom] * len(starts)), starts, ends=ends, values=values)
+    finally:
+        file.close()
+
+
+def _write_bedgraph(path: Path, first: Entries, rest: Iterable[Entries], name: str, index: Path) -> None:
+    pysam = import_pysam()
+    is_compressed = path.suffix.lower() == ".gz"
+    label = name.replace('"', "'")
+    with pysam.BGZFile(str(path), "w") if is_compressed else path.open("wb") as file:
+        # tabix takes a line of browsers for an entry.
+        file.write((f"#{label}\n" if is_compressed else f'track type=bedGraph name="{label}"\n').encode())
+        for chrom, *columns in _chained(first, rest):
+            rows = zip(*(column.tolist() for column in columns), strict=True)
+            file.write("".join(f"{chrom}\t{start}\t{end}\t{value:.9g}\n" for start, end, value in rows).encode())
+    if is_compressed:
+        options = {"seq_col": 0, "start_col": 1, "end_col": 2, "zerobased": True, "keep_original": True, "force": True}
+        pysam.tabix_index(str(path), index=str(index), **options)
+
+
+def _chained(first: Entries, rest: Iterable[Entries]) -> Iterator[Entries]:
+    yield first
+    yield from rest
+
+
+def write_session(
+    path: Path, genome: Genome, tracks: Mapping[str, Path], annotations: Iterable[Path] = (), locus: str = "all"
+) -> None:
+    """Write a file that opens a genome with tracks: a session of IGV (`.xml`), or of igv.js and IGV-Web (`.json`).
+
+    Paths are relative to the folder of the session, so that a folder with all files can be moved. IGV needs a genome
+    that is plain or compressed by bgzip, and builds its index (`.fai`) if there is none; igv.js reads the index beside
+    the genome, if there is one, otherwise the whole genome.
+
+    Args:
+        path: The session; an existing file is replaced.
+        genome: The genome.
+        tracks: Name and file of each track.
+        annotations: Files of regions to show, such as BED and GTF.
+        locus: The interval to show at first, such as "chr1:1,001-2,000".
+
+    Raises:
+        ValueError: The suffix is not one of `SESSION_FORMATS`.
+    """
+    check_session(path)
+
+    def relative(file: Path) -> str:
+        return Path(os.path.relpath(file.absolute(), path.absolute().parent)).as_posix()
+
+    if path.suffix.lower() == ".xml":
+        attributes = {"genome": relative(genome.path), "hasGeneTrack": "false", "hasSequenceTrack": "true"}
+        session = ElementTree.Element("Session", {**attributes, "locus": locus, "version": "8"})
+        resources = ElementTree.SubElement(session, "Resources")
+        files = [*annotations, *tracks.values()]
+        for file in files:
+            ElementTree.SubElement(resources, "Resource", {"path": relative(file)})
+        ElementTree.indent(session)
+        text = ElementTree.tostring(session, encoding="unicode")
+        write_text_atomically(path, f'<?xml version="1.0" encoding="UTF-8" standalone="no"?>\n{text}\n')
+        return
+    reference: dict[str, object] = {"id": genome.path.name, "fastaURL": relative(genome.path)}
+    indices = {"indexURL": Path(f"{genome.path}.fai"), "compressedIndexURL": Path(f"{genome.path}.gzi")}
+    reference |= {key: relative(file) for key, file in indices.items() if file.is_file()}
+    reference |= {} if "indexURL" in reference else {"indexed": False}
+    entries: list[dict[str, object]] = [
+        {"name": file.name, "type": "annotation", "format": bare_suffix(file)[1:], "url": relative(file)}
+        for file in annotations
+    ]
+    for name, file in tracks.items():
+        form = "bigwig" if file.suffix.lower() in _BIGWIG else "bedgraph"
+        entry: dict[str, object] = {"name": name, "type": "wig", "format": form, "url": relative(file)}
+        if file.suffix.lower() == ".gz":
+            entry["indexURL"] = f"{entry['url']}.tbi"
+        entries.append({**entry, "autoscale": True})
+    content = {"reference": reference, **({} if locus == "all" else {"locus": locus}), "tracks": entries}
+    write_text_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,173 @@
+"""Regions of BED, GTF and GFF3 files, and the variants and statistics within them."""
+
+import gzip
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.regions import Region, Regions, RegionStatistics, in_regions, read_regions
+from hf_ssm.data.variants import as_variants, read_variants
+
+pytest.importorskip("pysam", reason="pysam is not installed")
+
+GTF = """#!genome-build x
+chr1\tA\tgene\t3\t9\t.\t-\t.\tgene_id "G1"; gene_name "one"; level 2;
+chr1\tA\texon\t3\t5\t.\t-\t.\tgene_id "G1";
+chr9\tA\tgene\t3\t9\t.\t+\t.\tgene_id "elsewhere";
+chr2\tA\tgene\t1\t20\t.\t+\t.\tgene_id "G2"
+"""
+GFF = """##gff-version 3
+chr1\tA\tgene\t3\t9\t.\t-\t.\tID=gene-1;Name=l(2)gl%3B1
+chr2\tA\tmRNA\t1\t20\t.\t+\t.\tID=other
+chr2\tA\tgene\t1\t20\t.\t.\t.\tID=gene-2
+##FASTA
+>chr2
+A\tA\tgene
+"""
+
+
+@pytest.fixture
+def genome(tmp_path: Path) -> Iterator[Genome]:
+    (tmp_path / "g.fa").write_text(">chr1\nACGTACGTACGTACGT\n>chr2\nACGTACGTACGTACGTACGT\n")
+    with Genome(tmp_path / "g.fa") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.gtf", GTF, [("chr1", 2, 9, "one", "-"), ("chr2", 0, 20, "G2", "+")]),
+        ("a.gff3", GFF, [("chr1", 2, 9, "l(2)gl;1", "-"), ("chr2", 0, 20, "gene-2", ".")]),
+        (
+            "a.bed",
+            "track x\nchr2\t4\t8\tpeak\nchr1\t0\t3\t.\nchr2\t4\t8\n",
+            [("chr2", 4, 8, "peak", "."), ("chr1", 0, 3, "chr1:1-3", "."), ("chr2", 4, 8, "chr2:5-8", ".")],
+        ),
+    ],
+)
+def test_files(tmp_path: Path, genome: Genome, name: str, text: str, expected: list[tuple[object, ...]]) -> None:
+    (tmp_path / name).write_text(text)
+    with gzip.open(tmp_path / f"{name}.gz", "wt") as file:
+        file.write(text)
+    for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+        found = read_regions(path, genome).regions
+        assert [(each.chrom, each.start, each.stop, each.name, each.strand) for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "'.*a.txt': the suffix must be one of .bed, .gtf, .gff, .gff3"),
+        ("a.gtf", 'chr1\tA\texon\t3\t5\t.\t-\t.\tgene_id "G1";\n', "no feature 'gene' on a contig of g.fa .chr1, chr2"),
+        ("a.gtf", 'chr1\tA\tgene\t3\t50\t.\t-\t.\tgene_id "G1";\n', "line 1: malformed, chr1:2-50 is not an interval"),
+        ("a.gff", "chr1\tA\tgene\tx\t5\t.\t-\t.\tID=1\n", "line 1: malformed"),
+        ("a.gff", "#\nchr1\tA\tgene\t3\t5\n", "line 2: malformed"),
+        ("a.gtf", "chr1\tA\tgene\t3\t5\t.\t-\t.\tgene_id\n", "line 1: malformed"),
+    ],
+)
+def test_errors(tmp_path: Path, genome: Genome, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_regions(tmp_path / name, genome)
+
+
+@pytest.mark.parametrize(("name", "count"), [("ecoli_k12_mg1655", 4494), ("celegans_1pct", None)])
+def test_real_annotation(shared_data: Path, tmp_path: Path, name: str, count: int | None) -> None:
+    fasta = next(path for path in shared_data.glob(f"{name}.f*") if path.name.endswith((".fa.gz", ".fna.gz")))
+    with gzip.open(shared_data / f"{name}.gff.gz", "rt") as file:
+        lines = file.read().splitlines()
+    with Genome(fasta, tmp_path) as genome:
+        found = read_regions(shared_data / f"{name}.gff.gz", genome).regions
+        rows = [line.split("\t") for line in lines if "\tgene\t" in line]
+        rows = [row for row in rows if row[2] == "gene" and row[0] in genome]
+    assert len(found) == len(rows) == (count or len(rows)) > 100
+    for region, row in zip(found, rows, strict=True):
+        assert (region.chrom, region.start, region.stop) == (row[0], int(row[3]) - 1, int(row[4]))
+        assert f"Name={region.name}" in row[8]
+
+
+def some_regions() -> Regions:
+    spans = [("a", 3, 9), ("a", 0, 4), ("a", 9, 10), ("b", 5, 6), ("a", 3, 9), ("b", 30, 40), ("a", 15, 30)]
+    return Regions([Region(chrom, start, stop, f"r{n}") for n, (chrom, start, stop) in enumerate(spans)])
+
+
+def test_overlaps_and_merged_intervals_are_those_of_single_letters() -> None:
+    regions = some_regions()
+    letters = {c: [set() for _ in range(60)] for c in ("a", "b", "c")}
+    for number, region in enumerate(regions.regions):
+        for place in range(region.start, region.stop):
+            letters[region.chrom][place].add(number)
+    for chrom, places in letters.items():
+        for start in range(0, 50, 3):
+            for stop in (start + 1, start + 4, start + 9):
+                expected = set().union(*places[start:stop])
+                assert regions.overlapping(chrom, start, stop) == sorted(expected)
+                assert regions.inside(chrom, start, stop).tolist() == [bool(each) for each in places[start:stop]]
+    assert regions.merged("a") == [(0, 10), (15, 30)] and regions.merged("c") == []
+
+
+def test_variants_in_regions() -> None:
+    rows = [
+        {"chrom": chrom, "pos": pos, "ref": ref, "alt": "T"}
+        for chrom, pos, ref in [("a", 4, "A"), ("chra", 15, "A"), ("chra", 14, "AA"), ("chra", 14, "AAA"), ("b", 6, "")]
+    ]
+    found = list(in_regions(as_variants(rows), some_regions()))
+    assert [(each.chrom, each.start, each.columns["region"]) for each in found] == [
+        ("a", 3, "r0;r1;r4"),
+        ("chra", 13, "r6"),
+        ("b", 5, "r3"),
+    ]
+    with pytest.raises(ValueError, match="needs variants with a place"):
+        list(in_regions(as_variants([{"ref_sequence": "A", "alt_sequence": "C"}]), some_regions()))
+    with pytest.raises(ValueError, match="column 'region'"):
+        list(in_regions(as_variants([{**rows[0], "region": 1}]), some_regions()))
+
+
+def test_alleles_of_a_vcf_file_in_regions(tmp_path: Path) -> None:
+    header = (
+        "##fileformat=VCFv4.2\n##contig=<ID=chra>\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    )
+    rows = ["chra\t10\t.\tAC\tA,ACC,<DEL>", "chra\t12\t.\tA\tC,G", "chra\t16\tx\tN\tC,*", "c\t4\t.\tA\tC"]
+    (tmp_path / "v.vcf").write_text(header + "".join(f"{row}\t.\t.\t.\n" for row in rows))
+    found = in_regions(read_variants(tmp_path / "v.vcf"), some_regions())
+    # Bases 10 and 11, counted from 1, are in the third region and outside of all; 16 is the first of the last one.
+    assert [(each.columns["pos"], each.alt, each.columns["region"]) for each in found] == [
+        *((10, alt, "r2") for alt in ("A", "ACC", "<DEL>")),
+        *((16, alt, "r6") for alt in ("C", "*")),
+    ]
+
+
+def test_statistics_are_those_of_single_letters() -> None:
+    rng, regions = random.Random(3), some_regions()
+    letters = {(track, chrom): [math.nan] * 60 for track in ("x", "y") for chrom in ("a", "b")}
+    statistics = RegionStatistics(regions, ["x", "y"])
+    for (track, chrom), values in letters.items():
+        place = 0
+        for _ in range(4):
+            entries = []
+            for _ in range(3):
+                place += rng.choice([0, 0, 1, 3])
+                stop = place + rng.choice([1, 1, 2, 4])
+                entries.append((place, stop, math.nan if rng.random() < 0.2 else rng.uniform(-2, 2)))
+                values[place:stop] = [entries[-1][2]] * (stop - place)
+                place = stop
+            starts, ends, numbers = (np.array(column) for column in zip(*entries, strict=True))
+            statistics.add(track, chrom, starts, ends, numbers)
+    table = statistics.table().to_pylist()
+    assert any(row["x_bases"] == 0 for row in table) and any(0 < row["y_bases"] < 6 for row in table)
+    for row, region in zip(table, regions.regions, strict=True):
+        assert (row["region"], row["start"], row["end"]) == (region.name, region.start, region.stop)
+        for track in ("x", "y"):
+            inside = [v for v in letters[track, region.chrom][region.start : region.stop] if not math.isnan(v)]
+            assert row[f"{track}_bases"] == len(inside)
+            if not inside:
+                assert row[f"{track}_mean"] is row[f"{track}_max"] is row[f"{track}_sum"] is None
+                continue
+            assert row[f"{track}_sum"] == pytest.approx(sum(inside), rel=1e-12)
+            assert row[f"{track}_mean"] == pytest.approx(sum(inside) / len(inside), rel=1e-12)
+            assert row[f"{track}_max"] == max(inside)

@@ -1,0 +1,143 @@
+"""Track files, read back by pyBigWig, pysam and plain Python; sessions of genome browsers."""
+
+import json
+import random
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.tracks import Entries, averaged, check_track, track_paths, write_session, write_track
+
+pysam = pytest.importorskip("pysam", reason="pysam is not installed")
+pyBigWig = pytest.importorskip("pyBigWig", reason="pyBigWig is not installed")
+
+CONTIGS = {"z": 50, "chr10": 2_147_000_000, "empty": 7, "a": 20}
+
+
+def track() -> list[Entries]:
+    """Several runs in a contig, single letters and longer intervals, values without a number, a position near 2**31."""
+    nan, inf = float("nan"), float("inf")
+    return [
+        Entries("z", np.array([0, 1, 5]), np.array([1, 2, 6]), np.array([0.1, nan, -1 / 3])),
+        Entries("z", np.array([6, 7]), np.array([7, 8]), np.array([nan, inf])),
+        Entries("z", np.array([8, 12]), np.array([12, 13]), np.array([1e-12, 7.0])),
+        Entries("chr10", np.array([2_146_000_000]), np.array([2_146_000_001]), np.array([123456.789])),
+        Entries("a", np.array([0, 10]), np.array([10, 20]), np.array([2.5, 2.5])),
+    ]
+
+
+def expected() -> dict[str, list[tuple[int, int, float]]]:
+    rows: dict[str, list[tuple[int, int, float]]] = {name: [] for name in CONTIGS}
+    for chrom, *columns in track():
+        rows[chrom] += [row for row in zip(*(c.tolist() for c in columns), strict=True) if np.isfinite(row[2])]
+    return rows
+
+
+def is_equal(found: list[tuple[int, int, float]], rows: list[tuple[int, int, float]]) -> bool:
+    places = [row[:2] for row in found] == [row[:2] for row in rows]
+    return places and [row[2] for row in found] == pytest.approx([row[2] for row in rows], rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("name", ["t.bw", "t.bigWig"])
+def test_bigwig(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_track(path, CONTIGS, track(), "x", tmp_path / "no")
+    with pyBigWig.open(str(path)) as file:
+        assert list(file.chroms().items()) == list(CONTIGS.items())
+        for chrom, rows in expected().items():
+            assert is_equal(list(file.intervals(chrom) or ()), rows)
+        assert file.stats("z", 5, 6)[0] == pytest.approx(-1 / 3, rel=1e-6)
+    first = path.read_bytes()
+    write_track(path, CONTIGS, track(), "x", tmp_path / "no")
+    assert path.read_bytes() == first and [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_bedgraph(tmp_path: Path) -> None:
+    write_track(tmp_path / "t.bedgraph", CONTIGS, track(), 'the "x"', tmp_path / "no")
+    head, *lines = (tmp_path / "t.bedgraph").read_text().splitlines()
+    assert head == "track type=bedGraph name=\"the 'x'\""
+    fields = [line.split("\t") for line in lines]
+    assert list(dict.fromkeys(row[0] for row in fields)) == ["z", "chr10", "a"]
+    for chrom, rows in expected().items():
+        assert is_equal([(int(s), int(e), float(v)) for c, s, e, v in fields if c == chrom], rows)
+
+
+def test_bedgraph_with_an_index(tmp_path: Path) -> None:
+    small = {name: min(length, 2**29) for name, length in CONTIGS.items()}
+    entries = [each for each in track() if each.chrom != "chr10"]
+    write_track(tmp_path / "t.bedgraph.gz", small, entries, "x", tmp_path / "t.bedgraph.gz.tbi")
+    with pysam.TabixFile(str(tmp_path / "t.bedgraph.gz")) as file:
+        assert file.contigs == ["z", "a"]
+        assert list(file.fetch("z", 5, 9)) == ["z\t5\t6\t-0.333333333", "z\t8\t12\t1e-12"]
+        assert list(file.fetch("a", 10, 11)) == ["a\t10\t20\t2.5"]
+
+
+def test_a_track_without_values_is_not_written(tmp_path: Path) -> None:
+    nothing = [Entries("z", np.array([0]), np.array([1]), np.array([np.nan]))]
+    for path in (tmp_path / "t.bw", tmp_path / "t.bedgraph"):
+        with pytest.raises(ValueError, match="track 'x': no base has a value"):
+            write_track(path, CONTIGS, nothing, "x", tmp_path / "no")
+    assert not list(tmp_path.iterdir())
+
+
+def test_overlapping_intervals_are_averaged_per_letter() -> None:
+    rng = random.Random(1)
+    rows = []
+    for _ in range(80):
+        start = rng.randrange(0, 100)
+        value = float("nan") if rng.random() < 0.1 else rng.uniform(-1, 1)
+        rows.append((rng.choice(["b", "a", "c"]), start, start + rng.randrange(1, 15), value))
+    chroms, starts, ends, values = (list(column) for column in zip(*rows, strict=True))
+    found = list(averaged(chroms, np.array(starts), np.array(ends), np.array(values), ["c", "a", "b", "d"]))
+    assert [each.chrom for each in found] == ["c", "a", "b"]
+    for entries in found:
+        assert (entries.starts[1:] >= entries.ends[:-1]).all() and (entries.ends > entries.starts).all()
+        letters: dict[int, float] = {}
+        for start, end, value in zip(*(column.tolist() for column in entries[1:]), strict=True):
+            letters |= dict.fromkeys(range(start, end), value)
+        covered: dict[int, list[float]] = {}
+        for chrom, start, end, value in rows:
+            for place in range(start, end) if chrom == entries.chrom and not np.isnan(value) else ():
+                covered.setdefault(place, []).append(value)
+        assert letters == pytest.approx({place: sum(each) / len(each) for place, each in covered.items()}, rel=1e-9)
+
+
+def test_names_of_several_tracks() -> None:
+    folder = Path("x.y")
+    assert track_paths(folder / "t.bw", ["a b"]) == {"a b": folder / "t.bw"}
+    assert track_paths(folder / "t.BEDGRAPH.gz", ["a/b", "c"]) == {
+        "a/b": folder / "t.a_b.BEDGRAPH.gz",
+        "c": folder / "t.c.BEDGRAPH.gz",
+    }
+    assert len(set(track_paths(Path("t.bw"), ["a/b", "a b"]).values())) == 2
+    with pytest.raises(ValueError, match=r"--track 't\.wig': the suffix must be one of \.bw, \.bigwig, \.bedgraph"):
+        check_track(Path("t.wig"), "--track")
+
+
+def test_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "data" / "g.fa").write_text(">a\nACGT\n")
+    monkeypatch.chdir(tmp_path)
+    with Genome(Path("data/g.fa")) as genome:
+        tracks = {"x & y": Path("out/x.bw"), "z": tmp_path / "out" / "z.bedgraph.gz"}
+        for name in ("s.xml", "s.json"):
+            write_session(Path("out", name), genome, tracks, [Path("data/genes.gtf.gz")], "a:1-3")
+        session = ElementTree.parse("out/s.xml").getroot()
+        assert session.tag == "Session" and session.get("locus") == "a:1-3"
+        paths = [session.get("genome"), *(each.get("path") for each in session.iter("Resource"))]
+        assert paths == ["../data/g.fa", "../data/genes.gtf.gz", "x.bw", "z.bedgraph.gz"]
+        content = json.loads(Path("out/s.json").read_text())
+        assert content["reference"] == {"id": "g.fa", "fastaURL": "../data/g.fa", "indexed": False}
+        genes, first, second = content["tracks"]
+        assert (genes["type"], genes["format"], genes["url"]) == ("annotation", "gtf", "../data/genes.gtf.gz")
+        assert (first["name"], first["format"], first["url"]) == ("x & y", "bigwig", "x.bw")
+        assert (second["format"], second["indexURL"]) == ("bedgraph", "z.bedgraph.gz.tbi")
+        (tmp_path / "data" / "g.fa.fai").touch()
+        write_session(Path("out/s.json"), genome, tracks)
+        assert json.loads(Path("out/s.json").read_text())["reference"]["indexURL"] == "../data/g.fa.fai"
+        with pytest.raises(ValueError, match=r"session 's\.txt': the suffix must be \.xml"):
+            write_session(Path("s.txt"), genome, tracks)

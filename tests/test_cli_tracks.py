@@ -1,0 +1,343 @@
+"""Tracks and regions of `hf-ssm predict` and `score`, from files to files, against plain loops."""
+
+import csv
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm.cli import main
+from hf_ssm.inference import base_likelihoods
+from hf_ssm.inference.predict import Predictor
+from hf_ssm.inference.tracks import BaseTracks
+
+pytest.importorskip("pysam", reason="pysam is not installed")
+pyBigWig = pytest.importorskip("pyBigWig", reason="pyBigWig is not installed")
+
+RANDOM = random.Random(0)
+CONTIGS = {
+    name: "".join(RANDOM.choices("ACGTacgtN", [4, 4, 4, 4, 1, 1, 1, 1, 1], k=n)) for name, n in (("b", 90), ("a", 40))
+}
+GENES = 'a\tx\tgene\t11\t30\t.\t+\t.\tgene_id "G1"; gene_name "one";\nb\tx\tgene\t21\t50\t.\t-\t.\tgene_id "G2";\n'
+# Unsorted, overlapping, on both strands; the last window of an interval is shorter than the others.
+INTERVALS = [("b", 10, 60, "-"), ("a", 0, 40, "+"), ("b", 45, 90, "+"), ("b", 10, 31, "+")]
+Letters = dict[tuple[str, int], float]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    heads = {
+        "causal": ("ForCausalLM", {}),
+        "classes": ("ForSequenceClassification", {"num_labels": 3}),
+        "value": ("ForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+        "tokens": ("ForTokenClassification", {"num_labels": 2}),
+    }
+    for name, (head, options) in heads.items():
+        make_model("S4", head, **options).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "g.fa").write_text("".join(f">{name} x\n{text}\n" for name, text in CONTIGS.items()))
+    (tmp_path / "i.bed").write_text("".join(f"{c}\t{s}\t{e}\tn\t0\t{strand}\n" for c, s, e, strand in INTERVALS))
+    (tmp_path / "genes.gtf").write_text(GENES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def letters_of(path: str) -> Letters:
+    """The value of each letter of a bigWig or bedGraph file."""
+    if path.endswith(".bedgraph"):
+        rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
+        return {(c, place): float(v) for c, s, e, v in rows for place in range(int(s), int(e))}
+    with pyBigWig.open(path) as file:
+        assert list(file.chroms().items()) == [(name, len(text)) for name, text in CONTIGS.items()]
+        rows = [(chrom, *entry) for chrom in CONTIGS for entry in file.intervals(chrom) or ()]
+    found = {(chrom, place): value for chrom, start, end, value in rows for place in range(start, end)}
+    assert len(found) == sum(end - start for _, start, end, _ in rows)
+    return found
+
+
+def mean_of_letters(rows: list[tuple[str, int, int, float]]) -> Letters:
+    values: dict[tuple[str, int], list[float]] = {}
+    for chrom, start, end, value in rows:
+        for place in range(start, end):
+            values.setdefault((chrom, place), []).append(value)
+    return {key: sum(each) / len(each) for key, each in values.items()}
+
+
+def is_close(found: Letters, expected: Letters) -> bool:
+    return set(found) == set(expected) and found == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+def predict(model: str, *more: str) -> list[str]:
+    return ["predict", model, "i.bed", "--genome", "g.fa", "--output", "out.csv", *more]
+
+
+def score(*more: str) -> list[str]:
+    return ["score", "causal", *more, "--genome", "g.fa", "--window", "20"]
+
+
+@pytest.mark.parametrize("model", ["classes", "value", "tokens"])
+def test_predictions_of_windows(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = ["--window", "20", "--step", "7"]
+    assert main(predict(model, *windows, "--track", "t.bw", "--session", "s.xml")) == 0
+    table = pd.read_csv("out.csv")
+    names = [name for name in table if name.startswith("probability_")] or ["prediction"]
+    assert len(names) == {"classes": 3, "value": 1, "tokens": 2}[model]
+    for name in names:
+        rows = list(table[["chrom", "genome_start", "genome_end", name]].itertuples(index=False, name=None))
+        path = "t.bw" if len(names) == 1 else f"t.{name}.bw"
+        assert is_close(letters_of(path), mean_of_letters(rows))
+        assert f"{path} holds the track {name}" in capsys.readouterr().out or len(names) > 1
+    # An independent prediction of one window on strand "-".
+    if model == "value":
+        own = hf_ssm.S4ForSequenceClassification.from_pretrained("value")
+        text = CONTIGS["b"][33:53].upper()[::-1].translate(str.maketrans("ACGT", "TGCA"))
+        value = own(**hf_ssm.build_dna_tokenizer()(text, return_tensors="pt")).logits.item()
+        assert value == pytest.approx(table["prediction"][table["genome_start"] == 33].iloc[0], rel=1e-5)
+    assert 'genome="g.fa"' in Path("s.xml").read_text()
+
+
+def test_whole_intervals_and_regions(folder: Path) -> None:
+    assert main(predict("value", "--track", "t.bedgraph")) == 0
+    table = pd.read_csv("out.csv")
+    spans = [(c, s, e, v) for (c, s, e, _), v in zip(INTERVALS, table["prediction"], strict=True)]
+    assert is_close(letters_of("t.bedgraph"), mean_of_letters(spans))
+    windows = ["--window", "10", "--stride", "5", "--regions", "genes.gtf", "--overwrite-output"]
+    assert main(predict("value", *windows, "--track", "t.bw", "--by-region", "r.csv", "--session", "s.json")) == 0
+    inside = pd.read_csv("out.csv")
+    assert main(predict("value", *windows[:4], "--overwrite-output")) == 0
+    rows = list(pd.read_csv("out.csv").itertuples(index=False))
+    genes = {"a": (10, 30), "b": (20, 50)}
+    kept = [row for row in rows if row.genome_start < genes[row.chrom][1] and row.genome_end > genes[row.chrom][0]]
+    assert 0 < len(kept) < len(rows)
+    assert inside["prediction"].tolist() == [row.prediction for row in kept]
+    values = mean_of_letters([(row.chrom, row.genome_start, row.genome_end, row.prediction) for row in kept])
+    assert is_close(letters_of("t.bw"), values)
+    found = pd.read_csv("r.csv")
+    assert found["region"].tolist() == ["one", "G2"]
+    for row, (chrom, (start, stop)) in zip(found.itertuples(index=False), genes.items(), strict=True):
+        numbers = [values[chrom, place] for place in range(start, stop)]
+        assert row.prediction_bases == stop - start
+        assert row.prediction_mean == pytest.approx(sum(numbers) / len(numbers), rel=1e-6)
+        assert row.prediction_max == pytest.approx(max(numbers), rel=1e-6)
+    urls = [track["url"] for track in json.loads(Path("s.json").read_text())["tracks"]]
+    assert urls == ["genes.gtf", "t.bw"]
+
+
+def test_likelihood_and_entropy(folder: Path) -> None:
+    tracks = ["--track", "likelihood", "entropy"]
+    assert main(score(*tracks, "--output", "t.bigWig")) == 0
+    model, tokenizer = hf_ssm.S4ForCausalLM.from_pretrained("causal"), hf_ssm.build_dna_tokenizer()
+    rows = {
+        (chrom, row["position"]): row
+        for chrom, text in CONTIGS.items()
+        for row in base_likelihoods(model, tokenizer, text, window=20)
+    }
+    for name in tracks[1:]:
+        expected = {key: row[name] for key, row in rows.items() if row[name] is not None}
+        assert 100 < len(expected) < 130 and all(CONTIGS[c][place] != "N" for c, place in expected)
+        assert is_close(letters_of(f"t.{name}.bigWig"), expected)
+    more = ["--regions", "genes.gtf", "--by-region", "r.tsv", "--session", "s.xml"]
+    assert main(score("--track", "entropy", "--output", "t.bw", *more)) == 0
+    genes = [("a", 10, 30), ("b", 20, 50)]
+    inside = [(c, place) for c, start, stop in genes for place in range(start, stop) if rows[c, place]["entropy"]]
+    assert is_close(letters_of("t.bw"), {key: rows[key]["entropy"] for key in inside})
+    with open("r.tsv", newline="") as file:
+        table = list(csv.DictReader(file, delimiter="\t"))
+    for row, (chrom, *_) in zip(table, genes, strict=True):
+        values = [rows[key]["entropy"] for key in inside if key[0] == chrom]
+        assert int(row["entropy_bases"]) == len(values)
+        assert float(row["entropy_sum"]) == pytest.approx(math.fsum(values), rel=1e-6)
+    assert 'locus="a:11-30"' in Path("s.xml").read_text()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("command", ["predict", "score", "score as bedGraph"])
+def test_interrupted_commands_give_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    names = ["out.csv", "t.bw", "r.csv", "s.xml"]
+    more = ["--regions", "genes.gtf", "--by-region", "r.csv", "--session", "s.xml"]
+    if command == "predict":
+        monkeypatch.setattr("hf_ssm.inference.windows._MOST_ITEMS", 3)
+        run = predict("value", "--window", "10", "--track", "t.bw", *more)
+        monkeypatch_name, method = Predictor, "table_of_groups"
+    else:
+        run = score("--max-tokens-per-batch", "2", "--track", "likelihood", "entropy", "--output", "t.bw", *more)
+        names = ["t.likelihood.bw", "t.entropy.bw", "r.csv", "s.xml"]
+        if "bedGraph" in command:
+            run[run.index("t.bw")] = "t.bedgraph.gz"
+            names = ["t.likelihood.bedgraph.gz", "t.entropy.bedgraph.gz.tbi", "t.likelihood.bedgraph.gz.tbi", "r.csv"]
+        monkeypatch_name, method = BaseTracks, "table"
+    before = {path.name for path in folder.iterdir()}
+    assert main(run) == 0
+    written = sorted({path.name for path in folder.iterdir()} - before)
+    expected = [Path(name).read_bytes() for name in names]
+    for name in written:
+        Path(name).unlink()
+    compute, calls = getattr(monkeypatch_name, method), [0]
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] in (2, 4):
+            raise Interrupted
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(monkeypatch_name, method, interrupted)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            main(run)
+        assert not [name for name in written if Path(name).exists()]
+    # Killed between the files of the tracks and the output.
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_ssm.cli.tracks.write_session", lambda *_: (_ for _ in ()).throw(Interrupted()))
+        with pytest.raises(Interrupted):
+            main(run)
+    assert Path("r.csv").exists() and not Path(names[0]).exists()
+    assert main(run) == 0
+    assert [Path(name).read_bytes() for name in names] == expected
+    assert sorted({path.name for path in folder.iterdir()} - before) == written
+    assert main(run) == 2
+
+
+def test_effects_of_saturation(folder: Path) -> None:
+    region = ["--saturate", "b:11-40", "a:1-20", "b:31-50", "--horizon", "8", "--output", "region.csv"]
+    more = ["--regions", "genes.gtf", "--by-region", "r.csv", "--session", "s.xml"]
+    assert main(score(*region, "--track", "mean", "min", "max", "--scores", "llr", *more)) == 0
+    found = pd.read_csv("region.csv")
+    values: dict[tuple[str, int], list[list[float]]] = {}
+    for number in range(0, len(found), 3):
+        three = found.iloc[number : number + 3]
+        assert three["pos"].nunique() == 1
+        key = three["chrom"].iloc[0], int(three["pos"].iloc[0]) - 1
+        values.setdefault(key, []).append(three["llr"].tolist())
+    assert any(len(each) == 2 for each in values.values())
+    for name, statistic in (("mean", lambda v: sum(v) / 3), ("min", min), ("max", max)):
+        expected = {key: sum(map(statistic, each)) / len(each) for key, each in values.items()}
+        expected = {key: value for key, value in expected.items() if not math.isnan(value)}
+        assert is_close(letters_of(f"region.llr_{name}.bw"), expected)
+    assert pd.read_csv("r.csv")["llr_mean_bases"].sum() > 20
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "2"]])
+def test_attributions_of_intervals(folder: Path, monkeypatch: pytest.MonkeyPatch, target: list[str]) -> None:
+    """Occlusion: the loss of log-probability when N replaces a base, by itself."""
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: bool(target))
+    # The classes of the untrained model hardly differ.
+    model = hf_ssm.S4ForSequenceClassification.from_pretrained("classes").eval()
+    model.classifier.weight.data *= 100
+    model.save_pretrained("classes")
+    more = ["--genome", "g.fa", "--method", "occlusion", "--rows", "9", *target]
+    arguments = ["probe", "classes", "--dataset", "i.bed", "--output", "probe", *more, "--allow-wrong"]
+    assert main(arguments) == 0
+    tokenizer = hf_ssm.build_dna_tokenizer()
+
+    rows = []
+    for chrom, start, end, strand in INTERVALS:
+        text = CONTIGS[chrom][start:end].upper()
+        text = text if strand == "+" else text[::-1].translate(str.maketrans("ACGT", "TGCA"))
+        places = [place for place, letter in enumerate(text) if letter != "N"]
+        texts = [text, *(f"{text[:place]}N{text[place + 1 :]}" for place in places)]
+        with torch.no_grad():
+            log_probs = model(**tokenizer(texts, return_tensors="pt")).logits.double().log_softmax(-1)
+        label = 2 if target else int(log_probs[0].argmax())
+        for place, value in zip(places, (log_probs[0] - log_probs[1:])[:, label].tolist(), strict=True):
+            at = start + place if strand == "+" else end - 1 - place
+            rows.append((chrom, at, at + 1, value))
+    found, expected = letters_of("probe/effect.bw"), mean_of_letters(rows)
+    assert set(found) == set(expected)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * max(map(abs, expected.values())))
+    assert '<Resource path="effect.bw" />' in Path("probe/session.xml").read_text()
+    assert 'genome="../g.fa"' in Path("probe/session.xml").read_text()
+    assert len(list(Path("probe").glob("logo_row*.png"))) == (4 if target else 0)
+    if target:
+        assert main([*arguments, "--target", "label"]) == 2
+
+
+def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
+    places = [(c, p) for c, text in CONTIGS.items() for p in range(5, 40, 2) if text[p] in "ACGT"]
+    rows = [(c, p + 1, CONTIGS[c][p], "ACGT"["TACG".index(CONTIGS[c][p])]) for c, p in places]
+    lines = [f"{c},{p},{ref},{alt},{n % 2},{n // 3}" for n, (c, p, ref, alt) in enumerate(rows)]
+    Path("v.csv").write_text("\n".join(["chrom,pos,ref,alt,label,pair", *lines]) + "\n")
+    arguments = ["score", "causal", "v.csv", "--genome", "g.fa", "--window", "16", "--output", "v.out.csv"]
+    more = ["--regions", "genes.gtf", "--label-column", "label", "--match-group", "pair"]
+    assert main([*arguments, *more]) == 0
+    found = pd.read_csv("v.out.csv")
+    genes = {"a": (11, 30, "one"), "b": (21, 50, "G2")}
+    kept = [(c, p, genes[c][2]) for c, p, *_ in rows if genes[c][0] <= p <= genes[c][1]]
+    assert list(found[["chrom", "pos", "region"]].itertuples(index=False, name=None)) == kept
+    metrics = {(row["score"], row["metric"]): row for row in json.loads(Path("v.out.metrics.json").read_text())}
+    pairs, ranks = [], []
+    for _, group in found.groupby("pair"):
+        impacts = [(-score, label) for score, label in zip(group["llr"], group["label"], strict=True)]
+        if {label for _, label in impacts} != {0, 1}:
+            continue
+        for impact, label in impacts:
+            if label:
+                pairs += [float(impact > other) for other, is_positive in impacts if not is_positive]
+                ranks.append(1 / (1 + sum(other > impact for other, _ in impacts)))
+    assert metrics["llr", "pairwise_accuracy"]["value"] == pytest.approx(sum(pairs) / len(pairs))
+    assert metrics["llr", "mean_reciprocal_rank"]["value"] == pytest.approx(sum(ranks) / len(ranks))
+    Path("far.bed").write_text("a\t0\t2\n")
+    assert main([*arguments, "--regions", "far.bed", "--overwrite-output"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--track", "likelihood", "--output", "t.csv"], "output 't.csv': the suffix must be one of .bw, .bigwig"),
+        (["--track", "mean", "--output", "t.bw"], "--track mean is a track of --saturate"),
+        (["--track", "entropy", "entropy", "--output", "t.bw"], "give each track once"),
+        (["--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
+        (["--track", "entropy", "--session", "s.txt", "--output", "t.bw"], "session 's.txt': the suffix must be .xml"),
+        (["--track", "entropy", "--horizon", "3", "--output", "t.bw"], "--horizon is for scores of variants"),
+        (["--track", "entropy", "--output", "g.fa.bw", "--session", "old.xml"], "output 'old.xml' exists"),
+        (
+            ["--track", "entropy", "--regions", "i.txt", "--output", "t.bw"],
+            "regions 'i.txt': the suffix must be one of",
+        ),
+        (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is a track without"),
+        (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session and --by-region need tracks"),
+        (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, and a VCF output"),
+        (["v.vcf", "--track", "mean", "--output", "o.csv"], "--track, --session and --by-region are for regions"),
+        (["--output", "r.csv"], "give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track"),
+    ],
+)
+def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    Path("old.xml").touch()
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(score(*arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--track", "t.wig"], "--track 't.wig': the suffix must be one of .bw"),
+        (["--session", "s.xml"], "--session lists tracks: give --track"),
+        (["--track", "t.bw", "--session", "g.fa"], "--session 'g.fa' is the input 'g.fa'"),
+        (["--regions", "far.bed"], "--regions 'far.bed': no interval of i.bed overlaps a region"),
+        (["--track", "t.bw", "--by-region", "t.bw"], "output 't.bw': the suffix must be one of .csv"),
+        (["--regions", "far.bed", "--by-region", "out.csv"], "'out.csv' is given for two outputs"),
+    ],
+)
+def test_errors_of_predict(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    Path("far.bed").write_text("b\t0\t2\n")
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(predict("value", *arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+    table = ["predict", "value", "v.csv", "--output", "o.csv", "--track", "t.bw"]
+    Path("v.csv").write_text("sequence\nACGT\n")
+    assert main(table) == 2
+    assert "--track and --regions need intervals: give a BED file" in capsys.readouterr().err
