@@ -195,7 +195,8 @@ def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest
         expected = pd.read_csv("direct.csv")[column].tolist()
         assert found[column].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
     names = {path.name for path in folder.glob("out.*.png")}
-    assert names == {"out.open chromatin_delta.png", "out.open chromatin_logit_delta.png"}
+    scores = ("open chromatin_delta", "open chromatin_logit_delta")
+    assert names == {f"out.{score}{kind}" for score in scores for kind in (".png", ".logo.png")}
 
 
 def test_errors_come_before_the_scores(
