@@ -8,13 +8,14 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict, load_dataset
 
-from hf_ssm.data import load_sequences
+from hf_ssm.data import label_names, load_sequences
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.images import ImageOptions
@@ -67,8 +68,7 @@ class TaskData:
 
     def splits(self) -> dict[str, tuple[list[str], np.ndarray]]:
         """The sequences and the labels, `(rows,)`, of each split."""
-        loaded = load_sequences(self.path, validation_fraction=0.0, test_fraction=0.0)
-        return {name: (list(rows["sequence"]), np.array(rows["label"])) for name, rows in loaded.items()}
+        return _read_splits(self.path, self.digest)
 
     def variants(self) -> Dataset:
         """The variants."""
@@ -113,6 +113,12 @@ def load_task(task: Task, folder: Path, mirror: Path | None = None, limits: Limi
     return data
 
 
+@lru_cache(maxsize=1)
+def _read_splits(path: Path, digest: str) -> dict[str, tuple[list[str], np.ndarray]]:
+    loaded = load_sequences(path, validation_fraction=0.0, test_fraction=0.0)
+    return {name: (list(rows["sequence"]), np.array(rows["label"])) for name, rows in loaded.items()}
+
+
 def _source(task: Task, mirror: Path | None) -> str:
     local = None if mirror is None else mirror / task.dataset
     return str(local) if local is not None and local.exists() else task.dataset
@@ -136,8 +142,7 @@ def _sequences(task: Task, source: str, limits: Limits) -> tuple[DatasetDict, tu
         loaded = _hub_splits(task, source)
     if missing := [name for name in SPLITS if name not in loaded]:
         raise ValueError(f"task {task.name!r}: {source!r} has no {missing[0]} split; it has {', '.join(loaded)}")
-    feature = loaded["train"].features[task.label_column]
-    names = feature.names if isinstance(feature, ClassLabel) else map(str, range(1 + max(loaded["train"]["label"])))
+    names = label_names(loaded, task.label_column)
     columns = {task.sequence_column: "sequence", task.label_column: "label"}
     rows = {}
     for name in SPLITS:

@@ -20,21 +20,22 @@ __all__ = ["RESULTS_NAME", "TABLE_NAME", "table_lines", "write_results"]
 
 RESULTS_NAME, TABLE_NAME = "results.json", "results.md"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HEADER = ("task", "model", "how", "metric", "value", "± seeds", "± rows", "seeds", "seconds", "parameters")
+_HEADER = ("task", "model", "how", "metric", "value", "± seeds", "± rows", "chance", "seeds", "seconds", "parameters")
 
 
 def table_lines(runs: Sequence[Run]) -> list[str]:
     """A table in Markdown, with a note for each model that could not be measured.
 
-    "± seeds" is the standard deviation over seeds, "± rows" the standard error of one measurement over the test rows.
+    "± seeds" is the standard deviation over seeds, "± rows" the standard error of one measurement over the test rows,
+    "chance" the metric of the most frequent class, or of random scores of variants.
     """
-    rows = [_HEADER, ("---",) * 4 + ("---:",) * 6]
+    rows = [_HEADER, ("---",) * 4 + ("---:",) * 7]
     for run in runs:
-        parameters = run.results[0]["parameters"] if run.results else None
+        parameters, chance = (run.results[0][key] if run.results else None for key in ("parameters", "chance"))
         rows.append(
             (
                 *(run.task, run.model, run.how, run.metric, _number(run.value)),
-                *(_number(run.deviation), _number(run.standard_error)),
+                *(_number(run.deviation), _number(run.standard_error), _number(chance)),
                 *(str(max(1, len(run.seeds))), f"{run.seconds:.0f}", "" if parameters is None else f"{parameters:,}"),
             )
         )
@@ -65,7 +66,7 @@ def write_results(suite: Suite, runs: Sequence[Run], output: Path) -> list[Path]
     write_text_atomically(output / TABLE_NAME, "\n".join([f"# {suite.name}", "", *table_lines(runs)]) + "\n")
     tasks = {task.name: task for task in suite.tasks}
     written = []
-    for model in dict.fromkeys(run.model for run in runs if run.how != "words" and not run.is_random):
+    for model in dict.fromkeys(run.model for run in runs if run.how not in ("words", "trained") and not run.is_random):
         chosen = [run for run in runs if run.model == model and run.results]
         entries = [entry for run in chosen if (entry := _entry(suite, tasks[run.task], run)) is not None]
         if entries:
@@ -96,7 +97,7 @@ def _entry(suite: Suite, task: Task, run: Run) -> EvalResultEntry | None:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else "–" if math.isnan(value) else f"{value:.4f}"
+    return "" if value is None else "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def _without_nan(content: Any) -> Any:

@@ -19,6 +19,7 @@ from hf_ssm.suites.data import Limits, TaskData, load_task
 from hf_ssm.suites.supervised import embeddings, fine_tune, kmer_classifier, linear_classifier, with_random_weights
 from hf_ssm.suites.task import Suite, Task
 from hf_ssm.suites.variants import score_task
+from hf_ssm.tuning.runs import without_progress_bars
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["BASELINE", "Contender", "Run", "run_suite"]
@@ -61,7 +62,7 @@ class Run:
         metric: Name of the metric.
         seeds: The seeds; empty for what has none.
         results: What was measured, one for each seed, or a single one: `value`, `standard_error` (over test rows),
-            `metrics`, `chosen`, `seconds`, `parameters`, and for classifiers `validation`.
+            `chance`, `metrics`, `chosen`, `seconds`, `parameters`, and for classifiers `validation`.
         rows: Rows of each split of the task.
         problem: Why the model has no result; "" if it has.
     """
@@ -148,7 +149,8 @@ def run_suite(
             name; the data of a task are unfit.
     """
     _check(suite, contenders, genome, seeds)
-    loaded = {task.name: load_task(task, output / "data", mirror, limits) for task in suite.tasks}
+    with without_progress_bars():
+        loaded = {task.name: load_task(task, output / "data", mirror, limits) for task in suite.tasks}
     runs = []
     for name, is_random, cells_of in _rows(contenders, output, range(seeds), with_random, both_strands):
         for task in suite.tasks:
@@ -203,8 +205,10 @@ def _rows(
 
 def _baseline_cells(task: Task, genome: Path | None) -> list[_Cell]:
     def measure(data: TaskData) -> dict[str, Any]:
-        result = kmer_classifier(data) if genome is None else score_task(data, Genome(genome), None)
-        return result | {"parameters": None}
+        if genome is None:
+            return kmer_classifier(data) | {"parameters": None}
+        with Genome(genome) as reference:
+            return score_task(data, reference, None) | {"parameters": None}
 
     return [_Cell("words", None, {"genome": genome and file_facts(genome)}, measure)]
 
@@ -223,7 +227,8 @@ def _cells(
         model = load() if seed is None else with_random_weights(load(), seed)
         count = sum(parameter.numel() for parameter in model.model.parameters())
         if genome is not None:
-            return score_task(data, Genome(genome), model) | {"parameters": count}
+            with Genome(genome) as reference:
+                return score_task(data, reference, model) | {"parameters": count}
         splits = data.splits()
         vectors = {name: embeddings(model, sequences, both_strands) for name, (sequences, _) in splits.items()}
         return linear_classifier(data, vectors) | {"parameters": count}

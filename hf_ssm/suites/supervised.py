@@ -167,13 +167,19 @@ def _probabilities(model: Any, inputs: Any, data: TaskData) -> np.ndarray:
 
 
 def _scored(data: TaskData, labels: np.ndarray, probabilities: np.ndarray, validation: float) -> dict[str, Any]:
-    """The metric of the task on the test rows, its standard error, all other metrics, and the validation metric."""
+    """The metric of the task on the test rows, its standard error, all other metrics, and the validation metric.
+
+    `chance` is the metric of always predicting the most frequent class of the training rows.
+    """
     metric = data.task.metric
+    constant = np.zeros_like(probabilities)
+    constant[:, np.bincount(data.splits()["train"][1]).argmax()] = 1.0
     return {
         "value": measure(metric, labels, probabilities),
         "standard_error": standard_error(metric, labels, probabilities),
         "metrics": {name: measure(name, labels, probabilities) for name in METRICS},
         "validation": validation,
+        "chance": measure(metric, labels, constant),
     }
 
 
