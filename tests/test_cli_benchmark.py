@@ -18,7 +18,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_model: Any) -> P
     lines = ["sequence,label,split"]
     for row in range(90):
         split = "train" if row < 60 else "test"
-        lines.append(f"{'ACGT'[row % 4] * 3}{'GATTACA' if row % 2 else 'CCCTGGG'}{'ACGT'[row // 4 % 4] * 4},{row % 2},{split}")
+        lines.append(
+            f"{'ACGT'[row % 4] * 3}{'GATTACA' if row % 2 else 'CCCTGGG'}{'ACGT'[row // 4 % 4] * 4},{row % 2},{split}"
+        )
     Path("rows.csv").write_text("\n".join(lines) + "\n")
     Path("lab.yaml").write_text(SUITE)
     Path("small.yaml").write_text(SETTINGS)
@@ -66,7 +68,10 @@ def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
         (["lab.yaml", "lm", "--seeds", "0", "--output", "out"], "--seeds must be positive, got 0"),
         (["lab.yaml", "lm", "--genome", "g.fa", "--output", "out"], "--genome 'g.fa': there is no such path"),
         (["lab.yaml", "lm", "--set", "training.seed=1", "--output", "out"], "--set is for runs"),
-        (["lab.yaml", "small.yaml", "--set", "data.dataset=x.csv", "--output", "out"], "the data are those of the tasks"),
+        (
+            ["lab.yaml", "small.yaml", "--set", "data.dataset=x.csv", "--output", "out"],
+            "the data are those of the tasks",
+        ),
         (["lab.yaml", "small.yaml", "--set", "model.hiden_size=1", "--output", "out"], "hidden_size"),
         (["traitgym", "lm", "--output", "out"], "--genome FASTA"),
     ],

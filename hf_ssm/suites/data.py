@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset
@@ -26,7 +25,7 @@ from hf_ssm.data.tables import TABLE_SUFFIXES
 from hf_ssm.suites.task import Task
 from hf_ssm.utils.files import replacing, write_text_atomically
 
-__all__ = ["VALIDATION_SHARE", "Limits", "TaskData", "load_task"]
+__all__ = ["NO_LIMITS", "VALIDATION_SHARE", "Limits", "TaskData", "load_task"]
 
 VALIDATION_SHARE = 0.1
 """Share of the training rows that is cut off for validation where a task has no validation split."""
@@ -45,6 +44,10 @@ class Limits:
 
     max_rows: int | None = None
     max_length: int | None = None
+
+
+NO_LIMITS = Limits()
+"""All rows, of any length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,7 @@ class TaskData:
         return Dataset.from_parquet(str(self.path), keep_in_memory=True)
 
 
-def load_task(task: Task, folder: Path, mirror: Path | None = None, limits: Limits = Limits()) -> TaskData:
+def load_task(task: Task, folder: Path, mirror: Path | None = None, limits: Limits = NO_LIMITS) -> TaskData:
     """The rows of a task, from the stored table of an earlier call with the same arguments if there is one.
 
     Args:

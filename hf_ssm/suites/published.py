@@ -1,6 +1,8 @@
 """Published suites: ids on the Hub, configurations, columns and metrics. The Hub was not reachable where this was
 written; each entry names the public code or documentation from which it is taken."""
 
+from typing import Any
+
 from hf_ssm.suites.task import Suite, Task
 
 __all__ = ["SUITES"]
@@ -47,12 +49,12 @@ _GUE = (
 # `alt`, `label` and `match_group`, split test. The main metric is the area under the precision-recall curve of each
 # chromosome, weighted by its variants; scores are averaged over both strands. The score of Mendelian traits is the
 # log-likelihood ratio with its sign, that of complex traits its absolute value.
-_TRAITGYM = {"kind": "variants", "dataset": "songlab/TraitGym", "metric": "auprc", "by": "chrom"}
+_TRAITGYM: dict[str, Any] = {"kind": "variants", "dataset": "songlab/TraitGym", "metric": "auprc", "by": "chrom"}
 
 # Marin et al. 2024 (BEND), github.com/frederikkemarin/BEND, data at sid.erda.dk: tab-separated files with the columns
 # chromosome, start (0-based), end, ref, alt and label (0, 1); windows of 512 bases, area under the ROC curve. BEND
 # takes the cosine distance of the embeddings at the variant; here it is the Euclidean distance of their means.
-_BEND = {"kind": "variants", "metric": "auroc", "orientation": "distance"}
+_BEND: dict[str, Any] = {"kind": "variants", "metric": "auroc", "orientation": "distance"}
 _BEND_COLUMNS = {"chromosome": "chrom", "start": "start", "ref": "ref", "alt": "alt"}
 
 _GRCH38 = "--genome FILE, the human reference GRCh38"

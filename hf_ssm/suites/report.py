@@ -48,8 +48,8 @@ def write_results(suite: Suite, runs: Sequence[Run], output: Path) -> list[Path]
     """Write `results.json`, `results.md`, and for each model of tasks on the Hub `.eval_results/SUITE.yaml`.
 
     Returns:
-        The files of evaluation results, `OUTPUT/eval_results/MODEL/.eval_results/SUITE.yaml`: a folder to be copied into
-        the repository of the model.
+        The files of evaluation results, `OUTPUT/eval_results/MODEL/.eval_results/SUITE.yaml`: copy the folder
+        `.eval_results` into the repository of the model.
     """
     content = {
         "suite": suite.name,

@@ -15,7 +15,7 @@ import numpy as np
 from hf_ssm.data.genome import Genome
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
-from hf_ssm.suites.data import Limits, TaskData, load_task
+from hf_ssm.suites.data import NO_LIMITS, Limits, TaskData, load_task
 from hf_ssm.suites.supervised import embeddings, fine_tune, kmer_classifier, linear_classifier, with_random_weights
 from hf_ssm.suites.task import Suite, Task
 from hf_ssm.suites.variants import score_task
@@ -119,7 +119,7 @@ def run_suite(
     with_random: bool = True,
     genome: Path | None = None,
     mirror: Path | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
     both_strands: bool = False,
     report: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:

@@ -137,9 +137,7 @@ def fine_tune(
         )
     validation = result.results["validation"][_metric_of_run(data.task.metric, result.results["validation"])]
     sequences, labels = data.splits()["test"]
-    table = predict(
-        result.model, result.data.processor, list(sequences), aggregate="mean", both_strands=both_strands
-    )
+    table = predict(result.model, result.data.processor, list(sequences), aggregate="mean", both_strands=both_strands)
     columns = [name for name in table.column_names if name.startswith("probability_")]
     probabilities = np.stack([np.array(table[name]) for name in columns], axis=1)
     count = sum(parameter.numel() for parameter in result.model.parameters())

@@ -107,6 +107,8 @@ class Suite:
                 closest = closest_name(name, known)
                 hint = f"did you mean {closest!r}?" if closest else f"choose from {', '.join(known)}"
                 raise ValueError(f"the suite {self.name!r} has no task {name!r}: {hint}")
-        return self if names is None else dataclasses.replace(
-            self, tasks=tuple(task for task in self.tasks if task.name in names)
+        return (
+            self
+            if names is None
+            else dataclasses.replace(self, tasks=tuple(task for task in self.tasks if task.name in names))
         )

@@ -23,7 +23,9 @@ _CODES[np.frombuffer(b"ACGTacgt", dtype=np.uint8)] = [0, 1, 2, 3] * 2
 _BY_HEAD = {"causal": "llr", "masked": "masked_log_odds"}
 
 
-def score_task(data: TaskData, genome: Genome, model: SequenceModel | None, both_strands: bool = True) -> dict[str, Any]:
+def score_task(
+    data: TaskData, genome: Genome, model: SequenceModel | None, both_strands: bool = True
+) -> dict[str, Any]:
     """Score the variants of a task by a model, or by the words around them, and compare the scores with the labels.
 
     Args:
@@ -103,9 +105,7 @@ def word_scores(variants: Dataset, genome: Genome, window: int, length: int = WO
     def ratio(ref: str, alt: str) -> float:
         return float(log_probs[_words(alt, length)].sum() - log_probs[_words(ref, length)].sum())
 
-    return [
-        (ratio(*pair.forward) + ratio(*pair.reverse)) / 2 if isinstance(pair, Windows) else None for pair in pairs
-    ]
+    return [(ratio(*pair.forward) + ratio(*pair.reverse)) / 2 if isinstance(pair, Windows) else None for pair in pairs]
 
 
 def _words(sequence: str, length: int) -> np.ndarray:

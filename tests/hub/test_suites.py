@@ -20,7 +20,11 @@ def rows(count):
 
 
 def test_configuration_of_the_hub(hub, tmp_path):
-    files = {f"{config}/{split}.csv": rows(n) for config, n in (("emp_H3", 30), ("emp_H4", 20)) for split in ("train", "dev", "test")}
+    files = {
+        f"{config}/{split}.csv": rows(n)
+        for config, n in (("emp_H3", 30), ("emp_H4", 20))
+        for split in ("train", "dev", "test")
+    }
     card = "---\nconfigs:\n"
     for config in ("emp_H3", "emp_H4"):
         card += f"- config_name: {config}\n  data_files:\n"

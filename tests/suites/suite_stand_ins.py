@@ -41,7 +41,10 @@ def make_mirror(root: Path) -> Path:
         rows["seq"] = rows.pop("sequence")
         Dataset.from_dict(rows).to_parquet(benchmarks / f"{split}-00000-of-00001.parquet")
         rows = sequences(rng, 2 * count, 2)
-        rows |= {"name": ["chr1"] * 2 * count, "task": ["H2AFZ" if row % 8 < 4 else "enhancers" for row in range(2 * count)]}
+        rows |= {
+            "name": ["chr1"] * 2 * count,
+            "task": ["H2AFZ" if row % 8 < 4 else "enhancers" for row in range(2 * count)],
+        }
         Dataset.from_dict(rows).to_parquet(tasks / f"{split}-00000-of-00001.parquet")
     text = ""
     for name, classes in (("emp_H3", 2), ("virus_covid", 3)):
@@ -158,6 +161,8 @@ def plain_regression(train: np.ndarray, labels: np.ndarray, others: np.ndarray, 
         total = penalty * (normal - scores[np.arange(len(labels)), labels]).sum() + (weights**2).sum() / 2
         return total, gradient.ravel()
 
-    found = minimize(loss, np.zeros(rows * (size + 1)), jac=True, method="BFGS", options={"gtol": 1e-7, "maxiter": 5000})
+    found = minimize(
+        loss, np.zeros(rows * (size + 1)), jac=True, method="BFGS", options={"gtol": 1e-7, "maxiter": 5000}
+    )
     scores = logits(found.x, others)
     return np.exp(scores - np.logaddexp.reduce(scores, axis=1)[:, None])

@@ -16,7 +16,12 @@ def add_benchmark(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tasks").add_argument
     add("--list", action="store_true", help="list the tasks of SUITE and their data, and stop")
     add("--tasks", metavar="TASK", nargs="+", help="some of the tasks (default: all)")
-    add("--data", metavar="DIR", type=Path, help="folder with copies of data sets, DIR/USER/NAME, read instead of the Hub")
+    add(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        help="folder with copies of data sets, DIR/USER/NAME, read instead of the Hub",
+    )
     add("--genome", metavar="FASTA", type=Path, help="the reference of tasks with variants")
     add("--max-rows", metavar="N", type=int, help="a random sample of N rows of each split (default: all)")
     add("--max-length", metavar="LETTERS", type=int, help="cut longer sequences (default: no limit)")
