@@ -77,7 +77,8 @@ def test_import_registers_the_models_whatever_the_arguments_are():
 def test_dir_lists_what_is_public():
     assert set(hf_ssm.__all__) < set(dir(hf_ssm))
     public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
-    assert public == {"data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning"}
+    packages = ("data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning")
+    assert public == set(packages)
     assert all(getattr(hf_ssm, name) for name in public)
 
 
