@@ -38,7 +38,7 @@ def test_models_of_all_kinds(place: Path, capsys: pytest.CaptureFixture[str]) ->
         ["coding", "k-mers", "words", "mcc"],
         ["coding", "lm", "linear probe", "mcc"],
         ["coding", "lm (random weights)", "linear probe", "mcc"],
-        ["coding", "small", "trained", "mcc"],
+        ["coding", "small.yaml", "trained", "mcc"],
     ]
     assert rows[0][4] == "1.0000"
     assert Path("out", "results.md").read_text() == f"# lab\n\n{table}"
@@ -74,6 +74,7 @@ def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["lab.yaml", "small.yaml", "--set", "model.hiden_size=1", "--output", "out"], "hidden_size"),
         (["traitgym", "lm", "--output", "out"], "--genome FASTA"),
+        (["lab.yaml", "lm", "--output", "."], "--output"),
     ],
 )
 def test_errors_before_anything_is_written(

@@ -18,6 +18,7 @@ from hf_ssm.suites.runner import Contender, Run, run_suite
 from hf_ssm.suites.task import Suite
 from hf_ssm.training import folder
 from hf_ssm.training.settings import parse_assignments, read_settings_file, resolve
+from hf_ssm.utils.files import check_not_input
 
 _FILES_OF_MODELS = (".json", ".safetensors", ".bin", ".txt", ".model")
 # Settings of the data of a settings file that also apply to the data of a task.
@@ -40,6 +41,7 @@ def run_benchmark(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path is not None and not path.exists():
             raise FileNotFoundError(f"--{name} {str(path)!r}: there is no such path")
+    check_not_input(args.output, *args.models, args.genome, args.data)
     contenders = [_contender(name, args) for name in args.models]
     with folder.locked(args.output):
         runs = run_suite(
@@ -69,7 +71,7 @@ def _contender(name: str, args: argparse.Namespace) -> Contender:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json") and not path.is_dir():
         settings = _merged(read_settings_file(path), assigned)
-        return Contender(path.stem, settings=settings, facts=path.stem)
+        return Contender(name, settings=settings, facts=name)
     check_source(name)
     if args.fine_tune:
         settings = _merged({"model": {"checkpoint": name}, "data": {"tokenizer": args.tokenizer}}, assigned)
@@ -79,8 +81,7 @@ def _contender(name: str, args: argparse.Namespace) -> Contender:
     if args.fine_tune and not is_own_model(name):
         raise ValueError(f"--fine-tune trains models of hf_ssm, and {name!r} is another one: leave --fine-tune out")
     load = partial(load_sequence_model, own)
-    shown = name.rstrip("/") if not path.is_dir() else path.resolve().name
-    return Contender(shown, load, settings if args.fine_tune else None, _facts(name, args.tokenizer))
+    return Contender(name, load, settings if args.fine_tune else None, _facts(name, args.tokenizer))
 
 
 def _facts(checkpoint: str, tokenizer: str | None) -> dict[str, Any]:
