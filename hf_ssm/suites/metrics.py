@@ -1,8 +1,8 @@
 """Metrics of classifications of whole sequences, and their standard error over the test rows. Legend: `n` rows."""
 
-import warnings
-
 import numpy as np
+
+from hf_ssm.metrics import functional
 
 __all__ = ["METRICS", "measure", "standard_error"]
 
@@ -10,6 +10,11 @@ METRICS = ("accuracy", "f1", "mcc", "auroc", "auprc")
 """Accuracy; F1, the mean over classes; Matthews' correlation; areas under the ROC and the precision-recall curve, of
 class 1 where there are two classes, and otherwise the mean over classes, each against the others."""
 
+_OF_CLASSES = {
+    "accuracy": functional.accuracy,
+    "f1": functional.macro_f1,
+    "mcc": functional.matthews_correlation,
+}
 _SAMPLES = 200
 
 
@@ -24,15 +29,10 @@ def measure(metric: str, labels: np.ndarray, probabilities: np.ndarray) -> float
     Returns:
         The metric; NaN for an area if the labels are all of one class.
     """
-    from sklearn.metrics import accuracy_score, average_precision_score, f1_score, matthews_corrcoef, roc_auc_score
+    if metric in _OF_CLASSES:
+        return _OF_CLASSES[metric](probabilities.argmax(1), labels)
+    from sklearn.metrics import average_precision_score, roc_auc_score
 
-    predicted = probabilities.argmax(1)
-    if metric == "accuracy":
-        return float(accuracy_score(labels, predicted))
-    if metric == "f1":
-        return float(f1_score(labels, predicted, average="macro", zero_division=0.0))
-    if metric == "mcc":
-        return float(matthews_corrcoef(labels, predicted))
     area = roc_auc_score if metric == "auroc" else average_precision_score
     number = probabilities.shape[1]
     areas = []
@@ -50,8 +50,6 @@ def standard_error(metric: str, labels: np.ndarray, probabilities: np.ndarray, s
     values = []
     for _ in range(_SAMPLES):
         rows = rng.integers(0, len(labels), len(labels))
-        with warnings.catch_warnings():
-            # A sample of few rows may lack a class.
-            warnings.simplefilter("ignore")
-            values.append(measure(metric, labels[rows], probabilities[rows]))
+        values.append(measure(metric, labels[rows], probabilities[rows]))
+    # A sample of few rows may lack a class.
     return float(np.nanstd(values, ddof=1))

@@ -135,17 +135,17 @@ def fine_tune(
         result = run.train(
             settings, output, resume=can_resume(output), overwrite=True, progress=RunProgress(), choose=True
         )
-    validation = result.results["validation"][_metric_of_run(data.task.metric, result.results["validation"])]
-    sequences, labels = data.splits()["test"]
-    table = predict(result.model, result.data.processor, list(sequences), aggregate="mean", both_strands=both_strands)
-    columns = [name for name in table.column_names if name.startswith("probability_")]
-    probabilities = np.stack([np.array(table[name]) for name in columns], axis=1)
+    predicted = {}
+    for name, (sequences, _) in data.splits().items():
+        if name != "train":
+            table = predict(result.model, result.data.processor, sequences, aggregate="mean", both_strands=both_strands)
+            columns = [column for column in table.column_names if column.startswith("probability_")]
+            predicted[name] = np.stack([np.array(table[column]) for column in columns], axis=1)
+    labels = {name: classes for name, (_, classes) in data.splits().items()}
+    validation = measure(data.task.metric, labels["validation"], predicted["validation"])
+    scored = _scored(data, labels["test"], predicted["test"], validation)
     count = sum(parameter.numel() for parameter in result.model.parameters())
-    return _scored(data, labels, probabilities, validation) | {"chosen": {"step": result.steps}}, count
-
-
-def _metric_of_run(metric: str, values: Mapping[str, float]) -> str:
-    return metric if metric in values else "accuracy"
+    return scored | {"chosen": {"steps": result.steps}}, count
 
 
 def _fitted(model: Any, inputs: Any, labels: np.ndarray) -> Any:
