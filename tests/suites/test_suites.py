@@ -99,6 +99,13 @@ def own_table(folder: Path, counts: dict[str, int], classes: int = 2, seed: int 
 COLUMNS = {"sequence_column": "dna", "label_column": "kind", "split_column": "part"}
 
 
+def plain_mean(model: Any, tokenizer: Any, text: str) -> torch.Tensor:
+    """Mean of the last hidden states over the letters, `(D,)`."""
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(list(text))])
+    with torch.no_grad():
+        return sum(model.model(ids).last_hidden_state[0]) / len(text)
+
+
 @pytest.mark.parametrize(("classes", "metric"), [(2, "auroc"), (3, "auprc")])
 def test_linear_probe(reader: SequenceModel, tmp_path: Path, classes: int, metric: str) -> None:
     """Means of hidden states and the minimum of the regression, both from their definitions."""
@@ -109,13 +116,7 @@ def test_linear_probe(reader: SequenceModel, tmp_path: Path, classes: int, metri
     vectors, expected = {}, {}
     for split, (texts, _) in splits.items():
         vectors[split] = embeddings(reader, texts)
-        means = []
-        for text in texts:
-            ids = torch.tensor([reader.tokenizer.convert_tokens_to_ids(list(text))])
-            with torch.no_grad():
-                hidden = reader.model.model(ids).last_hidden_state[0]
-            means.append(sum(hidden) / len(text))
-        expected[split] = torch.stack(means).numpy()
+        expected[split] = torch.stack([plain_mean(reader.model, reader.tokenizer, text) for text in texts]).numpy()
         np.testing.assert_allclose(vectors[split], expected[split], rtol=1e-6, atol=1e-9)
     center, scale = expected["train"].mean(0), expected["train"].std(0)
     inputs = {split: (values - center) / scale for split, values in expected.items()}
@@ -163,11 +164,13 @@ def test_kmers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_sequences_are_read_in_windows(make_model: Any, reader: SequenceModel) -> None:
-    short = SequenceModel(make_model("Hyena", "ForCausalLM", vocab_size=16), reader.tokenizer)
+    model = make_model("Hyena", "ForCausalLM", vocab_size=16).double()
     text = "".join(random.Random(0).choice("ACGTN") for _ in range(150))
-    parts = [embeddings(short, [text[start : start + 64]])[0] for start in (0, 64, 128)]
+    parts = [plain_mean(model, reader.tokenizer, text[start : start + 64]) for start in (0, 64, 128)]
     expected = (64 * parts[0] + 64 * parts[1] + 22 * parts[2]) / 150
-    np.testing.assert_allclose(embeddings(short, ["ACGT", text])[1], expected, rtol=1e-6)
+    found = embeddings(SequenceModel(model, reader.tokenizer), ["ACGT", text])
+    np.testing.assert_allclose(found[1], expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found[0], plain_mean(model, reader.tokenizer, "ACGT").numpy(), rtol=1e-6)
 
 
 def plain_word_scores(rows: list[dict[str, Any]], genome: Genome, window: int, k: int) -> list[float]:
