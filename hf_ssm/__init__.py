@@ -35,7 +35,7 @@ _LAZY = {
     "theory_report": "hf_ssm.analysis.report",
 }
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
-_PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning")
+_PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning")
 
 
 def _register_families() -> dict[str, type]:

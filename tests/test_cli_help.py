@@ -12,7 +12,7 @@ import hf_ssm
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
-from hf_ssm.cli.options import analysis, sequences, share
+from hf_ssm.cli.options import analysis, benchmark, sequences, share
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import Parser, build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
@@ -24,6 +24,7 @@ from hf_ssm.inference.tracks import BASE_TRACKS
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
+from hf_ssm.suites import SUITES
 from hf_ssm.training.settings import SECTIONS, training_types
 from hf_ssm.training.tasks import TASKS
 from hf_ssm_command import prints_text
@@ -77,7 +78,8 @@ def test_import_registers_the_models_whatever_the_arguments_are():
 def test_dir_lists_what_is_public():
     assert set(hf_ssm.__all__) < set(dir(hf_ssm))
     public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
-    assert public == {"data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning"}
+    packages = ("data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning")
+    assert public == set(packages)
     assert all(getattr(hf_ssm, name) for name in public)
 
 
@@ -89,7 +91,7 @@ def test_choices_are_those_of_the_library():
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert sequences.BASE_TRACKS == BASE_TRACKS
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
-    assert tuple(FORMATS) == share.EXPORT_FORMATS
+    assert tuple(FORMATS) == share.EXPORT_FORMATS and tuple(SUITES) == benchmark.SUITE_NAMES
     assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
 
 
@@ -115,7 +117,7 @@ def test_examples_are_accepted(example):
 
 
 def test_long_options_are_in_groups():
-    for name in ("train", "tune", "predict", "embed", "score", "probe", "report", "spectrum"):
+    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report", "spectrum"):
         assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
 
 

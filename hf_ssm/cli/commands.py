@@ -124,6 +124,21 @@ COMMANDS: dict[str, Command] = {
         ),
         _SAME,
     ),
+    "benchmark": Command(
+        "sequences",
+        "models and baselines on the tasks of a public suite",
+        "Measure models on the tasks of a benchmark suite: linear probes of embeddings (or fine-tuning), or scores of "
+        "variants without training, beside a baseline of k-mers and random weights, in one table. Data sets are loaded "
+        "from the Hub; a YAML file lists own tables.",
+        (
+            "hf-ssm benchmark genomic-benchmarks runs/mine --output runs/benchmark",
+            "hf-ssm benchmark traitgym runs/lm --genome hg38.fa --output runs/traitgym",
+            "hf-ssm benchmark my_suite.yaml runs/mine settings.yaml --seeds 5 --output runs/benchmark",
+            "hf-ssm benchmark gue --list",
+        ),
+        _SAME,
+        options="benchmark",
+    ),
     "probe": Command(
         "analysis",
         "which tokens a prediction needs",

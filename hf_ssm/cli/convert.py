@@ -18,6 +18,7 @@ def run_convert(args: argparse.Namespace) -> None:
         overwrite=args.overwrite_output,
         norm_first=args.norm_first,
         discretization=args.discretization,
+        pooling=args.pooling,
     )
     count = sum(parameter.numel() for parameter in model.parameters())
     print(
@@ -25,6 +26,8 @@ def run_convert(args: argparse.Namespace) -> None:
         f"{auto_class_of(model)}.from_pretrained({str(args.target)!r})"
     )
     unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}
+    if not hasattr(model, "pooling"):
+        unrecorded.discard("pooling")
     for option in sorted(unrecorded):
         print(f"Not recorded in the source: {option}={getattr(model.config, option)!r} (--{option.replace('_', '-')})")
     suggest((command("verify", args.target), "check the files"))

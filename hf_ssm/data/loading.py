@@ -192,7 +192,7 @@ def load_sequences(
         splits = prepare(name, loaded, texts, label_column, images, targets)
     else:
         raise _unknown_source(name, path)
-    return _cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
+    return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
@@ -283,7 +283,7 @@ def _places_of(rows: Dataset) -> Windows:
     return Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
 
 
-def _cut_missing_splits(
+def cut_missing_splits(
     splits: dict[str, Dataset],
     text_columns: Sequence[str],
     label_column: str | None,

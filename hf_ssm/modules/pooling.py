@@ -9,12 +9,12 @@ __all__ = ["pool"]
 
 
 def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
-    """The last or first token, or the mean over tokens.
+    """The last or first token, or the mean or the largest value over tokens.
 
     Args:
         hidden_states: `(B, L, D)`.
         mask: `(B, L)` or `None`, true at tokens; every row has one.
-        how: `"last"`, `"first"` or `"mean"`.
+        how: `"last"`, `"first"`, `"mean"` or `"max"`, which is that of each channel by itself.
         documents: Where `hidden_states` are packed rows.
 
     Returns:
@@ -22,16 +22,16 @@ def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Docume
     """
     if documents is not None:
         return documents.by_document(documents.arrange(hidden_states), lambda batch, own: pool(batch, own, how))
+    if how == "max":
+        kept = hidden_states if mask is None else hidden_states.masked_fill(~mask.unsqueeze(-1), -torch.inf)
+        return kept.max(dim=1).values
     if mask is None:
-        if how == "mean":
-            return hidden_states.mean(dim=1)
-        return hidden_states[:, -1 if how == "last" else 0]
+        return hidden_states.mean(dim=1) if how == "mean" else hidden_states[:, -1 if how == "last" else 0]
     if how == "mean":
         # Half precision overflows for the sum and the count of a long sequence.
         precise = torch.promote_types(hidden_states.dtype, torch.float32)
         total = torch.where(mask.unsqueeze(-1), hidden_states, 0).sum(dim=1, dtype=precise)
         return (total / mask.sum(dim=1, keepdim=True)).to(hidden_states.dtype)
-    length = mask.shape[1]
-    steps = torch.arange(length, device=mask.device)
-    index = (mask.int() * (steps + 1 if how == "last" else length - steps)).argmax(dim=1)
+    steps = torch.arange(mask.shape[1], device=mask.device)
+    index = (mask.int() * (steps + 1 if how == "last" else mask.shape[1] - steps)).argmax(dim=1)
     return hidden_states[torch.arange(index.shape[0], device=index.device), index]

@@ -16,6 +16,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForTo
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.views.selection import VIEWS
+from hf_ssm.modules.pooling import pool
 from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
@@ -93,6 +94,9 @@ class SequenceSharing:
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
         """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+        if how == "max":
+            # Unlike the others, it is no weighted sum of the positions.
+            return pool(self.join(hidden_states), mask, how, documents)
         batch, length = hidden_states.shape[0], self.length
         if documents is None:
             numbers = torch.arange(batch, device=hidden_states.device).unsqueeze(1).expand(batch, length)

@@ -20,7 +20,10 @@ ENTRIES = frozenset(
     for page in DOCS.glob("reference/**/*.md")
     for entry in re.findall(r"^::: (hf_ssm[\w.]*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 )
-PUBLIC = ("data", "hub", "inference", "metrics", "parallel", "plotting", "probes", "tokenization", "training", "tuning")
+PUBLIC = (
+    *("data", "hub", "inference", "metrics", "parallel", "plotting", "probes", "suites", "tokenization", "training"),
+    "tuning",
+)
 # All of their modules are public.
 WHOLE = ("analysis", "theory")
 OPERATIONS = ("conv_ssm", "linear_scan", "long_conv", "selective_scan", "short_conv", "ssd")

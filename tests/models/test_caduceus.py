@@ -477,6 +477,27 @@ def test_new_head_and_conjoined_scores(tmp_path: Path) -> None:
     torch.testing.assert_close(model.train()(ids).logits, reference.logits(ids), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("rcps", [True, False])
+def test_classifier_of_the_largest_values(rcps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`pooling_strategy="max"`, an argument of the authors' class that the files do not record."""
+    reference = Reference("CaduceusForSequenceClassification", rcps=rcps)
+    source, target = reference.save(tmp_path / "source"), tmp_path / "target"
+    assert run_cli(["convert", str(source), str(target), "--pooling", "max"]) == 0
+    assert "pooling='max' (--pooling)" in capsys.readouterr().out
+    ids = torch.randint(7, 12, (2, 7))
+    hidden, size = reference.hidden(ids), reference.size
+    strands = [hidden[..., :size], rc(hidden[..., size:])] if rcps else [hidden]
+    largest = [torch.stack([row.T.max(1).values for row in strand]) for strand in strands]
+    expected = sum(values @ reference.tensors["score.weight"].T for values in largest) / len(strands)
+    for model in (
+        SelectiveSSMForSequenceClassification.from_pretrained(target, dtype=torch.float64),
+        SelectiveSSMForSequenceClassification.from_pretrained(source, pooling="max", dtype=torch.float64),
+    ):
+        torch.testing.assert_close(model.eval()(ids).logits, expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="must be 'mean' or 'max', got 'first'"):
+        convert_checkpoint(source, tmp_path / "other", pooling="first")
+
+
 def test_no_code_of_the_folder_runs(tmp_path: Path) -> None:
     source = Reference().save(tmp_path / "source")
     for name in ("modeling_caduceus", "configuration_caduceus", "tokenization_caduceus"):

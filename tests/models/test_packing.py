@@ -190,7 +190,7 @@ def test_losses(make_model, family: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+@pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
 @pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_one_label_for_each_document(make_model, family: str, pooling: str) -> None:
     model, packed = make_model(family, "ForSequenceClassification", pooling=pooling, num_labels=3), Packed(LAYOUTS[0])

@@ -73,7 +73,7 @@ def test_padding_for_every_filter(make_model, family: str, flags: dict, bidirect
     check_padding(make_model(family, head, bidirectional=bidirectional, **flags), head)
 
 
-@pytest.mark.parametrize("pooling", ["last", "first", "mean"])
+@pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForSignalRegression"])
 def test_padding_for_every_pooling(make_model, head: str, pooling: str) -> None:
     check_padding(make_model("S4", head, pooling=pooling, bidirectional=True), head)

@@ -93,7 +93,7 @@ def test_reverse_complement_in_reverse_complement_out(make_model, family, flags,
             assert_equal(other, turned(own, rows.order).flip(-1), rows.counted)
         one, two = (tokens(ids, **rows.arguments).logits for ids in (rows.ids, rows.other))
         assert_equal(two, turned(one, rows.order), rows.counted)
-        for pooling in ("mean", "last", "first"):
+        for pooling in ("mean", "max", "last", "first"):
             rows_of.config.pooling = pooling
             one, two = (rows_of(ids, **rows.arguments).logits for ids in (rows.ids, rows.other))
             assert_equal(two, one)

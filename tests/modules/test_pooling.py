@@ -5,7 +5,12 @@ import torch
 
 from hf_ssm.modules.pooling import pool
 
-ALONE = {"last": lambda row: row[-1], "first": lambda row: row[0], "mean": lambda row: row.sum(0) / len(row)}
+ALONE = {
+    "last": lambda row: row[-1],
+    "first": lambda row: row[0],
+    "mean": lambda row: row.sum(0) / len(row),
+    "max": lambda row: torch.stack([max(channel) for channel in row.T]),
+}
 
 
 @pytest.mark.parametrize("how", ALONE)

@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mamba-2, two-sided": ("SSD", "ForSequenceClassification", {"bidirectional": True, "pooling": "first"}),
     "S4D, signals": ("S4", "ForSignalRegression", {"num_labels": 2, "vocab_size": 4}),
     "Mamba, pairs": ("SelectiveSSM", "ForSequencePairClassification", {"pooling": "mean"}),
+    "S4D, largest": ("S4", "ForSequenceClassification", {"pooling": "max"}),
     "S4D, conjoined": ("S4", "ForSequenceClassification", {"rc_conjoin": "always", "bidirectional": True}),
     "ConvS5": ("ConvS5", "ForVideoPrediction", {}),
     "ConvS5, filter": ("ConvS5", "ForVideoPrediction", {"sobolev_order": 0.4}),

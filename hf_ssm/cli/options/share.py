@@ -19,6 +19,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     add("--norm-first", action="store_true", default=None, help=norm_first)
     rule = "rule of its training (default: that of the version that wrote the file)"
     add("--discretization", choices=("zoh", "bilinear"), help=rule)
+    add = parser.add_argument_group("a fact that files of Caduceus do not contain").add_argument
+    add("--pooling", choices=("mean", "max"), help="pooling_strategy of a classifier (default: mean)")
 
 
 def add_compress(parser: argparse.ArgumentParser) -> None:

@@ -94,7 +94,7 @@ class SSMConfig(PreTrainedConfig):
             `None`: the model reads token ids (the signal regression head then takes 1 channel).
         bidirectional (`bool`, *optional*): Two-sided convolutions. `None`: two-sided under the masked-LM
             head, causal elsewhere.
-        pooling (`str`, *optional*): `"last"`, `"mean"` or `"first"` over the tokens the mask keeps. `None`:
+        pooling (`str`, *optional*): `"last"`, `"mean"`, `"max"` or `"first"` over the tokens the mask keeps. `None`:
             mean for sequence classification, no pooling for signal regression.
         norm_type (`str`, defaults to `"layer"`): `"layer"`, `"rms"`, `"batch"` over the tokens the mask keeps, or
             `"none"`.
@@ -168,7 +168,7 @@ class SSMConfig(PreTrainedConfig):
         "discretization": ("zoh", "bilinear"),
         "init": ("legs", "lin", "inv", "real"),
         "norm_type": ("layer", "batch", "rms", "none"),
-        "pooling": ("last", "mean", "first", None),
+        "pooling": ("last", "mean", "max", "first", None),
         "problem_type": (None, "regression", "single_label_classification", "multi_label_classification"),
         "rc_conjoin": ("none", "eval", "always"),
         "sobolev_frequency": ("normalized", "radian", "bilinear"),

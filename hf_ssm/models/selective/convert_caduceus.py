@@ -126,6 +126,7 @@ class CaduceusConverter(CheckpointConverter):
 
     name = "Caduceus"
     model_type = "caduceus"
+    options = ("pooling",)
     heads = {
         "CaduceusForMaskedLM": SelectiveSSMForMaskedLM,
         "CaduceusForSequenceClassification": SelectiveSSMForSequenceClassification,
@@ -133,12 +134,21 @@ class CaduceusConverter(CheckpointConverter):
     }
     backbone_class = SelectiveSSMModel
 
-    def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> PreTrainedModel:
+    def convert(
+        self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], *, pooling: str = "mean", **unused: Any
+    ) -> PreTrainedModel:
         """As in the base class; the head is that of the tensors (published files say `Caduceus` for language models).
+
+        Args:
+            state_dict: The tensors.
+            config: Content of the `config.json`.
+            pooling: `"mean"` or `"max"`, the `pooling_strategy` of a classifier, which its files do not record.
 
         Raises:
             ValueError: Also if a tensor contradicts the configuration; the message names the tensor and the field.
         """
+        if pooling not in ("mean", "max"):
+            raise ValueError(f"`pooling` of a Caduceus classifier must be 'mean' or 'max', got {pooling!r}")
         architectures = config.get("architectures") or [next(iter(self.heads))]
         if any(name.startswith("score.") for name in state_dict):
             architectures = ["CaduceusForSequenceClassification"]
@@ -146,7 +156,8 @@ class CaduceusConverter(CheckpointConverter):
             architectures == ["Caduceus"] and any(name.startswith("caduceus.") for name in state_dict)
         ):
             architectures = ["CaduceusForMaskedLM"]
-        model: Any = super().convert(state_dict, {**config, "architectures": architectures}, **options)
+        model: Any = super().convert(state_dict, {**config, "architectures": architectures})
+        model.config.pooling = pooling
         weights = self.convert_weights(state_dict, config, model.config)
         stored, count = (sum(t.numel() for t in part) for part in (weights.values(), model.parameters()))
         if stored != count:
