@@ -136,8 +136,8 @@ def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, 
     assert run(*command, whole) == 0
     add, computed = parts.Parts.add, []
 
-    def add_and_stop(self, table):
-        add(self, table)
+    def add_and_stop(self, number, table):
+        add(self, number, table)
         computed.append(table.num_rows)
         raise KeyboardInterrupt
 
