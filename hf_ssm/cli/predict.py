@@ -1,6 +1,7 @@
 """`hf-ssm predict`."""
 
 import argparse
+from itertools import chain
 
 import pyarrow as pa
 from transformers.utils import logging
@@ -8,6 +9,7 @@ from transformers.utils import logging
 from hf_ssm.cli.checkpoints import warn_of_chance
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, model_words, reader_of, sequence_column
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.parts import write_in_parts
 from hf_ssm.inference.predict import Predictor, Unit, letters_of
 
@@ -24,6 +26,10 @@ def run_predict(args: argparse.Namespace) -> None:
         warn_of_chance(args.checkpoint, model.tokenizer)
     # Before anything is computed, all of the input is read once: errors come early.
     total = predictor.survey(records())
+    if args.estimate:
+        units = chain.from_iterable(predictor.groups(records()))
+        print(estimate(units, lambda units: predictor.table_of_groups([units]), total, "letters", size=letters_of))
+        return
     with logging.tqdm(total=total, unit="letter", unit_scale=True) as progress:
 
         def count(groups: list[list[Unit]]) -> None:

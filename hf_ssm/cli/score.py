@@ -28,6 +28,7 @@ from hf_ssm.cli.sequences import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.variants import Variant, read_variants
+from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
@@ -44,6 +45,9 @@ _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 _METRICS = ".metrics.json"
 # Variants of a part of the output.
 _PART = 64
+
+# Bases of a region that are timed at once.
+_PIECE = 32
 
 Region = tuple[str, int, int]
 
@@ -79,7 +83,7 @@ def run_score(args: argparse.Namespace) -> None:
             _saturate(args, model, genome, regions, settings)
         else:
             _score(args, model, genome, settings)
-            if args.genome is not None:
+            if args.genome is not None and not args.estimate:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
@@ -92,6 +96,9 @@ def _score(args: argparse.Namespace, model: SequenceModel, genome: Genome | None
     scorer = VariantScorer(model, genome, horizon=args.horizon, **_options(args))
     info = [name for name in (args.label_column, args.by) if name not in (None, *_VCF_COLUMNS)]
     total = _checked(args, scorer, read_variants(args.variants, info))
+    if args.estimate:
+        print(estimate(read_variants(args.variants, info), scorer.table, total, "variants"))
+        return
     variants = with_progress(read_variants(args.variants, info), "variants", total)
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
@@ -182,8 +189,22 @@ def _saturate(
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
+    if args.estimate:
+        pieces = (
+            (contig, start, min(start + _PIECE, last))
+            for contig, first, last in regions
+            for start in range(first, last, _PIECE)
+        )
+        total = sum(map(_bases, regions))
+        print(estimate(pieces, lambda some: [compute([piece]) for piece in some], total, "bases", size=_bases))
+        return
     with_bar = with_progress(regions, "regions", len(regions))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+
+
+def _bases(region: Region) -> int:
+    _, first, last = region
+    return last - first
 
 
 def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:

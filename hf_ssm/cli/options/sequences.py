@@ -9,11 +9,20 @@ INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
 POOLINGS = ("mean", "last", "token")
 SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
+DTYPES = ("auto", "float32", "bfloat16", "float64")
 SCORE_WINDOW = 1024
 """Bases of a window around a variant, by default."""
 SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
 KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """How the model is run."""
+    add = parser.add_argument_group("run").add_argument
+    dtype = "precision of the weights (default: auto, that of CHECKPOINT); bfloat16 is faster on GPUs"
+    add("--dtype", choices=DTYPES, default="auto", help=dtype)
+    add("--estimate", action="store_true", help="time a few sequences, print the expected time, and write nothing")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +42,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     add("--stride", metavar="S", type=int, help="letters from one window to the next (default: W)")
     add("--aggregate", choices=AGGREGATIONS, help="one row per sequence: mean or maximum of its windows")
     add("--both-strands", action="store_true", help="average the sequence and its reverse complement")
+    _add_run(parser)
     add_table_options(parser, "csv, tsv or parquet")
 
 
@@ -49,6 +59,7 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     labels = "cross-validated logistic regression on the embeddings; a column of INPUT, or a table with name and label"
     add("--linear-probe", metavar="LABELS", help=labels)
     add("--folds", metavar="N", type=int, default=5, help="folds of --linear-probe (default: %(default)s)")
+    _add_run(parser)
     add_table_options(parser, "parquet or safetensors")
 
 
@@ -72,4 +83,5 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
     add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
+    _add_run(parser)
     add_table_options(parser, "csv, tsv or parquet")
