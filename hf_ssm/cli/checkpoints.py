@@ -100,10 +100,11 @@ def load_model(checkpoint: str, config: Any, **options: Any) -> PreTrainedModel:
     missing = sorted(info["missing_keys"])
     if missing:
         raise ValueError(f"{checkpoint!r} is not a complete {name}: it lacks {', '.join(missing[:3])}")
-    return on_accelerator(model)
+    placed: PreTrainedModel = on_accelerator(model)
+    return placed
 
 
-def on_accelerator(model: PreTrainedModel) -> PreTrainedModel:
+def on_accelerator(model: Any) -> Any:
     """The model on the accelerator, if there is one."""
     # Moments are computed in float64, which MPS does not support.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -67,8 +67,8 @@ def write_in_parts(
 ) -> None:
     """Write the table of all items to a file; a call with the same arguments continues after an interruption.
 
-    The processes of `accelerate launch` or `torchrun` all call this with the same arguments: each computes a share of the
-    parts that are missing, and the first one joins them. The output does not depend on the number of processes.
+    The processes of `accelerate launch` or `torchrun` all call this with the same arguments: each computes a share of
+    the parts that are missing, and the first one joins them. The output does not depend on the number of processes.
 
     Args:
         output: The file; its suffix, one of `TABLE_OUTPUTS`, determines the format.

@@ -7,7 +7,7 @@ from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column,
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
-POOLINGS = ("mean", "last", "token")
+POOLINGS = ("mean", "max", "first", "last", "center", "token")
 SCORES = ("llr", "next_token", "masked_log_odds", "embedding_distance")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
 SCORE_WINDOW = 1024
@@ -50,17 +50,18 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     _add_input(parser)
     add = parser.add_argument_group("embedding").add_argument
-    layers = "0: the embedding, -1: the last (default)"
-    add("--layers", metavar="N", type=int, nargs="+", default=[-1], help=layers)
-    add("--pooling", choices=POOLINGS, default="mean", help="mean of the tokens (default), the last, or each token")
+    layers = "0: the embedding, -1: the last (default); all, last, middle; or names of modules"
+    add("--layers", metavar="LAYER", nargs="+", default=["-1"], help=layers)
+    add("--pooling", choices=POOLINGS, default="mean", help="of the tokens (default: mean); token: a row for each")
     add("--both-strands", action="store_true", help="average over the DNA sequence and its reverse complement")
-    add("--window", metavar="LETTERS", type=int, help="cut each sequence into windows, one row each")
+    window = f"cut each sequence into windows, one row each; around variants the window (default: {SCORE_WINDOW})"
+    add("--window", metavar="LETTERS", type=int, help=window)
     add("--stride", metavar="LETTERS", type=int, help="from the start of a window to the next (default: --window)")
     labels = "cross-validated logistic regression on the embeddings; a column of INPUT, or a table with name and label"
     add("--linear-probe", metavar="LABELS", help=labels)
     add("--folds", metavar="N", type=int, default=5, help="folds of --linear-probe (default: %(default)s)")
     _add_run(parser)
-    add_table_options(parser, "parquet or safetensors")
+    add_table_options(parser, "parquet, safetensors, npz or h5ad")
 
 
 def add_score(parser: argparse.ArgumentParser) -> None:
