@@ -32,14 +32,12 @@ class Workers:
         rank: Number of this process, from 0.
         count: Number of processes.
         group: Their process group of `torch.distributed`, which exchanges objects; `None` for a single process.
-
-    Attributes:
-        has_ended: Whether an error of a process has ended the work; nothing is exchanged after that.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, group: Any = None):
         self.rank, self.count, self._group = rank, count, group
-        self.has_ended = False
+        # The error of this process that the others know.
+        self._exchanged: BaseException | None = None
 
     def agree(self, value: Any = None, error: Exception | None = None) -> list[Any]:
         """The values of all processes, once all of them have called this.
@@ -52,7 +50,7 @@ class Workers:
             Exception: `error`, in the first process that has failed.
             SystemExit: Another process has failed and reports it.
         """
-        if self.count == 1 or self.has_ended:
+        if self.count == 1:
             return [value] if error is None else self._end(error)
         answers: list[Any] = [None] * self.count
         dist.all_gather_object(answers, (error is not None, value), group=self._group)
@@ -62,7 +60,7 @@ class Workers:
         return [answer for _, answer in answers]
 
     def _end(self, error: BaseException) -> NoReturn:
-        self.has_ended = True
+        self._exchanged = error
         raise error
 
     @contextmanager
@@ -76,9 +74,16 @@ class Workers:
         try:
             yield
         except Exception as caught:
+            if self._is_exchanged(caught):
+                raise
             error = caught
             on_error()
         self.agree(error=error)
+
+    def _is_exchanged(self, error: BaseException | None) -> bool:
+        while error is not None and error is not self._exchanged:
+            error = error.__cause__ or error.__context__
+        return error is not None
 
     def by_first(self, function: Callable[[], T]) -> T:
         """The result of a function that the first process calls; its error is that of all."""
