@@ -49,7 +49,8 @@ def embed_variants(
             `hf_ssm.data.variants.read_variants(path)`.
         genome: The reference, `hf_ssm.data.genome.Genome(path)`; not needed for sequences.
         layers: As for `embed`.
-        pooling: As for `embed`, but not "token". The "center" is the first letter at which both windows differ.
+        pooling: As for `embed`, but not "token". The "center" is the first letter, in either case, at which both
+            windows differ.
         both_strands: Average the vectors of both strands, on which the windows begin with the bases of the other side.
         window: Bases of a window, default 1024, half of them before the variant. Both windows of a variant have one
             length, also for insertions and deletions.
@@ -174,7 +175,7 @@ class VariantEmbedder:
         ]
         of_pairs = [first or second for first, second in zip(faults[::2], faults[1::2], strict=True)]
         chosen = [row for row in range(len(records)) if not of_pairs[row // 2]]
-        letters = [record.sequence for record in records]
+        letters = [record.sequence.upper() for record in records]
         centers = [_first_difference(letters[row - row % 2 :][:2]) for row in chosen]
         vectors = np.full((len(records), len(self._embedder.names), self._embedder.width), np.nan)
         if chosen:
@@ -188,6 +189,6 @@ def _where(variant: Variant) -> str:
 
 
 def _first_difference(pair: Sequence[str]) -> int:
-    """The first letter at which two windows differ; for equal ones the one in the middle."""
+    """The first letter at which two windows differ, for equal ones that in the middle."""
     differing = (number for number, letters in enumerate(zip(*pair, strict=True)) if letters[0] != letters[1])
     return next(differing, len(pair[0]) // 2)
