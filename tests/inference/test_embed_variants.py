@@ -101,7 +101,9 @@ def test_vectors_are_those_of_a_plain_loop(tmp_path, name, pooling, layer, stran
     rows = calls(contigs)
     path = tmp_path / "genome.fa"
     path.write_text("".join(f">{contig}\n{text}\n" for contig, text in contigs.items()))
-    variants = [dict(zip(("chrom", "pos", "ref", "alt"), (c, at + 1, *alleles), strict=True)) for c, at, *alleles in rows]
+    variants = [
+        dict(zip(("chrom", "pos", "ref", "alt"), (c, at + 1, *alleles), strict=True)) for c, at, *alleles in rows
+    ]
     with Genome(path) as reference:
         options = {"layers": layer, "pooling": pooling, "both_strands": strands == 2, "window": WINDOW}
         table = hf_ssm.embed_variants(model, TOKENIZER, variants, reference, **options)
@@ -128,12 +130,16 @@ def test_rows_stay_aligned_with_a_vcf_file(tmp_path):
     (tmp_path / "genome.fa").write_text("".join(f">{contig}\n{text}\n" for contig, text in contigs.items()))
     ref = contigs["two"][19].upper()
     others = sorted({*"ACGT"} - {ref})
-    header = "##fileformat=VCFv4.2\n##contig=<ID=two>\n##contig=<ID=gone>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    header = (
+        "##fileformat=VCFv4.2\n##contig=<ID=two>\n##contig=<ID=gone>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    )
     lines = [f"two\t20\trs1\t{ref}\t{others[0]},{others[1]},<DEL>\t.\t.\t.", "gone\t7\t.\tA\tC\t.\t.\t."]
     (tmp_path / "v.vcf").write_text(header + "\n".join(lines) + "\n")
     with Genome(tmp_path / "genome.fa") as reference:
         variants = read_variants(tmp_path / "v.vcf")
-        table = hf_ssm.embed_variants(build("S4"), TOKENIZER, variants, reference, layers=["middle", "last"], window=WINDOW)
+        table = hf_ssm.embed_variants(
+            build("S4"), TOKENIZER, variants, reference, layers=["middle", "last"], window=WINDOW
+        )
     assert table["alt"][:] == [others[0], others[1], "<DEL>", "C"]
     names = [f"embedding_{layer}_{allele}" for layer in (1, 2) for allele in ("ref", "alt", "delta")]
     assert table.column_names == ["chrom", "pos", "id", "ref", "alt", *names, "reason"]
@@ -160,4 +166,3 @@ def test_pairs_of_sequences_and_bad_arguments():
         hf_ssm.embed_variants(model, TOKENIZER, [{"chrom": "one", "pos": 1, "ref": "A", "alt": "C"}])
     with pytest.raises(ValueError, match="a column 'reason', as the table of embeddings has"):
         hf_ssm.embed_variants(model, TOKENIZER, [{**pairs[0], "reason": ""}])
-
