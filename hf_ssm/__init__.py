@@ -26,6 +26,7 @@ _LAZY = {
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
     "embed": "hf_ssm.inference",
+    "embed_variants": "hf_ssm.inference",
     "log_likelihoods": "hf_ssm.inference",
     "predict": "hf_ssm.inference",
     "rescale_init_": "hf_ssm.training",

@@ -115,6 +115,104 @@ def test_parquet_and_safetensors(checkpoints, fasta, tmp_path, name, choice):
     check_tensors(tensor_file, table.drop_columns(columns), found.astype(np.float32))
 
 
+@pytest.mark.parametrize("choice", ["mean", "layers", "windows of tokens"])
+@pytest.mark.usefixtures("small_parts")
+def test_numpy_and_anndata(checkpoints, tmp_path, choice):
+    """The arrays of both are the columns of the parquet file, also where cells of the input are missing."""
+    anndata = pytest.importorskip("anndata", reason="anndata is not installed")
+    source = tmp_path / "in.csv"
+    cells = ["a,1,x", ",2,y", "a,,z", "b,4,x", "b,5,", "c,6,x", ",7,w"]
+    lines = [f"{text},{row}" for text, row in zip(TEXTS, cells, strict=True)]
+    source.write_text("sequence,group,count,code\n" + "\n".join(lines) + "\n")
+    options = CHOICES[choice][0]
+    files = {suffix: tmp_path / f"out{suffix}" for suffix in (".parquet", ".npz", ".h5ad")}
+    for file in files.values():
+        assert run(checkpoints["ours"], source, "--output", file, *options) == 0
+    table = pa.parquet.read_table(files[".parquet"])
+    names = [name for name in table.column_names if name.startswith("embedding")]
+    arrays = np.load(files[".npz"])
+    data = anndata.read_h5ad(files[".h5ad"])
+    assert sorted(arrays) == sorted([*table.column_names, "facts"])
+    assert list(data.obs) == [name for name in table.column_names if name not in names]
+    assert (data.X is None) == (len(names) > 1) and len(data.obs_names) == table.num_rows
+    for name in table.column_names:
+        expected = table[name].to_pylist()
+        stored = (data.X if len(names) == 1 else data.obsm[name]) if name in names else None
+        if stored is not None:
+            np.testing.assert_array_equal(arrays[name], np.array(expected, np.float32))
+            np.testing.assert_array_equal(stored, np.array(expected, np.float32))
+            continue
+        column = [None if value != value else value for value in data.obs[name].tolist()]
+        assert column == expected, name
+        if arrays[name].dtype.kind == "U":
+            assert arrays[name].tolist() == ["" if value is None else value for value in expected], name
+        else:
+            np.testing.assert_array_equal(arrays[name], np.array(expected, arrays[name].dtype))
+    facts = json.loads(str(arrays["facts"]))
+    assert facts["model"] == "ours" and facts["pooling"] == CHOICES[choice][1].get("pooling", "mean")
+    assert data.uns["pooling"] == facts["pooling"] and list(data.uns["layers"]) == facts["layers"]
+
+
+VCF = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+
+
+def test_variants(checkpoints, tmp_path, capsys):
+    pytest.importorskip("pysam", reason="pysam is not installed")
+    genome, vcf, table = tmp_path / "g.fa", tmp_path / "v.vcf", tmp_path / "v.csv"
+    genome.write_text(">c\nACGTTGCATCGAggcttaACGTACGT\n")
+    vcf.write_text(VCF + "c\t5\t.\tT\tG,<INS>\t.\t.\t.\nc\t9\t.\tTC\tT\t.\t.\t.\n")
+    table.write_text("chrom,pos,ref,alt\nc,5,T,G\nc,5,T,<INS>\nc,9,TC,T\n")
+    options = ("--genome", genome, "--window", 12, "--pooling", "center", "--both-strands")
+    for source, name in ((vcf, "a.parquet"), (table, "b.safetensors")):
+        assert run(checkpoints["ours"], source, *options, "--output", tmp_path / name) == 0
+        assert "holds 3 alleles, 2 of them with hidden states" in capsys.readouterr().out
+    found = pa.parquet.read_table(tmp_path / "a.parquet")
+    model = hf_ssm.S4ForSequenceClassification.from_pretrained(checkpoints["ours"])
+    rows = [{"chrom": "c", "pos": 5, "ref": "T", "alt": "G"}, {"chrom": "c", "pos": 9, "ref": "TC", "alt": "T"}]
+    with hf_ssm.data.genome.Genome(genome) as reference:
+        expected = hf_ssm.embed_variants(
+            model, build_dna_tokenizer(), rows, reference, window=12, pooling="center", both_strands=True
+        )
+    vectors = [name for name in found.column_names if name.startswith("embedding")]
+    assert found["reason"].to_pylist() == ["", "symbolic allele <INS>", ""]
+    with safe_open(tmp_path / "b.safetensors", "np") as file:
+        tensors, names = file.get_tensor("embeddings"), json.loads(file.metadata()["names"])
+    assert names == vectors == ["embedding_ref", "embedding_alt", "embedding_delta"]
+    for number, name in enumerate(vectors):
+        values = np.array(found[name].to_pylist())
+        np.testing.assert_allclose(values[[0, 2]], np.array(expected[name][:]), rtol=1e-6, atol=1e-7)
+        assert np.isnan(values[1]).all()
+        np.testing.assert_array_equal(tensors[:, number], values.astype(np.float32))
+    output = tmp_path / "o.parquet"
+    for more, message in (
+        (["--stride", 3], "--stride is for sequences, and v.vcf holds variants"),
+        (["--linear-probe", "x"], "--linear-probe is for sequences"),
+        (["--pooling", "token"], "alleles may differ in their tokens"),
+    ):
+        assert message in error_of(capsys, checkpoints["ours"], vcf, *options, "--output", output, *more)
+    assert "give `genome` (--genome FASTA)" in error_of(capsys, checkpoints["ours"], vcf, "--output", output)
+    assert not output.exists()
+
+
+def test_precision_and_estimate(checkpoints, fasta, tmp_path, capsys):
+    """--dtype is that of the weights; --estimate writes nothing."""
+    values = {}
+    for dtype in ("auto", "float32", "bfloat16", "float64"):
+        output = tmp_path / f"{dtype}.parquet"
+        assert run(checkpoints["llama"], fasta, "--output", output, "--dtype", dtype) == 0
+        column = pa.parquet.read_table(output)["embedding"]
+        assert column.type.value_type == (pa.float64() if dtype == "float64" else pa.float32())
+        values[dtype] = np.array(column.to_pylist())
+    np.testing.assert_array_equal(values["auto"], values["float32"])
+    np.testing.assert_allclose(values["float32"], values["float64"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(values["bfloat16"], values["float64"], rtol=0.1, atol=0.02)
+    assert np.abs(values["bfloat16"] - values["float32"]).max() > 1e-4
+    capsys.readouterr()
+    assert run(checkpoints["ours"], fasta, "--output", tmp_path / "none.parquet", "--estimate") == 0
+    assert "letters per second, timed on" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*none*"))
+
+
 def check_tensors(path: Path, others: pa.Table, embeddings: np.ndarray) -> None:
     with safe_open(path, "np") as file:
         np.testing.assert_array_equal(file.get_tensor("embeddings"), embeddings)
@@ -128,16 +226,18 @@ def check_tensors(path: Path, others: pa.Table, embeddings: np.ndarray) -> None:
         assert repeated == others.drop_columns(["token_start", "token_end"]).to_pydict()
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors", ".npz", ".h5ad"])
 @pytest.mark.usefixtures("small_parts")
 def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, capsys, suffix):
+    if suffix == ".h5ad":
+        pytest.importorskip("anndata", reason="anndata is not installed")
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
     command = (checkpoints["ours"], fasta, "--layers", 0, 1, "--output")
     assert run(*command, whole) == 0
     add, computed = parts.Parts.add, []
 
-    def add_and_stop(self, table):
-        add(self, table)
+    def add_and_stop(self, number, table):
+        add(self, number, table)
         computed.append(table.num_rows)
         raise KeyboardInterrupt
 
@@ -274,7 +374,7 @@ def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsy
 
 def test_bad_input(checkpoints, fasta, tmp_path, capsys):
     output = tmp_path / "out.parquet"
-    assert "suffix must be one of .parquet, .safetensors" in error_of(
+    assert "suffix must be one of .parquet, .safetensors, .npz, .h5ad" in error_of(
         capsys, checkpoints["ours"], fasta, "--output", tmp_path / "out.csv"
     )
     for options, message in (

@@ -7,7 +7,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from hf_ssm import __version__
@@ -30,6 +31,8 @@ _WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
 
 # Commands that share their work among the processes of a launcher.
 _WORK_IN_PROCESSES = ("demo", "probe", "train")
+# Those that share it by `hf_ssm.inference.sharing`.
+_WORK_IN_PARTS = ("embed", "predict", "score")
 
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
@@ -43,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
     entry = COMMANDS[args.command]
     try:
-        _check_processes(args.command)
-        _check_output(args)
-        module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
-        getattr(module, f"run_{args.command}")(args)
+        with _processes(args.command):
+            _check_output(args)
+            module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
+            getattr(module, f"run_{args.command}")(args)
     except KeyboardInterrupt:
         continuation = entry.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
@@ -73,14 +76,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_processes(name: str) -> None:
-    """Raise `ValueError` for several processes, each of which would do all of the work and write the same files."""
+@contextmanager
+def _processes(name: str) -> Iterator[None]:
+    """Where a launcher has started several processes: the first one prints, and they end together.
+
+    Raises:
+        ValueError: The command does not share its work. Each process would do all of it and write the same files.
+    """
     started = os.environ.get("WORLD_SIZE", "")
-    if name not in _WORK_IN_PROCESSES and started.isdecimal() and int(started) > 1:
+    if not started.isdecimal() or int(started) < 2 or name in _WORK_IN_PROCESSES:
+        yield
+        return
+    if name not in _WORK_IN_PARTS:
         raise ValueError(
             f"hf-ssm {name} runs in one process, but a launcher has started WORLD_SIZE={started}: call it without "
             "torchrun or accelerate launch"
         )
+    from hf_ssm.inference.sharing import launched_workers
+
+    workers = launched_workers()
+    with ExitStack() as stack:
+        if workers.rank > 0:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        with workers.together():
+            yield
 
 
 def _check_output(args: argparse.Namespace) -> None:

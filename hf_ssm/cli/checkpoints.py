@@ -84,16 +84,28 @@ def load_config(checkpoint: str) -> Any:
     return read_config(checkpoint)
 
 
-def load_model(checkpoint: str, config: Any) -> PreTrainedModel:
-    """The model with its own head, on the accelerator if there is one; a `ValueError` for damaged weights."""
+def load_model(checkpoint: str, config: Any, **options: Any) -> PreTrainedModel:
+    """The model with its own head, on the accelerator if there is one; a `ValueError` for damaged weights.
+
+    Args:
+        checkpoint: Folder or Hub id.
+        config: Its configuration.
+        **options: Of `from_pretrained`, such as `dtype`.
+    """
     name = (config.architectures or [f"{type(config).__name__.removesuffix('Config')}Model"])[0]
     if name not in hf_ssm.__all__:
         raise ValueError(f"{checkpoint!r} holds a {name}, which hf_ssm does not have")
     with reading(f"the weights of {checkpoint!r}"):
-        model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True)
+        model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
     if missing:
         raise ValueError(f"{checkpoint!r} is not a complete {name}: it lacks {', '.join(missing[:3])}")
+    placed: PreTrainedModel = on_accelerator(model)
+    return placed
+
+
+def on_accelerator(model: Any) -> Any:
+    """The model on the accelerator, if there is one."""
     # Moments are computed in float64, which MPS does not support.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return model.to(accelerator) if accelerator is not None and accelerator.type != "mps" else model

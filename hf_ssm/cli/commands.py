@@ -101,12 +101,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "embed": Command(
         "sequences",
-        "hidden states of sequences as a table",
-        "Hidden states of sequences as a table: of chosen layers, pooled or per token, averaged over both strands, for "
-        "models of hf_ssm and transformers. With --linear-probe, the scores of a linear classifier on them.",
+        "hidden states of sequences or alleles as a table",
+        "Hidden states of sequences, or of both alleles of variants, as a table, tensors, NumPy arrays or AnnData: of "
+        "chosen layers, pooled or per token, averaged over both strands, for models of hf_ssm and transformers. With "
+        "--linear-probe, the scores of a linear classifier on them.",
         (
             "hf-ssm embed runs/mine sequences.fa --output embeddings.parquet",
             "hf-ssm embed runs/mine my.csv --output embeddings.parquet --layers 0 1 2 --linear-probe label",
+            "hf-ssm embed runs/lm variants.vcf --genome hg38.fa --output alleles.h5ad --layers middle --pooling center",
         ),
         _SAME,
     ),

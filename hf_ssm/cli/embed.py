@@ -2,44 +2,125 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 
-from hf_ssm.cli.checkpoints import check_positive
-from hf_ssm.cli.sequences import load_sequence_model, reader_of, sequence_column, stored_data, with_progress
+from hf_ssm.cli.checkpoints import check_positive, public_name
+from hf_ssm.cli.options.sequences import SCORE_WINDOW
+from hf_ssm.cli.sequences import (
+    checkpoint_facts,
+    keeps_case,
+    load_sequence_model,
+    reader_of,
+    sequence_column,
+    stored_data,
+    with_progress,
+)
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import usual_column
 from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import read_records, table_columns
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.variants import read_variants
 from hf_ssm.hub.committing import is_weights
+from hf_ssm.inference.array_files import import_anndata, write_h5ad, write_npz
 from hf_ssm.inference.embed import Embedder
+from hf_ssm.inference.embed_variants import VariantEmbedder
+from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.linear_probe import check_labels, linear_probe, probe_table
 from hf_ssm.inference.model import UnknownLetters
-from hf_ssm.inference.parts import join_table, write_in_parts
+from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.inference.tensor_file import write_tensor_file
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.utils.files import check_not_input, write_text_atomically
 
-_OUTPUTS = (".parquet", ".safetensors")
+_OUTPUTS = (".parquet", ".safetensors", ".npz", ".h5ad")
+_OPTIONS = ("layers", "pooling", "both_strands")
+_NUMBER = re.compile(r"-?\d+")
+# Columns of tables of variants, and of sequences.
+_VARIANTS, _SEQUENCES = (("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")), ("sequence", "seq", "text")
+
+Writer = Callable[[Iterator[pa.Table], Path], None]
 
 
 def run_embed(args: argparse.Namespace) -> None:
-    """`hf-ssm embed`: write the hidden states of each sequence, and the scores of a linear probe."""
+    """`hf-ssm embed`: write the hidden states of sequences or of the alleles of variants."""
     if args.output.suffix not in _OUTPUTS:
         raise ValueError(f"--output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}")
     folders = (Path(name).expanduser() for name in (args.checkpoint, args.tokenizer) if name)
     files = (path for folder in folders for path in folder.glob("*.safetensors"))
     check_not_input(args.output, *(path for path in files if is_weights(path.name)))
+    if args.output.suffix == ".h5ad":
+        import_anndata()
+    args.layers = [int(layer) if _NUMBER.fullmatch(layer) else layer for layer in args.layers]
+    if _has_variants(args):
+        _embed_variants(args)
+    else:
+        _embed_sequences(args)
+
+
+def _has_variants(args: argparse.Namespace) -> bool:
+    """Whether the input is a VCF file, or a table of variants without a column of sequences."""
+    columns = {name.lower().lstrip("#") for name in table_columns(args.input)}
+    is_table = not columns.isdisjoint(_SEQUENCES) or args.sequence_column is not None
+    return bare_suffix(args.input) == ".vcf" or (not is_table and any(map(columns.issuperset, _VARIANTS)))
+
+
+def _embed_variants(args: argparse.Namespace) -> None:
+    """A row for each allele, with the hidden states of both windows."""
+    for name, value in (("--stride", args.stride), ("--linear-probe", args.linear_probe)):
+        if value is not None:
+            raise ValueError(f"{name} is for sequences, and {args.input.name} holds variants: leave it out")
+    args.window = SCORE_WINDOW if args.window is None else args.window
+    args.keep_case = keeps_case(args)
+    options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "keep_case", "max_tokens_per_batch")}
+    with ExitStack() as stack:
+        genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
+        model = load_sequence_model(args)
+        embedder = VariantEmbedder(model.model, model.tokenizer, genome, **options)
+        total, columns = 0, set[str]()
+        for variant in read_variants(args.input):
+            if not columns.issuperset(variant.columns):
+                columns.update(variant.columns)
+                embedder.check_columns(variant.columns)
+            total += 1
+        if args.estimate:
+            print(estimate(read_variants(args.input), embedder.table, total, "variants"))
+            return
+        files = [file_facts(path) for path in (args.input, args.genome) if path is not None]
+
+        def join(tables: Iterator[pa.Table], path: Path) -> None:
+            all_tables = list(tables)
+            count = sum(pc.sum(pc.equal(table["reason"], "")).as_py() or 0 for table in all_tables)
+            print(f"{args.output} holds {total} alleles, {count} of them with hidden states.")
+            _writer(args, embedder.names)(iter(all_tables), path)
+
+        write_in_parts(
+            args.output,
+            embedder.groups(with_progress(read_variants(args.input), "variants", total)),
+            embedder.table_of_groups,
+            options | {"checkpoint": checkpoint_facts(args, model), "files": files},
+            part_size=1,
+            overwrite=args.overwrite_output,
+            join=join,
+        )
+
+
+def _embed_sequences(args: argparse.Namespace) -> None:
+    """A row for each sequence, window or token, and the scores of a linear probe."""
     column = sequence_column(args)
     labels = None if args.linear_probe is None else _read_labels(args, column)
-    names = ("layers", "pooling", "both_strands", "window", "stride", "max_tokens_per_batch")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "stride", "max_tokens_per_batch")}
     model = load_sequence_model(args)
     embedder = Embedder(model.model, model.tokenizer, **options)
     records, facts = reader_of(args, column, model)
@@ -49,6 +130,11 @@ def run_embed(args: argparse.Namespace) -> None:
     for record in records():
         unknown.add(record.sequence)
         total += 1
+    if args.estimate:
+        lengths = (len(record.sequence) for group in embedder.groups(records()) for record in group)
+        pieces = chain.from_iterable(embedder.groups(records()))
+        print(estimate(pieces, embedder.table, sum(lengths), "letters", size=lambda record: len(record.sequence)))
+        return
     write_in_parts(
         args.output,
         embedder.groups(with_progress(records(), "sequences", total)),
@@ -56,7 +142,7 @@ def run_embed(args: argparse.Namespace) -> None:
         options | facts,
         part_size=1,
         overwrite=args.overwrite_output,
-        join=_join(embedder.names, labels, args.folds, scores, args.overwrite_output),
+        join=_join(_writer(args, embedder.names), labels, args.folds, scores, args.overwrite_output),
     )
     if note := unknown.note("hidden states"):
         print(note)
@@ -73,9 +159,7 @@ def run_embed(args: argparse.Namespace) -> None:
         suggest((what, f"how well a linear classifier reads {label}, {kind}"))
 
 
-def _join(
-    names: list[str], labels: list[Any] | None, folds: int, scores: Path, overwrite: bool
-) -> Callable[[Iterator[pa.Table], Path], None]:
+def _join(write: Writer, labels: list[Any] | None, folds: int, scores: Path, overwrite: bool) -> Writer:
     """Writes the output, and before it the scores: they exist whenever the output does."""
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
@@ -89,12 +173,25 @@ def _join(
         elif overwrite:
             # Scores of the earlier embeddings.
             scores.unlink(missing_ok=True)
-        if path.suffix == ".parquet":
-            join_table(tables, path)
-        else:
-            write_tensor_file(tables, path, names)
+        write(tables, path)
 
     return join
+
+
+def _writer(args: argparse.Namespace, names: list[str]) -> Writer:
+    """Writes tables with the vectors of these names in the format of the output."""
+    facts = {"model": public_name(args.checkpoint), **{name: getattr(args, name) for name in (*_OPTIONS, "window")}}
+    facts["layers"] = [str(layer) for layer in args.layers]
+
+    def write(tables: Iterator[pa.Table], path: Path) -> None:
+        if path.suffix == ".parquet":
+            join_table(tables, path)
+        elif path.suffix == ".safetensors":
+            write_tensor_file(tables, path, names)
+        else:
+            (write_npz if path.suffix == ".npz" else write_h5ad)(tables, path, names, facts)
+
+    return write
 
 
 def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:

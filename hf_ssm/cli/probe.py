@@ -47,6 +47,7 @@ from hf_ssm.cli.probe_tables import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.tracks import import_pybigwig, write_session, write_track
+from hf_ssm.inference.estimate import duration
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
@@ -145,17 +146,11 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 def _cost(probe: MaskingProbe, examples: Sequence[Example]) -> str:
     """The cost of the chosen method, and those of the searches for comparison."""
     (method, cost), *others = probe.costs([e.ids for e in examples], [e.target for e in examples]).items()
-    rest = "; ".join(f"{name}: {other.evaluations:,}, {_duration(other.seconds)}" for name, other in others)
+    rest = "; ".join(f"{name}: {other.evaluations:,}, {duration(other.seconds)}" for name, other in others)
     return (
         f"{len(examples)} sequences by {method}: at most {cost.evaluations:,} forward passes of one sequence, roughly "
-        f"{_duration(cost.seconds)} ({rest})."
+        f"{duration(cost.seconds)} ({rest})."
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:

@@ -32,6 +32,7 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import AnnotatedVcf, is_vcf
+from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
@@ -51,6 +52,9 @@ _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 _METRICS = ".metrics.json"
 # Variants of a part of the output; of those that are read once for each token, a sixteenth.
 _PART = 64
+
+# Bases of a region that are timed at once.
+_PIECE = 32
 
 Region = tuple[str, int, int]
 
@@ -94,7 +98,8 @@ def run_score(args: argparse.Namespace) -> None:
             _saturate(args, model, genome, regions, settings, within)
         else:
             _score(args, model, genome, settings, within)
-            if args.genome is not None and (args.target is not None or model.head in ("causal", "masked")):
+            can_saturate = args.target is not None or model.head in ("causal", "masked")
+            if args.genome is not None and can_saturate and not args.estimate:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
@@ -122,6 +127,9 @@ def _score(
     total = _checked(args, scorer, read())
     if within is not None and not total:
         raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} lies in a region")
+    if args.estimate:
+        print(estimate(read(), scorer.table, total, "variants"))
+        return
     variants = with_progress(read(), "variants", total)
     write = join_table
     if is_vcf(args.output):
@@ -234,8 +242,22 @@ def _saturate(
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
     blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
+    if args.estimate:
+        pieces = (
+            (contig, start, min(start + _PIECE, last))
+            for contig, first, last in blocks
+            for start in range(first, last, _PIECE)
+        )
+        total = sum(map(_bases, blocks))
+        print(estimate(pieces, lambda some: [compute([piece]) for piece in some], total, "bases", size=_bases))
+        return
     with_bar = with_progress(blocks, "regions", len(blocks))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+
+
+def _bases(region: Region) -> int:
+    _, first, last = region
+    return last - first
 
 
 def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:

@@ -10,7 +10,14 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ssm.cli.checkpoints import check_positive, file_of, load_config, load_model, stored_settings
+from hf_ssm.cli.checkpoints import (
+    check_positive,
+    file_of,
+    load_config,
+    load_model,
+    on_accelerator,
+    stored_settings,
+)
 from hf_ssm.data.columns import usual_column
 from hf_ssm.data.records import Record, read_records, table_columns
 from hf_ssm.hub.sources import check_source
@@ -33,9 +40,9 @@ def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
     """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer."""
     check_positive(args, "max_tokens_per_batch")
     if is_own_model(args.checkpoint):
-        model: Any = load_model(args.checkpoint, load_config(args.checkpoint))
+        model: Any = load_model(args.checkpoint, load_config(args.checkpoint), **_dtype_options(args))
     else:
-        model = _load_foreign(args.checkpoint, args.trust_remote_code)
+        model = on_accelerator(_load_foreign(args))
     return SequenceModel(model.eval(), load_tokenizer(args), args.max_tokens_per_batch)
 
 
@@ -49,14 +56,21 @@ def is_own_model(checkpoint: str) -> bool:
         return PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type") in _OWN_TYPES
 
 
-def _load_foreign(checkpoint: str, trust_remote_code: bool) -> Any:
+def _dtype_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of `from_pretrained` for the precision of the weights, by default that of the checkpoint."""
+    dtype = getattr(args, "dtype", "auto")
+    return {} if dtype == "auto" else {"dtype": dtype}
+
+
+def _load_foreign(args: argparse.Namespace) -> Any:
     """A model of transformers with the head that its configuration names."""
+    checkpoint, trust_remote_code = args.checkpoint, args.trust_remote_code
     with reading(f"the model of {checkpoint!r}"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=trust_remote_code)
         architecture = (config.architectures or [""])[0]
         name = next((auto for suffix, auto in _AUTO_CLASSES.items() if architecture.endswith(suffix)), "AutoModel")
         model, info = getattr(transformers, name).from_pretrained(
-            checkpoint, trust_remote_code=trust_remote_code, output_loading_info=True
+            checkpoint, trust_remote_code=trust_remote_code, output_loading_info=True, **_dtype_options(args)
         )
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{checkpoint!r} is not a complete {architecture or name}: it lacks {', '.join(missing[:3])}")
@@ -112,6 +126,8 @@ def model_words(args: argparse.Namespace) -> list[object]:
     words: list[object] = []
     if args.tokenizer is not None:
         words += ["--tokenizer", args.tokenizer]
+    if getattr(args, "dtype", "auto") != "auto":
+        words += ["--dtype", args.dtype]
     return [*words, "--trust-remote-code"] if args.trust_remote_code else words
 
 
@@ -135,7 +151,8 @@ def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any
     """What identifies the model and the tokenizer of a command that continues: files of folders, commit of the Hub."""
     names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
     files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
-    return [*names, getattr(model.model.config, "_commit_hash", None), *map(file_facts, files)]
+    commit = getattr(model.model.config, "_commit_hash", None)
+    return [*names, commit, getattr(args, "dtype", "auto"), *map(file_facts, files)]
 
 
 def with_progress(items: Iterable[T], unit: str, total: int | None = None) -> Iterator[T]:

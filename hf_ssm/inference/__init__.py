@@ -1,6 +1,7 @@
 """Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
 
 from hf_ssm.inference.embed import embed
+from hf_ssm.inference.embed_variants import embed_variants
 from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.inference.linear_probe import linear_probe
@@ -12,6 +13,7 @@ from hf_ssm.inference.tracks import base_likelihoods
 __all__ = [
     "base_likelihoods",
     "embed",
+    "embed_variants",
     "evaluate_scores",
     "linear_probe",
     "log_likelihoods",

@@ -15,15 +15,16 @@ from datasets import Dataset
 from torch import Tensor
 
 from hf_ssm.data.records import Record, as_records, check_dna
-from hf_ssm.inference.model import Batch, Encoded, SequenceModel, check_strands, other_strand
+from hf_ssm.inference.layers import Layers
+from hf_ssm.inference.model import Encoded, SequenceModel, check_strands, other_strand
 from hf_ssm.inference.parts import table_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["POOLINGS", "Embedder", "embed"]
+__all__ = ["POOLINGS", "Embedder", "embed", "vector_column"]
 
-POOLINGS = ("mean", "last", "token")
+POOLINGS = ("mean", "max", "first", "last", "center", "token")
 # Bytes of the vectors of a letter above which fewer letters form a part of the output.
 _BYTES_PER_LETTER = 256
 
@@ -33,7 +34,7 @@ def embed(
     tokenizer: Any,
     inputs: Iterable[Any],
     *,
-    layers: int | Sequence[int] = -1,
+    layers: int | str | Sequence[int | str] = -1,
     pooling: str = "mean",
     both_strands: bool = False,
     window: int | None = None,
@@ -47,11 +48,14 @@ def embed(
         model: A model of hf_ssm or transformers that reads token ids, with or without a head.
         tokenizer: Its tokenizer, a fast one of transformers.
         inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
-        layers: Numbers in the `hidden_states` of the model: 0 is the embedding, -1 (default) the last layer.
-        pooling: "mean" over the tokens of a sequence, its "last" token, or one row for each "token"; special tokens
-            that the tokenizer adds are left out.
-        both_strands: Average the vectors of the DNA sequence and of its reverse complement; with "token", the two
-            vectors of the same letters.
+        layers: Numbers in the `hidden_states` of the model: 0 is the embedding, -1 (default) the last layer; "all" of
+            them, the "last", or the "middle" one (number n // 2 of n); or names of modules, as in
+            `model.named_modules()`, whose outputs are those of each token.
+        pooling: "mean" or "max" over the tokens of a sequence, its "first" or "last" token, the token of the letter in
+            its "center" (number n // 2 of n, from 0), or one row for each "token"; special tokens that the tokenizer
+            adds are left out.
+        both_strands: Average the vectors of the DNA sequence and of its reverse complement; with "token" and "center",
+            the two vectors of the same letters.
         window: Cut each sequence into windows of that many letters, one row each; the last may be shorter.
         stride: Letters from the start of a window to that of the next, default `window`.
         sequence_column: The column of the sequences.
@@ -60,10 +64,10 @@ def embed(
 
     Returns:
         The columns of the inputs without the sequences, and `embedding`, a list of D numbers (float32; float64 for a
-        model in float64), or `embedding_<layer>` for each of several layers. Where one sequence gives several rows:
-        also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one after
-        the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence. Windows and
-        tokens of intervals of a genome also have `genome_start` and `genome_end`, the same letters in the contig.
+        model in float64), or `embedding_<number or name>` for each of several layers. Where one sequence gives several
+        rows: also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one
+        after the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence. Windows
+        and tokens of intervals of a genome also have `genome_start` and `genome_end`, the same letters in the contig.
 
     Raises:
         TypeError: `inputs` is no iterable of sequences.
@@ -90,7 +94,10 @@ class Embedder:
         model, tokenizer, layers, pooling, both_strands, window, stride, max_tokens_per_batch: As for `embed`.
 
     Attributes:
+        reader: The model without its head.
         names: Columns of the vectors, one for each layer.
+        width: D.
+        dtype: Of the vectors: float64 for a model in float64, otherwise float32.
 
     Raises:
         ValueError: As for `embed`, as far as it concerns the arguments.
@@ -101,7 +108,7 @@ class Embedder:
         model: Any,
         tokenizer: Any,
         *,
-        layers: int | Sequence[int] = -1,
+        layers: int | str | Sequence[int | str] = -1,
         pooling: str = "mean",
         both_strands: bool = False,
         window: int | None = None,
@@ -111,35 +118,17 @@ class Embedder:
         check_choice("pooling", pooling, POOLINGS)
         # The head, such as the logits of a large vocabulary, is not computed.
         whole = unwrapped(model)
-        self._reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
-        windows = Windows(self._reader, window, stride)
+        self.reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
+        windows = Windows(self.reader, window, stride)
         self._windows = None if window is None else windows
         self._pooling, self._of_tokens, self._both_strands = pooling, pooling == "token", both_strands
-        asked = [layers] if isinstance(layers, int) else list(layers)
-        self._layers, width = self._resolved(asked)
-        self.names = ["embedding"] if len(asked) == 1 else [f"embedding_{layer}" for layer in self._layers]
-        self._weight = math.ceil(4 * width * len(asked) / _BYTES_PER_LETTER) if self._of_tokens else 1
-
-    def _resolved(self, asked: list[int]) -> tuple[list[int], int]:
-        """Numbers of the layers from 0, and width of the hidden states, from a sequence of one token."""
-        with evaluating(self._reader.model):
-            outputs = self._reader.forward(
-                torch.zeros(1, 1, dtype=torch.long, device=self._reader.device), output_hidden_states=True
-            )
-        states = getattr(outputs, "hidden_states", None)
-        if not states:
-            raise ValueError(f"{type(self._reader.model).__name__} returns no hidden states: give another model.")
-        count = len(states)
-        wrong = [layer for layer in asked if not -count <= layer < count]
-        if wrong or not asked:
-            raise ValueError(
-                f"`layers`={asked}: the model has {count} hidden states: give numbers from {-count} to {count - 1} "
-                "(0: the embedding, -1: the last layer)."
-            )
-        resolved = [layer % count for layer in asked]
-        if len(set(resolved)) < len(resolved):
-            raise ValueError(f"`layers`={asked} names a layer twice: the model has {count} hidden states.")
-        return resolved, states[0].shape[-1]
+        self._layers = Layers(self.reader, layers, getattr(whole, "base_model_prefix", ""))
+        layer_names = self._layers.names
+        self.names = ["embedding"] if len(layer_names) == 1 else [f"embedding_{name}" for name in layer_names]
+        self.width = self._layers.width
+        self.dtype = torch.float64 if self._layers.dtype == torch.float64 else torch.float32
+        bytes_per_token = 4 * self.width * len(layer_names)
+        self._weight = math.ceil(bytes_per_token / _BYTES_PER_LETTER) if self._of_tokens else 1
 
     def groups(self, records: Iterable[Record]) -> Iterator[list[Record]]:
         """Consecutive sequences or windows that are embedded together and form a part of the output."""
@@ -173,7 +162,7 @@ class Embedder:
                 spans = torch.tensor([place.interval(*span) for place, span in pairs if place is not None])
                 columns |= dict(zip(GENOME_SPAN, spans.unbind(1), strict=True))
         columns |= dict(zip(self.names, torch.cat(vectors).unbind(1), strict=True))
-        results = {name: _column(values) for name, values in columns.items()}
+        results = {name: vector_column(values) for name, values in columns.items()}
         return with_input_columns(records, [len(rows) for rows in vectors], results)
 
     def _letters(self, record: Record, encoded: Encoded) -> Tensor:
@@ -184,48 +173,68 @@ class Embedder:
         """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""
         for record in records if self._both_strands else ():
             check_dna(record)
-        with evaluating(self._reader.model):
-            encoded, vectors = self._strand(records)
+        with evaluating(self.reader.model):
+            centers = [len(record.sequence) // 2 for record in records]
+            encoded = self.reader.encode(records)
+            vectors = self.strand(records, encoded, centers)
             if not self._both_strands:
                 return encoded, vectors
-            others, other_vectors = self._strand(other_strand(records))
+            opposite = [len(record.sequence) - 1 - center for record, center in zip(records, centers, strict=True)]
+            other_records = other_strand(records)
+            others = self.reader.encode(other_records)
+            other_vectors = self.strand(other_records, others, opposite)
         if self._of_tokens:
             for record, one, other in zip(records, encoded, others, strict=True):
                 check_strands(record, one.spans, other.spans)
             other_vectors = [rows.flip(0) for rows in other_vectors]
         return encoded, [(one + other) / 2 for one, other in zip(vectors, other_vectors, strict=True)]
 
-    def _strand(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
-        encoded = self._reader.encode(records)
+    def strand(self, records: Sequence[Record], encoded: Sequence[Encoded], centers: Sequence[int]) -> list[Tensor]:
+        """The vectors of each sequence on one strand; within `evaluating`.
+
+        Args:
+            records: The sequences.
+            encoded: Their tokens.
+            centers: The letter of each sequence whose token the pooling "center" takes.
+        """
         vectors: list[Tensor] = [torch.empty(0)] * len(records)
-        for batch in self._batches(encoded):
-            states = [batch.outputs.hidden_states[layer] for layer in self._layers]
-            for place, row in enumerate(batch.rows):
+        for rows, states in self._batches(encoded):
+            for place, row in enumerate(rows):
                 kept = (~encoded[row].special).to(states[0].device)
                 picked = torch.stack([state[place][kept] for state in states], 1)
-                picked = picked if picked.dtype == torch.float64 else picked.float()
-                vectors[row] = self._pooled(picked).cpu()
+                vectors[row] = self._pooled(picked.to(self.dtype), encoded[row], centers[row]).cpu()
                 if not vectors[row].isfinite().all():
                     raise ValueError(
                         f"{records[row].where}: the hidden states are not finite: the weights hold NaN, or the "
                         f"precision of the model ({states[0].dtype}) is too low."
                     )
-        return encoded, vectors
+        return vectors
 
-    def _pooled(self, states: Tensor) -> Tensor:
-        if self._pooling == "mean":
-            return states.mean(0, keepdim=True)
-        return states[-1:] if self._pooling == "last" else states
+    def _pooled(self, states: Tensor, encoded: Encoded, center: int) -> Tensor:
+        """`(1, K, D)`, or `(T, K, D)` for each token, from `(T, K, D)`."""
+        if self._pooling == "token":
+            return states
+        if self._pooling in ("mean", "max"):
+            return states.mean(0, keepdim=True) if self._pooling == "mean" else states.amax(0, keepdim=True)
+        if self._pooling == "center":
+            ends = encoded.spans[:, 1].contiguous()
+            # The token that has the letter; where none has it, such as white space, the next one.
+            number = min(int(torch.searchsorted(ends, center, right=True)), len(states) - 1)
+        else:
+            number = 0 if self._pooling == "first" else len(states) - 1
+        return states[number : number + 1]
 
-    def _batches(self, encoded: Sequence[Encoded]) -> Iterator[Batch]:
+    def _batches(self, encoded: Sequence[Encoded]) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Numbers of the texts of a batch, and their hidden states in each layer."""
         # Texts of a batch have one length: in float32, padding changes the rounding of FFTs and of attention by several
         # units in the sixth digit, and models without a mask would read it.
         by_length: dict[int, list[int]] = {}
         for row, text in enumerate(encoded):
             by_length.setdefault(len(text.ids), []).append(row)
-        for rows in by_length.values():
-            for batch in self._reader.run([encoded[row] for row in rows], output_hidden_states=True):
-                yield replace(batch, rows=[rows[row] for row in batch.rows])
+        with self._layers.recording():
+            for rows in by_length.values():
+                for batch in self.reader.run([encoded[row] for row in rows], output_hidden_states=True):
+                    yield [rows[row] for row in batch.rows], self._layers.states(batch)
 
 
 def _extended(record: Record, columns: dict[str, Any]) -> Record:
@@ -235,8 +244,8 @@ def _extended(record: Record, columns: dict[str, Any]) -> Record:
     return replace(record, columns=record.columns | columns)
 
 
-def _column(values: Tensor) -> pa.Array:
-    """Numbers, or lists of one length."""
+def vector_column(values: Tensor) -> pa.Array:
+    """A column of numbers `(N,)`, or of lists of one length `(N, D)`."""
     if values.dim() == 1:
         return pa.array(values.numpy())
     return pa.FixedSizeListArray.from_arrays(pa.array(values.flatten().numpy()), values.shape[1])

@@ -1,13 +1,14 @@
 """Output tables that are written in parts, so that an interrupted run continues where it stopped.
 
 Finished parts are Arrow files in a hidden folder beside the output, each written in one step. When all rows are done,
-the parts are joined to the output, again in one step, and the folder is removed.
+the parts are joined to the output, again in one step, and the folder is removed. The processes of a launch each compute
+a share of the parts.
 """
 
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from datasets import Dataset
 from filelock import FileLock
 
 from hf_ssm.data.records import Record
+from hf_ssm.inference.sharing import Workers, launched_workers
 from hf_ssm.utils.files import lock_file, replacing, unlock_file, write_text_atomically
 
 __all__ = [
@@ -32,6 +34,8 @@ TABLE_OUTPUTS = (".csv", ".tsv", ".parquet")
 _SETTINGS = "settings.json"
 # Size and time of change of the joined output.
 _JOINED = "joined.json"
+# A process of the launch has failed, and the others stop.
+_FAILED = "failed"
 # Key in the file of the settings: the facts of an earlier output, which stays until the new one replaces it.
 _REPLACES = "output that is replaced"
 
@@ -63,6 +67,9 @@ def write_in_parts(
 ) -> None:
     """Write the table of all items to a file; a call with the same arguments continues after an interruption.
 
+    The processes of `accelerate launch` or `torchrun` all call this with the same arguments: each computes a share of
+    the parts that are missing, and the first one joins them. The output does not depend on the number of processes.
+
     Args:
         output: The file; its suffix, one of `TABLE_OUTPUTS`, determines the format.
         items: What the rows are computed from; the same ones, in the same order, at each call.
@@ -72,7 +79,7 @@ def write_in_parts(
         overwrite: Replace an existing output, which stays until the new one is complete, and delete the parts of
             another run.
         join: Writes the tables of all parts to a temporary path; default `join_table`.
-        skipped: Called with the items of each part that an earlier call has finished.
+        skipped: Called with the items of each part that an earlier call has finished, or that another process computes.
 
     Raises:
         ValueError: Another suffix, an existing output, parts of a run with other settings, or no items.
@@ -81,19 +88,40 @@ def write_in_parts(
     if join is None:
         check_table_output(output)
         join = join_table
-    with Parts(output, settings, overwrite) as parts:
-        if parts.is_joined:
+    joined_by = join
+    workers, parts = launched_workers(), Parts(output, settings, overwrite)
+    with ExitStack() as stack:
+        finished = workers.by_first(lambda: stack.enter_context(parts).finished)
+        if finished is None:
             return
-        done = 0
-        for part in _parts_of(iter(items), part_size):
-            if done < parts.count:
-                skipped(part)
-            else:
-                parts.add(function(part))
-            done += 1
-        if not done:
-            raise ValueError("the input holds no sequence.")
-        parts.join(join)
+        with workers.together(parts.mark_failed):
+            total = _compute_share(workers, parts, finished, _parts_of(iter(items), part_size), function, skipped)
+        workers.by_first(lambda: parts.join(joined_by, total))
+
+
+def _compute_share(
+    workers: Workers,
+    parts: "Parts",
+    finished: frozenset[int],
+    all_items: Iterable[list[T]],
+    function: Callable[[list[T]], pa.Table],
+    skipped: Callable[[list[T]], None],
+) -> int:
+    """Compute those missing parts that this process has to; the number of all parts."""
+    total, missing = 0, 0
+    for number, items in enumerate(all_items):
+        is_missing = number not in finished
+        if is_missing and missing % workers.count == workers.rank:
+            if parts.has_failed:
+                break
+            parts.add(number, function(items))
+        else:
+            skipped(items)
+        missing += is_missing
+        total += 1
+    if not total and not parts.has_failed:
+        raise ValueError("the input holds no sequence.")
+    return total
 
 
 def with_input_columns(records: Sequence[Record], counts: Sequence[int], results: Mapping[str, Any]) -> pa.Table:
@@ -144,11 +172,13 @@ def file_facts(path: Path) -> list[Any]:
 
 
 class Parts:
-    """The finished parts of an output; a context manager that holds the output against other processes.
+    """The parts of an output; a context manager that holds the output against other commands.
+
+    Of the processes of a launch, the first one enters it.
 
     Attributes:
-        count: Number of finished parts.
-        is_joined: Whether an interrupted call has already written the output.
+        finished: Numbers of the parts that existed when the context was entered; `None` if an interrupted call has
+            already written the output.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any], overwrite: bool = False):
@@ -157,8 +187,7 @@ class Parts:
         self._settings = json.loads(json.dumps(dict(settings)))
         self._overwrite = overwrite
         self._lock: FileLock | None = None
-        self.count = 0
-        self.is_joined = False
+        self.finished: frozenset[int] | None = frozenset()
 
     def __enter__(self) -> "Parts":
         if self.output.is_dir():
@@ -174,7 +203,7 @@ class Parts:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.count == 0:
+        if not self._numbers() and not (self.folder / _JOINED).exists():
             shutil.rmtree(self.folder, ignore_errors=True)
         assert self._lock is not None
         unlock_file(self._lock)
@@ -193,7 +222,7 @@ class Parts:
         earlier = file_facts(self.output) if self.output.exists() else None
         # An output that these parts are to replace is not their result.
         is_kept = earlier is not None and earlier == replaces
-        if not self._path(0).exists() and (earlier is None or is_kept):
+        if not self._numbers() and (earlier is None or is_kept):
             # Nothing would be lost.
             stored = None
         if stored is not None and stored != self._settings:
@@ -214,9 +243,10 @@ class Parts:
             if self._joined_facts() != earlier[1:]:
                 raise ValueError(f"output {str(self.output)!r} is not that of the interrupted command: {remedy}.")
             self._delete()
-            self.is_joined = True
-        while self._path(self.count).exists():
-            self.count += 1
+            self.finished = None
+            return
+        (self.folder / _FAILED).unlink(missing_ok=True)
+        self.finished = frozenset(self._numbers())
 
     def _stored_settings(self) -> dict[str, Any] | None:
         path = self.folder / _SETTINGS
@@ -238,29 +268,40 @@ class Parts:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.arrow"
 
-    def add(self, table: pa.Table) -> None:
-        """Store the next part."""
-        with self._written_whole(self._path(self.count)) as path, pa.ipc.new_file(str(path), table.schema) as writer:
-            writer.write_table(table)
-        self.count += 1
+    def _numbers(self) -> list[int]:
+        """Numbers of the parts that exist."""
+        return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.arrow"))
 
-    def tables(self) -> Iterator[pa.Table]:
-        """The parts, read one after the other, with the same types."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process of the launch has called `mark_failed`."""
+        return (self.folder / _FAILED).exists()
+
+    def mark_failed(self) -> None:
+        """Let the other processes of the launch stop before their next part."""
+        with suppress(OSError):
+            (self.folder / _FAILED).touch()
+
+    def add(self, number: int, table: pa.Table) -> None:
+        """Store a part."""
+        with self._written_whole(self._path(number)) as path, pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+
+    def tables(self, total: int) -> Iterator[pa.Table]:
+        """So many parts, read one after the other, with the same types."""
         # A part whose cells are all missing has columns without a type.
-        schema = pa.unify_schemas(
-            [self._read(number).schema for number in range(self.count)], promote_options="permissive"
-        )
-        for number in range(self.count):
+        schema = pa.unify_schemas([self._read(number).schema for number in range(total)], promote_options="permissive")
+        for number in range(total):
             yield self._read(number).cast(schema)
 
     def _read(self, number: int) -> pa.Table:
         with pa.memory_map(str(self._path(number))) as file:
             return pa.ipc.open_file(file).read_all()
 
-    def join(self, join: Callable[[Iterator[pa.Table], Path], None]) -> None:
-        """Write the output from all parts, and remove them."""
+    def join(self, join: Callable[[Iterator[pa.Table], Path], None], total: int) -> None:
+        """Write the output from all parts, of which there are so many, and remove them."""
         with self._written_whole(self.output) as path:
-            join(self.tables(), path)
+            join(self.tables(total), path)
             # Before the output has its name, so that the next call knows it, if this one is killed afterwards.
             (self.folder / _JOINED).write_text(json.dumps(file_facts(path)[1:]), encoding="utf-8")
         self._delete()
@@ -268,7 +309,7 @@ class Parts:
     def _delete(self) -> None:
         """Remove the parts of a finished output."""
         # Those that the next call reads last, if this one is killed here.
-        for number in range(self.count):
+        for number in self._numbers():
             self._path(number).unlink(missing_ok=True)
         shutil.rmtree(self.folder)
 

@@ -23,7 +23,7 @@ _LONGEST_HEADER = 100_000_000
 
 
 def write_tensor_file(tables: Iterator[pa.Table], path: Path, names: Sequence[str]) -> None:
-    """Write `embeddings`, `(N, K, D)`, and in the metadata the other columns as JSON, `columns`.
+    """Write `embeddings`, `(N, K, D)`, and in the metadata, as JSON, `names` of the K vectors and other `columns`.
 
     With one row for each token: `embeddings`, `(T, K, D)`; `lengths`, `(N,)`, the number of tokens of each sequence or
     window; and `letters`, `(T, 2)`, those of each token in its sequence (0-based, half-open).
@@ -51,7 +51,7 @@ def write_tensor_file(tables: Iterator[pa.Table], path: Path, names: Sequence[st
     entries = {"lengths": ("int64", [len(lengths)]), "letters": ("int64", [rows, 2])} if per_token else {}
     entries["embeddings"] = (str(vector.value_type.to_pandas_dtype().__name__), [rows, len(names), vector.list_size])
     with path.open("wb") as file:
-        file.write(_header(entries, {"columns": json.dumps(columns, default=str)}))
+        file.write(_header(entries, _metadata(names, columns)))
         if per_token:
             file.write(np.array(lengths, dtype="<i8").tobytes())
             for table in remaining:
@@ -61,6 +61,10 @@ def write_tensor_file(tables: Iterator[pa.Table], path: Path, names: Sequence[st
             table = remaining.pop(0)
             vectors = [table[name].combine_chunks().flatten().to_numpy() for name in names]
             file.write(_side_by_side([values.reshape(table.num_rows, -1) for values in vectors]))
+
+
+def _metadata(names: Sequence[str], columns: dict[str, list[Any]]) -> dict[str, str]:
+    return {"names": json.dumps(list(names)), "columns": json.dumps(columns, default=str)}
 
 
 def _runs(table: pa.Table) -> tuple[list[int], list[int]]:

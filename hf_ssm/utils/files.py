@@ -184,5 +184,7 @@ def lock_file(path: Path, busy: str) -> FileLock:
 def unlock_file(lock: FileLock) -> None:
     """Delete and release a file of `lock_file`."""
     # In this order: after the release the file may be that of another process.
-    Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release()
+    try:
+        Path(lock.lock_file).unlink(missing_ok=True)
+    finally:
+        lock.release()

@@ -201,7 +201,7 @@ def test_layers_and_columns(make_model):
         ({"layers": [-4]}, r"`layers`=\[-4\]: the model has 3 hidden states"),
         ({"layers": []}, r"`layers`=\[\]"),
         ({"layers": [2, -1]}, "names a layer twice"),
-        ({"pooling": "max"}, r"`pooling`='max' is not known"),
+        ({"pooling": "median"}, r"`pooling`='median' is not known"),
         ({"stride": 3}, "needs `window`"),
         ({"window": 0}, "positive"),
         ({"window": 3, "stride": 4}, "the stride at most the window"),

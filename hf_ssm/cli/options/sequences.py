@@ -8,7 +8,8 @@ from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column,
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
-POOLINGS = ("mean", "last", "token")
+POOLINGS = ("mean", "max", "first", "last", "center", "token")
+DTYPES = ("auto", "float32", "bfloat16", "float64")
 SCORES = (
     *("llr", "ref_llr", "alt_llr", "abs_llr", "mean_llr", "next_token", "masked_log_odds"),
     *("pseudo_llr", "ref_pseudo_llr", "alt_pseudo_llr", "abs_pseudo_llr", "mean_pseudo_llr"),
@@ -23,6 +24,14 @@ SATURATION_HORIZON = 128
 """Bases from a substitution on that count with --saturate, by default."""
 INFO_PREFIX = "HFSSM"
 KEEP_CASE_HELP = "keep lower-case (soft-masked) bases, which are read as capitals by default"
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """How the model is run."""
+    add = parser.add_argument_group("run").add_argument
+    dtype = "precision of the weights (default: auto, that of CHECKPOINT); bfloat16 is faster on GPUs"
+    add("--dtype", choices=DTYPES, default="auto", help=dtype)
+    add("--estimate", action="store_true", help="time a few sequences, print the expected time, and write nothing")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +63,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     formats = ".bw, .bigwig, .bedgraph or .bedgraph.gz"
     add("--track", metavar="FILE", type=Path, help=f"also write the mean of the windows of each base ({formats})")
     _add_region_options(add, "leave out windows that overlap none")
+    _add_run(parser)
     add_table_options(parser, "csv, tsv or parquet")
 
 
@@ -61,16 +71,18 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     _add_input(parser)
     add = parser.add_argument_group("embedding").add_argument
-    layers = "0: the embedding, -1: the last (default)"
-    add("--layers", metavar="N", type=int, nargs="+", default=[-1], help=layers)
-    add("--pooling", choices=POOLINGS, default="mean", help="mean of the tokens (default), the last, or each token")
+    layers = "0: the embedding, -1: the last (default); all, last, middle; or names of modules"
+    add("--layers", metavar="LAYER", nargs="+", default=["-1"], help=layers)
+    add("--pooling", choices=POOLINGS, default="mean", help="of the tokens (default: mean); token: a row for each")
     add("--both-strands", action="store_true", help="average over the DNA sequence and its reverse complement")
-    add("--window", metavar="LETTERS", type=int, help="cut each sequence into windows, one row each")
+    window = f"cut each sequence into windows, one row each; around variants the window (default: {SCORE_WINDOW})"
+    add("--window", metavar="LETTERS", type=int, help=window)
     add("--stride", metavar="LETTERS", type=int, help="from the start of a window to the next (default: --window)")
     labels = "cross-validated logistic regression on the embeddings; a column of INPUT, or a table with name and label"
     add("--linear-probe", metavar="LABELS", help=labels)
     add("--folds", metavar="N", type=int, default=5, help="folds of --linear-probe (default: %(default)s)")
-    add_table_options(parser, "parquet or safetensors")
+    _add_run(parser)
+    add_table_options(parser, "parquet, safetensors, npz or h5ad")
 
 
 def _add_effects(add: Callable[..., object]) -> None:
@@ -111,5 +123,6 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     match = "column of groups of a positive variant and its controls: accuracy of pairs and reciprocal rank"
     add("--match-group", metavar="NAME", help=match)
     add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
+    _add_run(parser)
     formats = "csv, tsv or parquet; of a VCF file also vcf or vcf.gz; of --track: bw, bigwig, bedgraph or bedgraph.gz"
     add_table_options(parser, formats)

@@ -1,0 +1,33 @@
+"""The benchmark of throughput: a tiny run, and agreement of the numbers."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inference.py"
+
+
+@pytest.mark.slow
+def test_tiny() -> None:
+    pytest.importorskip("pysam", reason="pysam is not installed")
+    command = [sys.executable, SCRIPT, "--tiny", "--models", "S4D", "Llama"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    header, _, *rows = done.stdout.strip().splitlines()
+    assert header == "| task | model | loop / hf_ssm | per second |"
+    names = [tuple(row.split(" | ")[:2]) for row in rows]
+    assert names == [(f"| {task}", model) for task in ("predict", "embed", "score") for model in ("S4D", "Llama")]
+
+
+def test_different_numbers_are_an_error(make_model) -> None:
+    spec = importlib.util.spec_from_file_location("inference_benchmark", SCRIPT)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    model = make_model("S4", "ForCausalLM")
+    calls = benchmark.embed_call(model, ["ACGTACGT", "GATTACAG"])
+    assert len(benchmark.compare(calls, 1)[0]) == 1
+    wrong = {**calls, "hf_ssm": benchmark.embed_call(model, ["ACGTACGT", "GATTACAC"])["hf_ssm"]}
+    with pytest.raises(RuntimeError, match="result 0 of hf_ssm differs from loop"):
+        benchmark.compare(wrong, 1)

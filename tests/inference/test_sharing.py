@@ -1,0 +1,140 @@
+"""Two processes share `score`, `predict` and `embed`: the output of one process, byte for byte; errors end both."""
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from launching import run_workers
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.cli import score
+from hf_ssm.inference import windows
+from hf_ssm.inference.parts import Parts
+from hf_ssm.tokenization import build_dna_tokenizer
+
+WORKER = Path(__file__).with_name("sharing_worker.py")
+SCORE = ["score", "lm", "variants.csv", "--genome", "genome.fa", "--window", "40"]
+PREDICT = ["predict", "classes", "genome.fa", "--window", "60"]
+EMBED = ["embed", "lm", "variants.csv", "--genome", "genome.fa", "--window", "40", "--layers", "all"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, a soft-masked genome of two contigs that is rich in N, and variants."""
+    folder = tmp_path_factory.mktemp("inputs")
+    torch.manual_seed(0)
+    letters = random.Random(0)
+    config = hf_ssm.S4Config(vocab_size=12, hidden_size=8, state_size=4, num_hidden_layers=2, pad_token_id=4)
+    for name, model_class in (("lm", hf_ssm.S4ForCausalLM), ("classes", hf_ssm.S4ForSequenceClassification)):
+        model_class(config).save_pretrained(folder / name)
+        build_dna_tokenizer().save_pretrained(folder / name)
+    genome = {name: "".join(letters.choices("ACGTacgtNNN", k=size)) for name, size in (("chr1", 900), ("chr2", 500))}
+    (folder / "genome.fa").write_text("".join(f">{name}\n{text}\n" for name, text in genome.items()))
+    rows = ["chrom,pos,ref,alt"]
+    for _ in range(60):
+        name = letters.choice(sorted(genome))
+        at, size = letters.randrange(len(genome[name]) - 3), letters.choice([1, 1, 2])
+        rows.append(f"{name},{at + 1},{genome[name][at : at + size].upper()},{letters.choice(['A', 'C', 'GTT'])}")
+    (folder / "variants.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def in_two_processes(folder: Path, commands: list[list[str]]) -> list[list[list]]:
+    """Exit statuses, outputs and errors of commands, of the first and of the second process."""
+    (folder / "commands.json").write_text(json.dumps(commands))
+    run_workers(WORKER, folder, 2)
+    return [json.loads((folder / f"statuses-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_two_processes_write_what_one_writes(inputs, monkeypatch, capfd):
+    monkeypatch.chdir(inputs)
+    commands = {"a.csv": SCORE, "b.parquet": PREDICT, "c.npz": EMBED}
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "_MOST_ITEMS", 8)
+        patch.setattr(score, "_PART", 8)
+        for name, words in commands.items():
+            assert cli.main([*words, "--output", f"one-{name}"]) == 0
+    shared = [[*words, "--output", f"two-{name}"] for name, words in commands.items()]
+    cut = ["cut", *SCORE, "--output", "cut.csv"]
+    broken = [["break 1", *SCORE, "--output", "broken.csv"], [*SCORE, "--output", "broken.csv", "--dtype", "float64"]]
+    wrong = [*SCORE, "--horizon", "0", "--output", "wrong.csv"]
+    estimated = [*PREDICT, "--output", "none.csv", "--estimate"]
+    calls = [*shared, cut, cut[1:], *broken, broken[0][1:], wrong, estimated]
+    first, second = in_two_processes(inputs, calls)
+    for name in commands:
+        assert Path(f"two-{name}").read_bytes() == Path(f"one-{name}").read_bytes(), name
+    # Cut off after a part each, and continued.
+    assert Path("cut.csv").read_bytes() == Path("one-a.csv").read_bytes()
+    codes = [[code for code, *_ in statuses] for statuses in (first, second)]
+    assert codes == [[0, 0, 0, 130, 0, 2, 2, 0, 2, 0]] * 2
+    # The first process prints, and one process reports an error, here the second.
+    assert all(not out for _, out, _ in second)
+    assert all("holds 60 alleles" in first[call][1] for call in (0, 2, 4, 7))
+    assert [text for _, _, text in second if text.strip()] == [
+        "\nhf-ssm: interrupted; the same command continues where it stopped\n",
+        "hf-ssm: error in process 1: part 3 is broken\n",
+    ]
+    assert "error" not in first[5][2]
+    # What the first process had computed is kept, and is not used with other settings.
+    assert "other settings (checkpoint)" in first[6][2] and "horizon" in first[8][2]
+    assert Path("broken.csv").read_bytes() == Path("one-a.csv").read_bytes()
+    assert "by 2 processes" in first[9][1] and not list(inputs.glob("*none*")) + list(inputs.glob(".*"))
+
+
+def test_continued_with_another_number_of_processes(inputs, tmp_path, monkeypatch):
+    """Parts that are missing anywhere are computed, also before those that exist."""
+    monkeypatch.chdir(inputs)
+    monkeypatch.setattr(score, "_PART", 8)
+    whole, output = tmp_path / "whole.csv", tmp_path / "out.csv"
+    assert cli.main([*SCORE, "--output", str(whole)]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "join", lambda *arguments: exec("raise KeyboardInterrupt"))
+        assert cli.main([*SCORE, "--output", str(output)]) == 130
+    folder = tmp_path / ".out.csv.parts"
+    assert len(list(folder.glob("*.arrow"))) == 8
+    for number in (0, 3):
+        (folder / f"{number:06d}.arrow").unlink()
+    computed, add = [], Parts.add
+    monkeypatch.setattr(Parts, "add", lambda self, number, table: (computed.append(number), add(self, number, table)))
+    assert cli.main([*SCORE, "--output", str(output)]) == 0
+    assert computed == [0, 3] and output.read_bytes() == whole.read_bytes()
+    assert len(pd.read_csv(output)) == 60
+
+
+@pytest.mark.slow
+def test_killed_and_continued_by_another_number_of_processes(inputs, tmp_path, monkeypatch):
+    """SIGKILL of the first process, which holds the output, after its first part; the launcher ends the other."""
+    monkeypatch.chdir(inputs)
+    monkeypatch.setattr(score, "_PART", 8)
+    whole, output = tmp_path / "whole.csv", tmp_path / "out.csv"
+    with pytest.raises(AssertionError, match=r"exit codes \[.*-9"):
+        in_two_processes(inputs, [["kill 0", *SCORE, "--output", str(output)]])
+    assert not output.exists() and list(tmp_path.glob(".out.csv.parts/*.arrow"))
+    for path in (whole, output):
+        assert cli.main([*SCORE, "--output", str(path)]) == 0
+    assert output.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "whole.csv"]
+
+
+def test_estimates_write_nothing(inputs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(inputs)
+    output = ["--output", str(tmp_path / "none.csv"), "--estimate"]
+    regions = ["--saturate", "chr1:11-70", "chr2:100-103", "--genome", "genome.fa", "--window", "40", "--horizon", "8"]
+    for words, total in (([*SCORE], "all 60 take"), (["score", "lm", *regions], "all 64 take"), (PREDICT, "all 1,400")):
+        assert cli.main([*words, *output]) == 0
+        assert total in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_launcher_without_its_variables(inputs, monkeypatch, capsys):
+    monkeypatch.chdir(inputs)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, process_index=0)
+    monkeypatch.setattr("hf_ssm.inference.sharing.PartialState", lambda **options: alone)
+    assert cli.main([*PREDICT, "--output", "alone.csv"]) == 2
+    assert "A launcher has started WORLD_SIZE=2 processes, but accelerate has joined none" in capsys.readouterr().err
