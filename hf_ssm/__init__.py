@@ -25,6 +25,7 @@ _LAZY = {
     "compress": "hf_ssm.analysis.compression",
     "deep_lift": "hf_ssm.probes",
     "deep_lift_rules": "hf_ssm.probes",
+    "dependency_map": "hf_ssm.inference",
     "embed": "hf_ssm.inference",
     "log_likelihoods": "hf_ssm.inference",
     "predict": "hf_ssm.inference",

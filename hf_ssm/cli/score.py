@@ -16,6 +16,7 @@ from datasets import Dataset
 
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import can_draw, warn_of_chance
+from hf_ssm.cli.dependencies import check_dependencies, write_dependencies
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
@@ -49,20 +50,25 @@ Region = tuple[str, int, int]
 
 
 def run_score(args: argparse.Namespace) -> None:
-    """`hf-ssm score`: a table of the scores of variants, or of all substitutions of regions."""
-    if (args.variants is None) == (args.saturate is None):
-        raise ValueError("give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST")
-    if args.saturate is not None and args.genome is None:
-        raise ValueError("--saturate needs the sequence: give --genome FASTA")
+    """`hf-ssm score`: a table of the scores of variants, or of all substitutions of regions, or a dependency map."""
+    if sum(given is not None for given in (args.variants, args.saturate, args.dependencies)) != 1:
+        raise ValueError("give either VARIANTS, a file, or --saturate or --dependencies CONTIG:FIRST-LAST")
+    option = "--saturate" if args.dependencies is None else "--dependencies"
+    texts = args.saturate if args.dependencies is None else [args.dependencies]
+    if texts is not None and args.genome is None:
+        raise ValueError(f"{option} needs the sequence: give --genome FASTA")
     if args.label_column is None and (args.positive is not None or args.by is not None):
         raise ValueError("--positive and --by need the labels: give --label-column")
-    if args.svg and args.saturate is None:
-        raise ValueError("--svg is for the figures of --saturate: leave it out")
-    check_table_output(args.output)
+    if args.svg and texts is None:
+        raise ValueError("--svg is for the figures of --saturate and --dependencies: leave it out")
+    if args.dependencies is not None:
+        check_dependencies(args)
+    else:
+        check_table_output(args.output)
     check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
-        regions = None if args.saturate is None else _regions(args.saturate, genome)
+        regions = None if texts is None else _regions(texts, genome, option)
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
@@ -76,7 +82,10 @@ def run_score(args: argparse.Namespace) -> None:
         }
         if regions is not None:
             assert genome is not None
-            _saturate(args, model, genome, regions, settings)
+            if args.dependencies is None:
+                _saturate(args, model, genome, regions, settings)
+            else:
+                write_dependencies(args, model, genome, regions[0], settings | {"kind": "dependencies"})
         else:
             _score(args, model, genome, settings)
             if args.genome is not None:
@@ -199,16 +208,16 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
             yield path
 
 
-def _regions(texts: list[str], genome: Any) -> list[Region]:
+def _regions(texts: list[str], genome: Any, option: str) -> list[Region]:
     """Contig, first base counted from 0, and the one after the last."""
     regions = []
     for text in texts:
         parsed = _REGION.fullmatch(text)
         if parsed is None:
-            raise ValueError(f"--saturate {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
+            raise ValueError(f"{option} {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
         first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
         size = genome.length(parsed["contig"])
         if not 1 <= first <= last <= size:
-            raise ValueError(f"--saturate {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
+            raise ValueError(f"{option} {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
         regions.append((parsed["contig"], first - 1, last))
     return regions

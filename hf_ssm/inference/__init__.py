@@ -1,5 +1,6 @@
 """Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
 
+from hf_ssm.inference.dependency import dependency_map
 from hf_ssm.inference.embed import embed
 from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.likelihoods import log_likelihoods
@@ -9,6 +10,7 @@ from hf_ssm.inference.saturation import saturate
 from hf_ssm.inference.score import score_variants
 
 __all__ = [
+    "dependency_map",
     "embed",
     "evaluate_scores",
     "linear_probe",

@@ -6,6 +6,7 @@ writes the figure there; the suffix of the path gives the format. Without matplo
 to install.
 """
 
+from hf_ssm.plotting.dependencies import plot_dependencies
 from hf_ssm.plotting.html import sequence_html, write_sequence_html
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
@@ -31,6 +32,7 @@ __all__ = [
     "can_plot",
     "coloured_tokens",
     "describe_target",
+    "plot_dependencies",
     "plot_frequency_responses",
     "plot_hankel",
     "plot_masking_curves",

@@ -20,6 +20,7 @@ from hf_ssm.plotting.style import (
 )
 
 FIGURES = {
+    "plot_dependencies": lambda path: plotting.plot_dependencies(None, path),
     "plot_frequency_responses": lambda path: plotting.plot_frequency_responses([], [], path),
     "plot_hankel": lambda path: plotting.plot_hankel([], path),
     "plot_masking_curves": lambda path: plotting.plot_masking_curves([[1.0, 0.5]], path),

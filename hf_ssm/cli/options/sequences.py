@@ -59,6 +59,8 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("scores").add_argument
     add("--genome", metavar="FASTA", type=Path, help="the reference")
     add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
+    dependencies = "how each substitution of a region changes the predictions of all its bases (.npz, .csv, .parquet)"
+    add("--dependencies", metavar="CONTIG:FIRST-LAST", help=dependencies)
     scores = f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)"
     add("--scores", metavar="SCORE", nargs="+", choices=SCORES, help=scores)
     window = "bases of a window around a variant (default: %(default)s)"
@@ -71,5 +73,5 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--label-column", metavar="NAME", help="column of VARIANTS, or INFO field: measure how the scores separate it")
     add("--positive", metavar="LABEL", help="the label of the positive class (default: 1 or True)")
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
-    add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
+    add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate, --dependencies)")
     add_table_options(parser, "csv, tsv or parquet")
