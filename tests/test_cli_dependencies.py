@@ -19,7 +19,10 @@ GENOME = "".join(random.Random(0).choices("ACGTacgt", k=120)) + "NNN" + "".join(
 
 @pytest.fixture
 def folder(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, model in (("lm", make_model("S4", "ForCausalLM")), ("classes", make_model("S4", "ForTokenClassification"))):
+    for name, model in (
+        ("lm", make_model("S4", "ForCausalLM")),
+        ("classes", make_model("S4", "ForTokenClassification")),
+    ):
         model.save_pretrained(tmp_path / name)
         hf_ssm.build_dna_tokenizer().save_pretrained(tmp_path / name)
     (tmp_path / "g.fa").write_text(f">other\nACGT\n>chr1\n{GENOME}\n")

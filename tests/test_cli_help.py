@@ -12,12 +12,13 @@ import hf_ssm
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
-from hf_ssm.cli.options import analysis, sequences, share
+from hf_ssm.cli.options import analysis, motifs, sequences, share
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import Parser, build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
 from hf_ssm.hub.programs import FORMATS
 from hf_ssm.inference.embed import POOLINGS
+from hf_ssm.inference.modisco import METHODS
 from hf_ssm.inference.predict import AGGREGATIONS
 from hf_ssm.inference.score import SCORES
 from hf_ssm.models.registry import FAMILIES
@@ -87,6 +88,7 @@ def test_choices_are_those_of_the_library():
     assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
+    assert motifs.ATTRIBUTION_METHODS == METHODS
     assert tuple(FORMATS) == share.EXPORT_FORMATS
     assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
 

@@ -42,9 +42,7 @@ def write_dependencies(
 ) -> None:
     """Write the map of a region (contig, first position counted from 0, the one after the last), and its summary."""
     contig, first, last = region
-    mapper = DependencyMapper(
-        model, window=args.window, both_strands=not args.one_strand, keep_case=args.keep_case
-    )
+    mapper = DependencyMapper(model, window=args.window, both_strands=not args.one_strand, keep_case=args.keep_case)
     begin, end = max(0, first - args.window), min(genome.length(contig), last + args.window)
     sequence, start, stop = genome.fetch(contig, begin, end), first - begin, last - begin
     mapper.check(sequence, start, stop)
@@ -78,7 +76,9 @@ def _summarise(args: argparse.Namespace, contig: str, found: DependencyMap) -> N
     frame.insert(1, "chrom", contig)
     for side in ("i", "j"):
         frame[f"start_{side}"] += 1
-        frame.insert(frame.columns.get_loc(f"start_{side}") + 1, f"end_{side}", frame[f"start_{side}"] + _BLOCK_SIZE - 1)
+        frame.insert(
+            frame.columns.get_loc(f"start_{side}") + 1, f"end_{side}", frame[f"start_{side}"] + _BLOCK_SIZE - 1
+        )
     path = args.output.with_suffix(_BLOCKS)
     write_text_atomically(path, frame.to_csv(index=False))
     print(f"{path} holds the strongest blocks of {_BLOCK_SIZE} bases:\n| block | bases | score |\n| --- | --- | --- |")

@@ -86,7 +86,8 @@ class DependencyMap:
             raise ValueError(f"`count`={count}: give a positive number of blocks.")
         windows = sliding_window_view(self.matrix, (size, size))
         starts = np.array(
-            [first for first in range(len(windows)) if set(self.sequence[first : first + size]) <= set(BASES)], dtype=int
+            [first for first in range(len(windows)) if set(self.sequence[first : first + size]) <= set(BASES)],
+            dtype=int,
         )
         sites = _strongest(_quartiles(windows[starts, starts]), starts, starts, size, count)
         rows = []
@@ -197,9 +198,7 @@ def dependency_map(
 class DependencyMapper:
     """Computes the rows of `dependency_map`, whose arguments it takes; to be used within `evaluating`."""
 
-    def __init__(
-        self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True, keep_case: bool = False
-    ):
+    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True, keep_case: bool = False):
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
         if model.head not in ("causal", "masked"):

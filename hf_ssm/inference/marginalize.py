@@ -65,8 +65,8 @@ def marginalize(
     Args:
         model: A classifier or regressor of sequences, or a language model, of hf_ssm or transformers.
         tokenizer: Its tokenizer, a fast one.
-        motifs: Name to motif: IUPAC letters, or probabilities `(4, W)` as from `hf_ssm.data.motif_files.read_motifs`; or
-            a list of letters.
+        motifs: Name to motif: IUPAC letters, or probabilities `(4, W)`, as from
+            `hf_ssm.data.motif_files.read_motifs`; or a list of letters.
         backgrounds: DNA sequences of one length: texts, mappings with a column "sequence", or a Dataset. They are read
             as capitals.
         target: Name or number of the class or value; default: class 1 of two, otherwise all.
@@ -82,8 +82,8 @@ def marginalize(
     Returns:
         A Dataset with a row for each motif, strand, position and output: `motif`, `strand`, `position`, `inserted` (the
         most probable bases; N keeps the background), `output` (name of the class or value, or the kind of likelihood),
-        `backgrounds`, `before` (mean without the motif), `effect` (mean change) and `standard_error` (of the effect over
-        the backgrounds; NaN for one background).
+        `backgrounds` (their number), `before` (mean without the motif), `effect` (mean change) and `standard_error` of
+        the effect over the backgrounds; NaN for one background.
 
     Raises:
         ImportError: tangermeme is missing.
@@ -195,7 +195,9 @@ class Marginalizer:
             if width > self.length:
                 raise ValueError(f"motif {name!r} has {width} bases, the backgrounds {self.length}: give longer ones.")
             middle = self.length // 2 - width // 2
-            starts = [middle if position is None else position] if scan is None else range(0, self.length - width + 1, scan)
+            starts = (
+                [middle if position is None else position] if scan is None else range(0, self.length - width + 1, scan)
+            )
             if not 0 <= starts[0] <= self.length - width:
                 raise ValueError(
                     f"`position`={position}: motif {name!r} has {width} bases; give 0 to {self.length - width}."

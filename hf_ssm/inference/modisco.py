@@ -125,12 +125,17 @@ class BaseAttributor:
                     f"{type(model.model).__name__} with this tokenizer: use 'in_silico_mutagenesis'."
                 )
 
-    def attributions(self, sequences: Sequence[str]) -> BaseAttributions:
-        """The attributions of sequences."""
+    def check(self, sequences: Sequence[str]) -> Tensor:
+        """The one-hot sequences; raises `ValueError` for letters other than A, C, G, T, or different lengths."""
         one_hot = one_hot_of(sequences)
         if (one_hot.sum(1) == 0).any():
             number = int((one_hot.sum(1) == 0).any(1).nonzero()[0])
             raise ValueError(f"sequence {number} has other letters than A, C, G and T: leave it out, or cut it.")
+        return one_hot
+
+    def attributions(self, sequences: Sequence[str]) -> BaseAttributions:
+        """The attributions of sequences."""
+        one_hot = self.check(sequences)
         reader = self._scalar.model.reader
         options: dict[str, Any] = {
             "batch_size": max(1, reader.max_tokens_per_batch // (2 * one_hot.shape[-1])),

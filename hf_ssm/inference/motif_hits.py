@@ -111,7 +111,9 @@ def _stretches(frame: pd.DataFrame, score: str | None) -> Iterator[_Stretch]:
     importance = means[value].to_numpy(dtype=float) * (-1 if "alt" in frame.columns else 1)
     groups = [""] * len(means) if group is None else means[group].astype(str).tolist()
     places = means[position].to_numpy(dtype=int)
-    borders = [row for row in range(1, len(means)) if groups[row] != groups[row - 1] or places[row] != places[row - 1] + 1]
+    borders = [
+        row for row in range(1, len(means)) if groups[row] != groups[row - 1] or places[row] != places[row - 1] + 1
+    ]
     for first, stop in zip([0, *borders], [*borders, len(means)], strict=True):
         letters = "".join(means[base][first:stop])
         yield _Stretch(groups[first], int(places[first]), letters, importance[first:stop])

@@ -70,9 +70,7 @@ class OneHotModel(nn.Module):
         ValueError: The model classifies tokens or has no head, or a masked one has no mask token.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, both_strands: bool = False, max_tokens_per_batch: int = 16384
-    ):
+    def __init__(self, model: Any, tokenizer: Any, *, both_strands: bool = False, max_tokens_per_batch: int = 16384):
         super().__init__()
         self.reader = SequenceModel(model, tokenizer, max_tokens_per_batch)
         self.model, self.both_strands = self.reader.model, both_strands

@@ -8,6 +8,7 @@ to install.
 
 from hf_ssm.plotting.dependencies import plot_dependencies
 from hf_ssm.plotting.html import sequence_html, write_sequence_html
+from hf_ssm.plotting.motifs import plot_motif_effects
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
@@ -36,6 +37,7 @@ __all__ = [
     "plot_frequency_responses",
     "plot_hankel",
     "plot_masking_curves",
+    "plot_motif_effects",
     "plot_parameter_change",
     "plot_saturation",
     "plot_sequence",

@@ -15,9 +15,7 @@ _MOST_LETTERS = 120
 
 
 @style.figure_style()
-def plot_dependencies(
-    dependencies: Any, path: str | Path | None = None, title: str = "", offset: int = 0
-) -> "Figure":
+def plot_dependencies(dependencies: Any, path: str | Path | None = None, title: str = "", offset: int = 0) -> "Figure":
     """Plot how a substitution at the position of a row changes the predictions at the position of a column.
 
     Up to 120 positions, both axes have the sequence. The scale ends at the 99 % quantile, so that a few extreme cells
@@ -54,6 +52,8 @@ def plot_dependencies(
         axis.get_major_locator().set_params(nbins=5, integer=True)
     axes.tick_params(axis="both", pad=9 if count <= _MOST_LETTERS else 2)
     axes.tick_params(axis="y", labelrotation=90)
+    for label in axes.get_yticklabels():
+        label.set_verticalalignment("center")
     if count <= _MOST_LETTERS:
         _write_letters(axes, dependencies.sequence, first)
     axes.set_xlabel("position whose prediction changes")
@@ -71,4 +71,5 @@ def _write_letters(axes: Any, sequence: str, first: int) -> None:
         axis.set_minor_locator(FixedLocator(places))
         axis.set_minor_formatter(FixedFormatter(list(sequence)))
         axis.remove_overlapping_locs = False
+    axes.tick_params(which="major", length=0)
     axes.tick_params(which="minor", length=0, pad=1, labelsize=max(3.0, 7.0 - len(sequence) / 40), labelrotation=0)

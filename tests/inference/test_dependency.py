@@ -73,7 +73,11 @@ def expected(model: Any, ends: bool, is_causal: bool, both: bool) -> np.ndarray:
 
 def model_of(name: str, make_model: Any) -> Any:
     if name == "Llama":
-        return LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None, initializer_range=0.4)).double().eval()
+        return (
+            LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None, initializer_range=0.4))
+            .double()
+            .eval()
+        )
     if name == "Bert":
         return BertForMaskedLM(BertConfig(**SIZES, initializer_range=0.4)).double().eval()
     family, head = name.split()
@@ -157,10 +161,10 @@ def test_blocks_are_the_strongest_ones_that_do_not_overlap() -> None:
 def test_errors(make_model: Any) -> None:
     causal, tokenizer = make_model("S4", "ForCausalLM"), hf_ssm.build_dna_tokenizer()
     for arguments, message in (
-        (dict(start=3, stop=3), "`start`=3, `stop`=3: give a region of the 60 bases"),
-        (dict(start=3, stop=61), "give a region of the 60 bases"),
-        (dict(window=20), r"the region has 60 bases, but the context `window`=20.*--window"),
-        (dict(window=1), "`window`=1: give at least two"),
+        ({"start": 3, "stop": 3}, "`start`=3, `stop`=3: give a region of the 60 bases"),
+        ({"start": 3, "stop": 61}, "give a region of the 60 bases"),
+        ({"window": 20}, r"the region has 60 bases, but the context `window`=20.*--window"),
+        ({"window": 1}, "`window`=1: give at least two"),
     ):
         with pytest.raises(ValueError, match=message):
             hf_ssm.dependency_map(causal, tokenizer, SEQUENCE, **arguments)

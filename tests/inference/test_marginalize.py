@@ -145,7 +145,7 @@ def test_other_heads_and_both_strands(make_model: Any) -> None:
 
     def pseudo_likelihood(text: str) -> float:
         ids = [VOCABULARY[letter] for letter in text]
-        one_hidden = [ids[:place] + [VOCABULARY["[MASK]"]] + ids[place + 1 :] for place in range(len(ids))]
+        one_hidden = [[*ids[:place], VOCABULARY["[MASK]"], *ids[place + 1 :]] for place in range(len(ids))]
         return sum(log_probs(masked, hidden)[place, ids[place]].item() for place, hidden in enumerate(one_hidden))
 
     (row,) = hf_ssm.marginalize(masked, tokenizer, ["TGA"], BACKGROUNDS)
