@@ -184,7 +184,7 @@ def _motifs(args: argparse.Namespace) -> tuple[dict[str, np.ndarray], Any]:
 
 def _sequences(args: argparse.Namespace, column: str) -> list[str]:
     """The sequences of the input, of one length."""
-    sequences = []
+    sequences: list[str] = []
     for record in read_records(args.input, column, args.genome):
         sequence, length = record.sequence, args.length or len(record.sequence)
         if sequences and args.length is None and len(sequence) != len(sequences[0]):

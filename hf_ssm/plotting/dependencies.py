@@ -46,10 +46,8 @@ def plot_dependencies(dependencies: Any, path: str | Path | None = None, title: 
     )
     axes.set_facecolor(style.NEVER_MASKED)
     axes.grid(visible=False)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_formatter().set_useOffset(False)
-        axis.get_major_formatter().set_scientific(False)
-        axis.get_major_locator().set_params(nbins=5, integer=True)
+    axes.ticklabel_format(style="plain", useOffset=False)
+    axes.locator_params(nbins=5, integer=True)
     axes.tick_params(axis="both", pad=9 if count <= _MOST_LETTERS else 2)
     axes.tick_params(axis="y", labelrotation=90)
     for label in axes.get_yticklabels():
