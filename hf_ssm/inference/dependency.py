@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.inference.base_tokens import BASES, base_ids, base_tokens
 from hf_ssm.inference.likelihoods import CausalLikelihood, branched, without_end
-from hf_ssm.inference.model import SequenceModel, check_finite
+from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
 from hf_ssm.inference.score import WindowLetters, mean_of_strands
 from hf_ssm.utils.evaluation import evaluating
 
@@ -313,22 +313,15 @@ class DependencyMapper:
             read: The model.
         """
         size = max(1, self.model.max_tokens_per_batch // texts.shape[1])
-        odds = []
+        batches = []
         for first in range(0, len(texts), size):
             values = read(texts[first : first + size].to(self.model.device))[:, logits]
             chosen = bases.to(values.device).expand(len(values), -1, -1)
-            odds.append(_log_odds(values.gather(-1, chosen).cpu().double()))
-        log_odds = torch.cat(odds)
-        check_finite(log_odds)
-        effects: np.ndarray = ((log_odds[1:] - log_odds[0]).abs().amax(-1) / np.log(2)).numpy()
+            batches.append(log_odds(values.gather(-1, chosen).cpu().double()))
+        odds = torch.cat(batches)
+        check_finite(odds)
+        effects: np.ndarray = ((odds[1:] - odds[0]).abs().amax(-1) / np.log(2)).numpy()
         return effects
-
-
-def _log_odds(logits: Tensor) -> Tensor:
-    """Log-odds of each of the four bases against the three others, in nats, of their logits `(..., 4)`."""
-    itself = torch.eye(len(BASES), dtype=torch.bool)
-    others = logits.unsqueeze(-2).expand(*logits.shape, len(BASES)).masked_fill(itself, -torch.inf)
-    return logits - others.logsumexp(-1)
 
 
 def _texts(ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]) -> Tensor:

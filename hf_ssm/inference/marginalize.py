@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hf_ssm.data.motif_files import check_tangermeme, motif_of_letters
 from hf_ssm.data.records import as_records
-from hf_ssm.inference.model import check_finite
-from hf_ssm.inference.one_hot import OneHotModel, one_hot_of
+from hf_ssm.inference.model import check_finite, log_odds
+from hf_ssm.inference.one_hot import OneHotModel, one_hot_of, sequences_of
 from hf_ssm.inference.parts import table_of
 from hf_ssm.utils.evaluation import evaluating
 
@@ -114,8 +114,6 @@ def shuffled(sequences: Iterable[str], copies: int, seed: int = 0) -> list[str]:
     check_tangermeme("a dinucleotide shuffle")
     from tangermeme.ersatz import dinucleotide_shuffle
 
-    from hf_ssm.inference.one_hot import sequences_of
-
     copied = dinucleotide_shuffle(one_hot_of(sequences), n=copies, random_state=seed, allow_N=True)
     return sequences_of(copied.flatten(0, 1))
 
@@ -163,7 +161,7 @@ class Marginalizer:
         config = self.model.model.config
         names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
         if target is None:
-            chosen = [1] if self._is_exclusive and len(names) == 2 else list(range(len(names)))
+            chosen = [1] if self.model.is_exclusive and len(names) == 2 else list(range(len(names)))
             return {names[number]: number for number in chosen}
         number = names.index(str(target)) if str(target) in names else str(target)
         if not str(number).isdecimal() or int(number) >= len(names):
@@ -171,12 +169,6 @@ class Marginalizer:
                 f"`target`={target!r}: the model has {', '.join(names[:20])}; give a name, or a number from 0 on."
             )
         return {names[int(number)]: int(number)}
-
-    @property
-    def _is_exclusive(self) -> bool:
-        """Whether the logits are those of classes that exclude each other."""
-        config = self.model.model.config
-        return config.problem_type in (None, "single_label_classification") and config.num_labels > 1
 
     def insertions(
         self,
@@ -256,11 +248,8 @@ class Marginalizer:
             size = max(1, self.model.reader.max_tokens_per_batch // self.length)
             logits = predict(self.model, one_hot, batch_size=size, device=self.model.reader.device).double()
         check_finite(logits)
-        if self.model.reader.head == "class" and self._is_exclusive:
-            itself = torch.eye(logits.shape[1], dtype=torch.bool)
-            others = logits.unsqueeze(1).expand(-1, len(itself), -1).masked_fill(itself, -torch.inf)
-            logits = logits - others.logsumexp(-1)
-        return logits[:, list(self._outputs.values())]
+        values = log_odds(logits) if self.model.is_exclusive else logits
+        return values[:, list(self._outputs.values())]
 
 
 def _most_probable(matrix: np.ndarray) -> np.ndarray:

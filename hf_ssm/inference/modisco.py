@@ -201,13 +201,12 @@ class _Scalar(nn.Module):
                 raise ValueError(f"`target`={target}: a language model has none: leave it out.")
             return
         count = int(config.num_labels)
-        is_exclusive = config.problem_type in (None, "single_label_classification") and count > 1
         if target is None and count > 2:
             raise ValueError(f"`target` is missing: the model has {count} outputs; give the number of one.")
         self.target = min(1, count - 1) if target is None else int(target)
         if not 0 <= self.target < count:
             raise ValueError(f"`target`={target}: give a number from 0 to {count - 1}.")
-        self.kind = ("log_odds" if count == 2 else "log_probability") if is_exclusive else "value"
+        self.kind = ("log_odds" if count == 2 else "log_probability") if model.is_exclusive else "value"
 
     def forward(self, one_hot: Tensor) -> Tensor:
         outputs = self.model(one_hot)

@@ -90,6 +90,13 @@ class OneHotModel(nn.Module):
         """Whether gradients of the outputs reach the one-hot input."""
         return self._template is not None
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the outputs are the logits of classes that exclude each other."""
+        config = self.model.config
+        is_single = getattr(config, "problem_type", None) in (None, "single_label_classification")
+        return self.reader.head == "class" and is_single and config.num_labels > 1
+
     def _base_template(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Ids of the special tokens before the letters, of A, C, G, T and N, and of those behind the letters."""
         if not self.reader.takes("inputs_embeds"):

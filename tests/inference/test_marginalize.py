@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def turned(text: str) -> str:
     return "".join(COMPLEMENT[letter] for letter in reversed(text))
 
 
+@lru_cache(maxsize=1000)
 def logits_of(model: Any, tokenizer: Any, text: str) -> list[float]:
     with torch.no_grad():
         return model(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits[0].tolist()
