@@ -141,6 +141,44 @@ COMMANDS: dict[str, Command] = {
         _SAME,
         options="benchmark",
     ),
+    "marginalize": Command(
+        "sequences",
+        "mean effect of motifs that are put into backgrounds",
+        "Mean effect of putting motifs into background sequences, with its standard error: on the log-odds of classes, "
+        "on values, or on the likelihood under a language model; at one position or at many (--scan). An interrupted "
+        "command continues where it stopped.",
+        (
+            "hf-ssm marginalize runs/mine motifs.meme --backgrounds sequences.fa --shuffle 10 --output effects.csv",
+            "hf-ssm marginalize runs/mine TGASTCA --backgrounds b.bed --genome hg38.fa --scan 5 --output scan.csv",
+        ),
+        _SAME,
+        module="motifs",
+        options="motifs",
+    ),
+    "motifs": Command(
+        "analysis",
+        "which motifs lie where bases are important",
+        "Occurrences of motifs in scored bases, with p-values (FIMO) and the importance of these bases beside that of "
+        "other windows: from the substitutions of a region or the tokens of a probe.",
+        (
+            "hf-ssm motifs motifs.meme region.csv --output occurrences.csv",
+            "hf-ssm motifs TGASTCA runs/mine/probe/tokens.tsv --score effect --output occurrences.csv",
+        ),
+        options="motifs",
+    ),
+    "modisco": Command(
+        "analysis",
+        "attributions of bases as TF-MoDISco reads them",
+        "Hypothetical contributions of all bases of sequences, in the files that TF-MoDISco reads (ohe.npz, shap.npz), "
+        "and how far their sums miss the differences of the outputs.",
+        (
+            "hf-ssm modisco runs/mine sequences.fa --output runs/mine/modisco",
+            "hf-ssm modisco runs/mine peaks.bed --genome hg38.fa --length 500 --output runs/mine/modisco",
+        ),
+        _SAME,
+        module="motifs",
+        options="motifs",
+    ),
     "probe": Command(
         "analysis",
         "which tokens a prediction needs",

@@ -14,10 +14,11 @@ import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_ssm import plotting
-from hf_ssm.cli.checkpoints import can_draw, warn_of_chance
-from hf_ssm.cli.effects import TargetSaturation, check_effects, scorer_options
-from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
+from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.dependencies import check_dependencies, write_dependencies
+from hf_ssm.cli.effects import check_effects, scorer_options
+from hf_ssm.cli.options.sequences import SCORE_WINDOW
+from hf_ssm.cli.saturate import parse_regions, saturate_regions
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
     is_own_model,
@@ -27,7 +28,7 @@ from hf_ssm.cli.sequences import (
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.tracks import TrackFiles, check_score_tracks, effect_tracks, entries_of_rows, run_base_tracks
+from hf_ssm.cli.tracks import check_score_tracks, run_base_tracks
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
@@ -36,12 +37,10 @@ from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
-from hf_ssm.inference.saturation import Saturation
 from hf_ssm.inference.score import REASONS, VariantScorer
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import check_not_input, write_text_atomically
 
-_REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
 _SETTINGS = (
     *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by", "match_group"),
     *("target", "shifts", "flank", "per_strand", "info_prefix"),
@@ -53,34 +52,37 @@ _METRICS = ".metrics.json"
 # Variants of a part of the output; of those that are read once for each token, a sixteenth.
 _PART = 64
 
-# Bases of a region that are timed at once.
-_PIECE = 32
-
-Region = tuple[str, int, int]
-
 
 def run_score(args: argparse.Namespace) -> None:
-    """`hf-ssm score`: a table of the scores of variants, or of all substitutions of regions."""
+    """`hf-ssm score`: scores of variants, of all substitutions of regions, a dependency map, or tracks."""
     check_score_tracks(args)
-    if args.track is not None and args.saturate is None:
+    track = args.track if args.saturate is None else None
+    if sum(given is not None for given in (args.variants, args.saturate, args.dependencies, track)) != 1:
+        raise ValueError(
+            "give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track likelihood, or --dependencies "
+            "CONTIG:FIRST-LAST"
+        )
+    if track is not None:
         run_base_tracks(args)
         return
-    if (args.variants is None) == (args.saturate is None):
-        raise ValueError("give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track likelihood")
-    if args.saturate is not None and args.genome is None:
-        raise ValueError("--saturate needs the sequence: give --genome FASTA")
+    option = "--saturate" if args.dependencies is None else "--dependencies"
+    texts = args.saturate if args.dependencies is None else [args.dependencies]
+    if texts is not None and args.genome is None:
+        raise ValueError(f"{option} needs the sequence: give --genome FASTA")
     evaluation = (args.positive, args.by, args.match_group)
-    if args.label_column is None and any(option is not None for option in evaluation):
+    if args.label_column is None and any(value is not None for value in evaluation):
         raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
-    if args.svg and args.saturate is None:
-        raise ValueError("--svg is for the figures of --saturate: leave it out")
+    if args.svg and texts is None:
+        raise ValueError("--svg is for the figures of --saturate and --dependencies: leave it out")
     check_effects(args)
-    if args.saturate is not None or not is_vcf(args.output):
+    if args.dependencies is not None:
+        check_dependencies(args)
+    elif args.saturate is not None or not is_vcf(args.output):
         check_table_output(args.output)
     check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
-        regions = None if args.saturate is None else _regions(args.saturate, genome)
+        regions = None if texts is None else parse_regions(texts, genome, option)
         within = None if args.regions is None or genome is None else read_regions(args.regions, genome)
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
@@ -95,7 +97,10 @@ def run_score(args: argparse.Namespace) -> None:
         }
         if regions is not None:
             assert genome is not None
-            _saturate(args, model, genome, regions, settings, within)
+            if args.dependencies is None:
+                saturate_regions(args, model, genome, regions, settings, within)
+            else:
+                write_dependencies(args, model, genome, regions[0], settings | {"kind": "dependencies"})
         else:
             _score(args, model, genome, settings, within)
             can_saturate = args.target is not None or model.head in ("causal", "masked")
@@ -197,101 +202,3 @@ def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[st
     path = args.output.with_suffix(_METRICS)
     write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
     print(f"{path} holds these metrics.")
-
-
-def _saturate(
-    args: argparse.Namespace,
-    model: SequenceModel,
-    genome: Genome,
-    regions: list[Region],
-    settings: dict[str, Any],
-    within: Regions | None,
-) -> None:
-    horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
-    options = {"scores": args.scores, "window": args.window, "horizon": horizon, "keep_case": args.keep_case}
-    saturation = (
-        Saturation(model, both_strands=not args.one_strand, **options)
-        if args.target is None
-        else TargetSaturation(args, model, genome)
-    )
-    track_names = [f"{score}_{statistic}" for score in saturation.columns for statistic in args.track or ()]
-    paths = {name: args.output.with_name(f"{args.output.stem}.{name}.bw") for name in track_names}
-    tracks = TrackFiles(args, genome, within, paths)
-
-    def compute(one_region: list[Region]) -> pa.Table:
-        ((contig, first, last),) = one_region
-        if isinstance(saturation, TargetSaturation):
-            return saturation.table(contig, first, last)
-        reach = max(args.window, horizon)
-        begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
-        scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
-        positions = [begin + place + 1 for place in scored["position"].to_pylist()]
-        place = {"chrom": pa.array([contig] * len(scored), pa.string()), "pos": pa.array(positions, pa.int64())}
-        return pa.table(place | {name: scored[name] for name in scored.column_names if name != "position"})
-
-    def join(tables: Iterator[pa.Table], path: Path) -> None:
-        table = pa.concat_tables(tables)
-        with plotting.also_svg(args.svg):
-            for picture in _pictures(args.output, table, regions, saturation.columns):
-                print(f"{picture} shows the scores.")
-        if track_names:
-            bases = effect_tracks(table, saturation.columns, args.track)
-            (contig, first, last), *_ = regions
-            tracks.write(entries_of_rows(bases, track_names, genome.contigs), f"{contig}:{first + 1}-{last}")
-        join_table(iter([table]), path)
-        print(f"{args.output} holds the scores of {len(table)} substitutions.")
-
-    blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
-    if args.estimate:
-        pieces = (
-            (contig, start, min(start + _PIECE, last))
-            for contig, first, last in blocks
-            for start in range(first, last, _PIECE)
-        )
-        total = sum(map(_bases, blocks))
-        print(estimate(pieces, lambda some: [compute([piece]) for piece in some], total, "bases", size=_bases))
-        return
-    with_bar = with_progress(blocks, "regions", len(blocks))
-    write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
-
-
-def _bases(region: Region) -> int:
-    _, first, last = region
-    return last - first
-
-
-def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:
-    if not can_draw("pictures"):
-        return
-    frame = table.to_pandas().rename(columns={"pos": "position"})
-    for number, (contig, first, last) in enumerate(regions, start=1):
-        inside = (frame["chrom"] == contig) & (frame["position"] > first) & (frame["position"] <= last)
-        for score in scores if inside.any() else ():
-            ending = f"{number}.{score}" if len(regions) > 1 else score
-            path = output.with_name(f"{output.stem}.{ending}.png")
-            title = f"{contig}:{first + 1}-{last}"
-            plotting.plot_saturation(frame[inside], score, path, title=title)
-            yield path
-            effects = frame[inside].groupby("position")[score].mean().reindex(range(first + 1, last + 1))
-            letters = frame[inside].drop_duplicates("position").set_index("position")["ref"]
-            sequence = "".join(letters.reindex(effects.index, fill_value="N"))
-            path = output.with_name(f"{output.stem}.{ending}.logo.png")
-            # Of a base that is needed, the height is positive.
-            label = f"−mean {score} of the other bases"
-            plotting.plot_logo(sequence, -effects.to_numpy(float), path, title, first=first + 1, label=label)
-            yield path
-
-
-def _regions(texts: list[str], genome: Any) -> list[Region]:
-    """Contig, first base counted from 0, and the one after the last."""
-    regions = []
-    for text in texts:
-        parsed = _REGION.fullmatch(text)
-        if parsed is None:
-            raise ValueError(f"--saturate {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
-        first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
-        size = genome.length(parsed["contig"])
-        if not 1 <= first <= last <= size:
-            raise ValueError(f"--saturate {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
-        regions.append((parsed["contig"], first - 1, last))
-    return regions

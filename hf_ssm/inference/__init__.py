@@ -1,22 +1,32 @@
 """Tables from sequences: predictions, embeddings, scores of variants, for models of hf_ssm and of transformers."""
 
+from hf_ssm.inference.dependency import dependency_map
 from hf_ssm.inference.embed import embed
 from hf_ssm.inference.embed_variants import embed_variants
 from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.inference.linear_probe import linear_probe
+from hf_ssm.inference.marginalize import marginalize
+from hf_ssm.inference.modisco import base_attributions
+from hf_ssm.inference.motif_hits import motif_hits
+from hf_ssm.inference.one_hot import OneHotModel
 from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import saturate
 from hf_ssm.inference.score import score_variants
 from hf_ssm.inference.tracks import base_likelihoods
 
 __all__ = [
+    "OneHotModel",
+    "base_attributions",
     "base_likelihoods",
+    "dependency_map",
     "embed",
     "embed_variants",
     "evaluate_scores",
     "linear_probe",
     "log_likelihoods",
+    "marginalize",
+    "motif_hits",
     "predict",
     "saturate",
     "score_variants",

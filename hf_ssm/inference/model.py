@@ -22,7 +22,7 @@ from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = [
     *("MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"),
-    *("check_finite", "check_strands", "other_strand"),
+    *("check_finite", "check_strands", "log_odds", "other_strand"),
 ]
 
 MOST_UNKNOWN = 0.5
@@ -286,6 +286,13 @@ def check_finite(values: Tensor, where: str = "") -> None:
         raise ValueError(
             f"{where}{': ' if where else ''}the model gives NaN: its weights hold NaN, or its precision is too low."
         )
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Log-odds of each of the last axis against all others, in nats, of logits `(..., K)`."""
+    itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    others = logits.unsqueeze(-2).expand(*logits.shape, logits.shape[-1]).masked_fill(itself, -torch.inf)
+    return logits - others.logsumexp(-1)
 
 
 def other_strand(records: Sequence[Record]) -> list[Record]:

@@ -4,7 +4,7 @@ Legend: `L` tokens of the context, `N` positions of the region.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
-from hf_ssm.data.records import Record, reverse_complement
+from hf_ssm.data.records import reverse_complement
+from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
+from hf_ssm.inference.model import SequenceModel, check_finite
 from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["BASES", "Saturation", "saturate"]
 
-BASES = "ACGT"
-
 # Positions between two states from which mutants are read. Fewer positions repeat fewer tokens, in more calls.
 _BLOCK = 16
+_NEEDS = "saturation mutagenesis", "give the variants as a table to `hf-ssm score` instead"
 
 
 def saturate(
@@ -113,9 +113,7 @@ class Saturation:
         for name in self.columns:
             check_choice("scores", name, available)
         self.letters = WindowLetters(model, keep_case)
-        # Ids of the four bases as capitals, and of those that replace lower-case letters: `(2, 4)`.
-        cases = (BASES, BASES.lower() if self.letters.keeps_case else BASES)
-        self._bases = torch.stack([torch.cat([self._encoded(base).bases for base in case]) for case in cases])
+        self._bases = base_ids(model, self.letters.keeps_case, *_NEEDS)
 
     def table(self, sequence: str, start: int, stop: int) -> pa.Table:
         """The scores of all substitutions of a region."""
@@ -146,18 +144,8 @@ class Saturation:
         chosen = {name: values[at] for name, values in scores.items()}
         return pa.table(columns | columns_of_scores(chosen, [reasons[n] for n, _ in places]))
 
-    def _encoded(self, text: str) -> "_Context":
-        """A text as tokens, one for each letter."""
-        record = Record(text, "the sequence")
-        (encoded,) = self.model.encode([record], refuse_unknown=False)
-        stop = len(without_end(encoded))
-        before = stop - len(text)
-        if before < 0 or not torch.equal(encoded.letters[before:stop, 0], torch.arange(len(text))):
-            raise ValueError(
-                "saturation mutagenesis needs a tokenizer with one token for each base; give the variants as a table "
-                "to `hf-ssm score` instead."
-            )
-        return _Context(encoded, before, self.model.unknown_letters(record, encoded))
+    def _encoded(self, text: str) -> BaseTokens:
+        return base_tokens(self.model, text, *_NEEDS)
 
     def _strand(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """The scores of all four bases at each position, `(N, 4)`, NaN where there is none; why a position has none."""
@@ -249,26 +237,6 @@ class Saturation:
         check_finite(log_odds)
         faults = [self._fault(window.is_unknown, letter) for window, letter in zip(contexts, letters, strict=True)]
         return {"masked_log_odds": log_odds.numpy()}, faults
-
-
-@dataclass(frozen=True)
-class _Context:
-    """The tokens of a text, of which each letter has one.
-
-    Attributes:
-        encoded: The tokens, with special ones.
-        before: Number of special tokens before the letters.
-        is_unknown: Whether each letter is ambiguous or unknown to the tokenizer.
-    """
-
-    encoded: Encoded
-    before: int
-    is_unknown: np.ndarray
-
-    @property
-    def bases(self) -> Tensor:
-        """The ids of the letters."""
-        return self.encoded.ids[self.before : self.before + len(self.is_unknown)]
 
 
 class _Reference:

@@ -6,8 +6,10 @@ writes the figure there; the suffix of the path gives the format. Without matplo
 to install.
 """
 
+from hf_ssm.plotting.dependencies import plot_dependencies
 from hf_ssm.plotting.html import sequence_html, write_sequence_html
 from hf_ssm.plotting.logos import plot_logo
+from hf_ssm.plotting.motifs import plot_motif_effects
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.saturation import plot_saturation
 from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
@@ -32,10 +34,12 @@ __all__ = [
     "can_plot",
     "coloured_tokens",
     "describe_target",
+    "plot_dependencies",
     "plot_frequency_responses",
     "plot_hankel",
     "plot_logo",
     "plot_masking_curves",
+    "plot_motif_effects",
     "plot_parameter_change",
     "plot_saturation",
     "plot_sequence",

@@ -103,6 +103,8 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("scores").add_argument
     add("--genome", metavar="FASTA", type=Path, help="the reference")
     add("--saturate", metavar="CONTIG:FIRST-LAST", nargs="+", help="score every substitution of regions (1-based)")
+    dependencies = "how each substitution of a region changes the predictions of all its bases (.npz, .csv, .parquet)"
+    add("--dependencies", metavar="CONTIG:FIRST-LAST", help=dependencies)
     scores = f"{', '.join(SCORES)} (default: llr and next_token, or masked_log_odds)"
     add("--scores", metavar="SCORE", nargs="+", choices=SCORES, help=scores)
     _add_effects(add)
@@ -122,7 +124,7 @@ def add_score(parser: argparse.ArgumentParser) -> None:
     add("--by", metavar="NAME", help="average the metrics over groups, such as chrom, weighted by their variants")
     match = "column of groups of a positive variant and its controls: accuracy of pairs and reciprocal rank"
     add("--match-group", metavar="NAME", help=match)
-    add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate)")
+    add("--svg", action="store_true", help=f"{SVG_HELP} (with --saturate, --dependencies)")
     _add_run(parser)
     formats = "csv, tsv or parquet; of a VCF file also vcf or vcf.gz; of --track: bw, bigwig, bedgraph or bedgraph.gz"
     add_table_options(parser, formats)

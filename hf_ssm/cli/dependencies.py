@@ -1,0 +1,116 @@
+"""`hf-ssm score --dependencies`: the dependency map of a region."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hf_ssm import plotting
+from hf_ssm.cli.checkpoints import can_draw
+from hf_ssm.cli.sequences import with_progress
+from hf_ssm.data.genome import Genome
+from hf_ssm.inference.dependency import ROWS_PER_PART, DependencyMap, DependencyMapper
+from hf_ssm.inference.estimate import estimate
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.parts import TABLE_OUTPUTS, join_table, write_in_parts
+from hf_ssm.utils.files import write_text_atomically
+
+_OUTPUTS = (".npz", *TABLE_OUTPUTS)
+# Options of `hf-ssm score` that have no effect on a map.
+_OTHERS = ("scores", "horizon", "label_column", "positive", "by", "match_group", "target", "flank", "regions")
+_BLOCKS, _BLOCK_SIZE = ".blocks.csv", 6
+_LISTED = 3
+
+
+def check_dependencies(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for options that do not fit --dependencies."""
+    for name in _OTHERS:
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for --dependencies: leave it out")
+    if args.per_strand or args.shifts != [0]:
+        raise ValueError("--per-strand and --shifts are not for --dependencies: leave them out")
+    if args.output.suffix not in _OUTPUTS:
+        raise ValueError(f"output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}.")
+
+
+def write_dependencies(
+    args: argparse.Namespace,
+    model: SequenceModel,
+    genome: Genome,
+    region: tuple[str, int, int],
+    settings: dict[str, Any],
+) -> None:
+    """Write the map of a region (contig, first position counted from 0, the one after the last), and its summary."""
+    contig, first, last = region
+    mapper = DependencyMapper(model, window=args.window, both_strands=not args.one_strand, keep_case=args.keep_case)
+    begin, end = max(0, first - args.window), min(genome.length(contig), last + args.window)
+    sequence, start, stop = genome.fetch(contig, begin, end), first - begin, last - begin
+    mapper.check(sequence, start, stop)
+
+    def compute(rows: list[int]) -> pa.Table:
+        effects = mapper.effects(sequence, start, stop, rows[0])
+        return pa.table({"effects": pa.array(list(effects.reshape(len(effects), -1)))})
+
+    def join(tables: Iterator[pa.Table], path: Path) -> None:
+        effects = np.concatenate([np.stack(table["effects"].to_numpy()) for table in tables])
+        found = DependencyMap.of_effects(effects.reshape(stop - start, 4, -1), sequence[start:stop], first)
+        _summarise(args, contig, found)
+        _write(path, contig, found)
+        print(f"{args.output} holds the dependencies of {stop - start} positions of {contig} (log2 odds ratios).")
+
+    first_rows = range(0, stop - start, ROWS_PER_PART)
+    if args.estimate:
+        print(estimate(first_rows, lambda some: [compute([row]) for row in some], len(first_rows), "parts"))
+        return
+    parts = with_progress(first_rows, "parts", len(first_rows))
+    write_in_parts(args.output, parts, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+
+
+def _summarise(args: argparse.Namespace, contig: str, found: DependencyMap) -> None:
+    """The figure and the strongest blocks."""
+    title = f"{contig}:{found.start + 1}-{found.start + len(found.sequence)}"
+    if np.isfinite(found.matrix).any() and can_draw("pictures"):
+        picture = args.output.with_suffix(".png")
+        with plotting.also_svg(args.svg):
+            plotting.plot_dependencies(found, picture, title, offset=1)
+        print(f"{picture} shows the map.")
+    if len(found.sequence) < _BLOCK_SIZE:
+        return
+    frame = found.blocks(_BLOCK_SIZE).to_pandas()
+    frame.insert(1, "chrom", contig)
+    for side in ("i", "j"):
+        frame[f"start_{side}"] += 1
+        frame.insert(
+            frame.columns.get_loc(f"start_{side}") + 1, f"end_{side}", frame[f"start_{side}"] + _BLOCK_SIZE - 1
+        )
+    path = args.output.with_suffix(_BLOCKS)
+    write_text_atomically(path, frame.to_csv(index=False))
+    print(f"{path} holds the strongest blocks of {_BLOCK_SIZE} bases:\n| block | bases | score |\n| --- | --- | --- |")
+    for kind in ("site", "pair"):
+        for row in frame[frame["kind"] == kind].head(_LISTED).itertuples():
+            other = "" if kind == "site" else f" and {row.start_j}-{row.end_j}"
+            bases = row.bases_i if kind == "site" else f"{row.bases_i} {row.bases_j}"
+            print(f"| {row.start_i}-{row.end_i}{other} | {bases} | {row.score:.3f} |")
+
+
+def _write(path: Path, contig: str, found: DependencyMap) -> None:
+    """An archive of arrays, or a table with a row for each pair of positions."""
+    positions = np.arange(len(found.sequence)) + found.start + 1
+    if path.suffix == ".npz":
+        bases, arrays = np.array(list(found.sequence)), {"matrix": found.matrix, "influence": found.influence}
+        np.savez(path, allow_pickle=False, **arrays, positions=positions, bases=bases, chrom=np.array(contig))
+        return
+    bases = np.array(list(found.sequence))
+    rows, columns = np.nonzero(np.isfinite(found.matrix))
+    table = {
+        "chrom": pa.array([contig] * len(rows), pa.string()),
+        "pos_i": positions[rows],
+        "base_i": bases[rows],
+        "pos_j": positions[columns],
+        "base_j": bases[columns],
+        "dependency": found.matrix[rows, columns],
+    }
+    join_table(iter([pa.table(table)]), path)

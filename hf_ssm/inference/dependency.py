@@ -1,0 +1,338 @@
+"""Dependency maps: how the substitution of a base changes the predictions of other bases.
+
+Source: Tomaz da Silva et al. 2025, "Nucleotide dependency analysis of genomic language models detects functional
+elements", Methods; the block score is that of the code of the paper. Logarithms are to the base 2, as there.
+
+Legend: `N` positions of the region, `R` rows of the map, `T` targets, `L` tokens of the context, `V` vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+
+from hf_ssm.data.records import reverse_complement
+from hf_ssm.inference.base_tokens import BASES, base_ids, base_tokens
+from hf_ssm.inference.likelihoods import CausalLikelihood, branched, without_end
+from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
+from hf_ssm.inference.score import WindowLetters, mean_of_strands
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["ROWS_PER_PART", "DependencyMap", "DependencyMapper", "dependency_map"]
+
+ROWS_PER_PART = 16
+"""Positions whose mutants continue from one state. Fewer positions repeat fewer tokens, in more calls."""
+
+_BLOCK_COLUMNS = ("kind", "start_i", "start_j", "bases_i", "bases_j", "score", "mean", "max")
+_NEEDS = "a dependency map", "take a model that reads single bases"
+
+
+@dataclass(frozen=True)
+class DependencyMap:
+    """Dependencies of a region.
+
+    Attributes:
+        matrix: `(N, N)`, e_ij of row i and column j: the largest absolute log2 odds ratio of a base at position j, over
+            the substitutions at i and the four bases at j. NaN on the diagonal, where i is no A, C, G or T, and for a
+            causal model that has read one strand below the diagonal.
+        influence: `(N, 4)`, the variant influence score of each substitution by A, C, G and T: the mean of its
+            dependencies over all other positions; NaN for the base that is there.
+        sequence: The bases of the region, in capitals.
+        start: The first position in the sequence that was given, counted from 0.
+    """
+
+    matrix: np.ndarray
+    influence: np.ndarray
+    sequence: str
+    start: int = 0
+
+    @classmethod
+    def of_effects(cls, effects: np.ndarray, sequence: str, start: int = 0) -> "DependencyMap":
+        """The map of the effects `(N, 4, N)` of all substitutions, NaN where there is none."""
+        has_value = np.isfinite(effects)
+        matrix = np.where(has_value, effects, -np.inf).max(1)
+        counts = has_value.sum(2)
+        sums = np.where(has_value, effects, 0).sum(2)
+        influence = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        return cls(np.where(np.isfinite(matrix), matrix, np.nan), influence, sequence.upper(), start)
+
+    def blocks(self, size: int = 6, count: int = 10) -> Dataset:
+        """The strongest blocks of the map.
+
+        The score of a block is the first quartile of its entries, so that it is large only if most entries are. A block
+        of the kind "site" lies on the diagonal: neighbouring bases that depend on each other, as those of a motif; its
+        score is the block score of the paper. A block of the kind "pair" has two separate sites; the entries are those
+        of both directions. From the highest score on, blocks are left out that overlap one of the same kind before
+        them (a pair: in both sites), and those with other letters than A, C, G and T.
+
+        Args:
+            size: Bases of a site, default 6, as in the paper.
+            count: Largest number of blocks of each kind, default 10.
+
+        Returns:
+            A Dataset with `kind`, `start_i`, `start_j` (the first positions of the two sites, equal for "site", counted
+            as `start`), `bases_i`, `bases_j`, `score`, `mean` and `max` of the entries.
+
+        Raises:
+            ValueError: The size is not from 2 to the length of the region, or the count is not positive.
+        """
+        if not 2 <= size <= len(self.sequence):
+            raise ValueError(f"`size`={size}: give 2 to {len(self.sequence)} bases, the length of the region.")
+        if count < 1:
+            raise ValueError(f"`count`={count}: give a positive number of blocks.")
+        windows = sliding_window_view(self.matrix, (size, size))
+        starts = np.array(
+            [first for first in range(len(windows)) if set(self.sequence[first : first + size]) <= set(BASES)],
+            dtype=int,
+        )
+        sites = _strongest(_quartiles(windows[starts, starts]), starts, starts, size, count)
+        rows = []
+        for first in starts:
+            later = starts[starts >= first + size]
+            if len(later):
+                values = np.stack([windows[first, later], windows[later, first]], axis=1)
+                rows.append((_quartiles(values), np.full(len(later), first), later))
+        pairs = []
+        if rows:
+            scores, firsts, seconds = (np.concatenate(column) for column in zip(*rows, strict=True))
+            pairs = _strongest(scores, firsts, seconds, size, count)
+        blocks = [self._block(*block, size) for block in (*sites, *pairs)]
+        return Dataset.from_dict({name: [block[name] for block in blocks] for name in _BLOCK_COLUMNS})
+
+    def _block(self, score: float, first: int, second: int, size: int) -> dict[str, Any]:
+        one, two = slice(first, first + size), slice(second, second + size)
+        values = np.concatenate([self.matrix[one, two], self.matrix[two, one]])
+        return {
+            "kind": "site" if first == second else "pair",
+            "start_i": self.start + first,
+            "start_j": self.start + second,
+            "bases_i": self.sequence[one],
+            "bases_j": self.sequence[two],
+            "score": score,
+            "mean": float(np.nanmean(values)),
+            "max": float(np.nanmax(values)),
+        }
+
+
+def _quartiles(blocks: np.ndarray) -> np.ndarray:
+    """First quartile of the entries of each block `(blocks, ...)` that have a value; one strand has half of them."""
+    flat = blocks.reshape(len(blocks), -1)
+    scores = np.full(len(flat), np.nan)
+    usable = np.isfinite(flat).any(1)
+    scores[usable] = np.nanquantile(flat[usable], 0.25, axis=1)
+    return scores
+
+
+def _strongest(
+    scores: np.ndarray, firsts: np.ndarray, seconds: np.ndarray, size: int, count: int
+) -> list[tuple[float, int, int]]:
+    """Score and first positions of the strongest blocks that do not overlap."""
+    chosen: list[tuple[float, int, int]] = []
+    for number in np.argsort(-scores, kind="stable"):
+        score, first, second = float(scores[number]), int(firsts[number]), int(seconds[number])
+        if len(chosen) == count or not np.isfinite(score):
+            break
+        if all(abs(first - one) >= size or abs(second - two) >= size for _, one, two in chosen):
+            chosen.append((score, first, second))
+    return chosen
+
+
+def dependency_map(
+    model: Any,
+    tokenizer: Any,
+    sequence: str,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    window: int = 1024,
+    both_strands: bool = True,
+    keep_case: bool = False,
+    max_tokens_per_batch: int = 16384,
+) -> DependencyMap:
+    """How the substitution of each base of a region changes the predictions of all others.
+
+    The dependency of position j on position i is e_ij = max |log2 (odds(n_j = k | n_i = alt) / odds(n_j = k))|, over
+    the three substitutions at i and the four bases k at j. The odds are those among the four bases.
+
+    A masked model reads the sequence without a mask, as in the paper, and predicts all positions at once: a map costs
+    3 N + 1 contexts. A causal model predicts a base from those before it: one strand gives j > i, the other one j < i.
+    Mutants share the states before the substitution. For a masked model, the effects of a substitution are averaged
+    over both strands before the maximum.
+
+    Args:
+        model: A causal or masked language model of hf_ssm or transformers.
+        tokenizer: Its tokenizer, a fast one with one token for each base.
+        sequence: The sequence, of which the region is a part.
+        start, stop: The region: first base, counted from 0, and the one after the last; default: all.
+        window: Bases of the context, with the region in its middle, default 1024; fewer at the ends of the sequence.
+        both_strands: Read both strands, default True.
+        keep_case: Whether lower-case letters stay so, and are replaced by such. By default they are read as capitals.
+        max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
+
+    Returns:
+        The `DependencyMap`: the matrix, the influence of each substitution, and a summary in blocks.
+
+    Raises:
+        ValueError: The model is no language model; the region is empty, outside of the sequence or longer than the
+            window; the context is longer than the model takes, or consists mostly of N; the tokenizer joins bases; or
+            the model gives NaN.
+    """
+    mapper = DependencyMapper(
+        SequenceModel(model, tokenizer, max_tokens_per_batch),
+        window=window,
+        both_strands=both_strands,
+        keep_case=keep_case,
+    )
+    stop = len(sequence) if stop is None else stop
+    with evaluating(mapper.model.model):
+        mapper.check(sequence, start, stop)
+        firsts = range(0, stop - start, ROWS_PER_PART)
+        rows = [mapper.effects(sequence, start, stop, first) for first in firsts]
+    return DependencyMap.of_effects(np.concatenate(rows), sequence[start:stop], start)
+
+
+class DependencyMapper:
+    """Computes the rows of `dependency_map`, whose arguments it takes; to be used within `evaluating`."""
+
+    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True, keep_case: bool = False):
+        if window < 2:
+            raise ValueError(f"`window`={window}: give at least two bases.")
+        if model.head not in ("causal", "masked"):
+            raise ValueError(f"{type(model.model).__name__} is no language model, which a dependency map needs.")
+        self.model, self.window, self.both_strands = model, window, both_strands
+        self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
+        self.letters = WindowLetters(model, keep_case)
+        self._bases = base_ids(model, self.letters.keeps_case, *_NEEDS)
+
+    def check(self, sequence: str, start: int, stop: int) -> None:
+        """Raise `ValueError` unless the model can read the region."""
+        if not 0 <= start < stop <= len(sequence):
+            raise ValueError(f"`start`={start}, `stop`={stop}: give a region of the {len(sequence)} bases.")
+        if stop - start > self.window:
+            raise ValueError(
+                f"the region has {stop - start} bases, but the context `window`={self.window}: give a shorter region, "
+                "or a larger window (--window)."
+            )
+        begin, end = self._context(sequence, start, stop)
+        tokens = base_tokens(self.model, self.letters.read(sequence[begin:end]), *_NEEDS)
+        if why := self.letters.fault(tokens.is_unknown):
+            raise ValueError(f"{why}: give another region, or another window (--window).")
+
+    def _context(self, sequence: str, start: int, stop: int) -> tuple[int, int]:
+        before = (self.window - (stop - start)) // 2
+        return max(0, start - before), min(len(sequence), stop + before)
+
+    def effects(self, sequence: str, start: int, stop: int, first: int) -> np.ndarray:
+        """The effects of the substitutions at `ROWS_PER_PART` positions, or fewer at the end of the region.
+
+        Args:
+            sequence, start, stop: As for `dependency_map`.
+            first: The first of the positions, counted from `start`.
+
+        Returns:
+            `(R, 4, N)`: row i, the base that is put there, target j; the largest absolute log2 odds ratio of a base at
+            j. NaN where there is none.
+        """
+        begin, end = self._context(sequence, start, stop)
+        count, last = stop - start, min(first + ROWS_PER_PART, stop - start)
+        context, offset = sequence[begin:end], start - begin
+        strands = [self._strand(context, offset, count, first, last)]
+        if self.both_strands:
+            other = self._strand(reverse_complement(context), end - stop, count, count - last, count - first)
+            # All axes reversed: both positions, and bases into their complements.
+            strands.append(np.flip(other))
+        return mean_of_strands(strands)
+
+    def _strand(self, context: str, offset: int, count: int, first: int, last: int) -> np.ndarray:
+        """The effects of one strand, `(R, 4, N)`, of positions `first` to `last` of a region at `offset`."""
+        effects = np.full((last - first, len(BASES), count), np.nan)
+        # A causal model needs nothing behind the region.
+        text = self.letters.read(context if self.likelihood is None else context[: offset + count])
+        tokens = base_tokens(self.model, text, *_NEEDS)
+        is_lower = torch.tensor([letter.islower() for letter in text])
+        bases = self._bases[is_lower.long()][offset : offset + count]
+        place = tokens.before + offset
+        mutants = [
+            (position, base)
+            for position in range(first, last)
+            for base in _others(tokens.encoded.ids[place + position], bases[position])
+        ]
+        if not mutants:
+            return effects
+        read = self._masked if self.likelihood is None else self._causal
+        rows, targets = read(tokens.encoded.ids, without_end(tokens.encoded), place, bases, mutants)
+        for (position, base), values in zip(mutants, rows, strict=True):
+            effects[position - first, base, targets] = values
+            effects[position - first, base, : 0 if self.likelihood is None else position] = np.nan
+            effects[position - first, base, position] = np.nan
+        return effects
+
+    def _masked(
+        self, ids: Tensor, _: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]
+    ) -> tuple[np.ndarray, slice]:
+        """The effects of mutants on all positions, `(mutants, N)`."""
+        texts = _texts(ids, place, bases, mutants)
+        logits = slice(place, place + len(bases))
+        return self._read(texts, bases, logits, lambda batch: self.model.forward(batch).logits), slice(0, len(bases))
+
+    def _causal(
+        self, _: Tensor, ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]
+    ) -> tuple[np.ndarray, slice]:
+        """The effects of mutants on the positions after the first mutated one, `(mutants, T)`."""
+        assert self.likelihood is not None
+        likelihood = self.likelihood
+        border = place + mutants[0][0]
+        targets = slice(mutants[0][0] + 1, len(bases))
+        if targets.start >= targets.stop:
+            return np.zeros((len(mutants), 0)), targets
+        # The last token of the region predicts none of its positions.
+        texts = _texts(ids, place, bases, mutants)[:, :-1]
+        # There is no state before the first token.
+        if not likelihood.shares or border == 0:
+            logits = slice(border, None)
+            return self._read(texts, bases[targets], logits, lambda batch: likelihood.read(batch)[0]), targets
+        cache = likelihood.read(ids[None, :border], keep=True, only_last=True)[1]
+
+        def continued(batch: Tensor) -> Tensor:
+            rows = torch.zeros(len(batch), dtype=torch.long, device=self.model.device)
+            return likelihood.read(batch, branched(cache, rows))[0]
+
+        return self._read(texts[:, border:], bases[targets], slice(None), continued), targets
+
+    def _read(self, texts: Tensor, bases: Tensor, logits: slice, read: Any) -> np.ndarray:
+        """Largest absolute log2 odds ratios of the four bases, `(rows - 1, T)`, against the first text.
+
+        Args:
+            texts: Ids, `(rows, L)`; the first row is the reference.
+            bases: Ids of the four bases at each target, `(T, 4)`.
+            logits: Positions of the logits `(rows, L, V)` that predict the targets.
+            read: The model.
+        """
+        size = max(1, self.model.max_tokens_per_batch // texts.shape[1])
+        batches = []
+        for first in range(0, len(texts), size):
+            values = read(texts[first : first + size].to(self.model.device))[:, logits]
+            chosen = bases.to(values.device).expand(len(values), -1, -1)
+            batches.append(log_odds(values.gather(-1, chosen).cpu().double()))
+        odds = torch.cat(batches)
+        check_finite(odds)
+        effects: np.ndarray = ((odds[1:] - odds[0]).abs().amax(-1) / np.log(2)).numpy()
+        return effects
+
+
+def _texts(ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]) -> Tensor:
+    """The reference `(L,)` and its mutants, `(1 + mutants, L)`; `place` is that of the first base of the region."""
+    texts = ids.repeat(1 + len(mutants), 1)
+    for row, (position, base) in enumerate(mutants, start=1):
+        texts[row, place + position] = bases[position, base]
+    return texts
+
+
+def _others(token: Tensor, bases: Tensor) -> list[int]:
+    """The bases that differ from a token; none if it is another letter."""
+    present = (bases == token).nonzero().flatten().tolist()
+    return [base for base in range(len(BASES)) if present and base != present[0]]

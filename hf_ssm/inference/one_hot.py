@@ -1,0 +1,157 @@
+"""A model as a module that reads one-hot DNA, as the functions of tangermeme call it.
+
+Legend: `B` sequences, `L` bases, `D` size of an embedding, `K` outputs.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.data.records import Record, check_dna
+from hf_ssm.inference.base_tokens import BASES, base_tokens
+from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, without_end
+from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
+
+__all__ = ["OneHotModel", "one_hot_of", "sequences_of"]
+
+
+def one_hot_of(sequences: Iterable[str]) -> Tensor:
+    """One-hot A, C, G and T of DNA sequences of one length, `(B, 4, L)`, int8; 0 at all other letters.
+
+    Lower-case letters are those of the capitals, and U is T.
+
+    Raises:
+        ValueError: A letter is none of DNA, or the sequences have different lengths.
+    """
+    rows = []
+    for number, sequence in enumerate(sequences):
+        check_dna(Record(sequence, f"sequence {number}"))
+        letters = np.frombuffer(sequence.upper().replace("U", "T").encode(), dtype=np.uint8)
+        rows.append(letters == np.frombuffer(BASES.encode(), dtype=np.uint8)[:, None])
+    lengths = {row.shape[1] for row in rows}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"the sequences have {min(lengths)} to {max(lengths)} bases: give sequences of one length."
+            if lengths
+            else "there is no sequence: give at least one."
+        )
+    return torch.from_numpy(np.stack(rows)).to(torch.int8)
+
+
+def sequences_of(one_hot: Tensor) -> list[str]:
+    """The letters of one-hot DNA `(B, 4, L)`; N where all four are 0."""
+    letters = np.frombuffer(f"{BASES}N".encode(), dtype=np.uint8)
+    codes = torch.where(one_hot.sum(1) > 0, one_hot.argmax(1), len(BASES)).cpu().numpy()
+    return [row.tobytes().decode() for row in letters[codes]]
+
+
+class OneHotModel(nn.Module):
+    """A model of hf_ssm or transformers with its tokenizer, as a module that reads one-hot DNA.
+
+    For tangermeme, whose functions take such modules: `marginalize`, `ablate`, `saturation_mutagenesis`, `design`, and,
+    within `hf_ssm.deep_lift_rules`, `deep_lift_shap`. Give them the device of the model (`device="cpu"`).
+
+    The outputs `(B, K)` are the logits of a classifier or the values of a regressor; of a causal language model, the
+    log-likelihood of each sequence in nats, with K = 1; of a masked one, its pseudo-log-likelihood: the sum of the
+    log-probabilities of the tokens, each masked alone, which costs L passes. Those of classifiers and regressors are
+    differentiable if the tokenizer has one token for each base.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, a fast one.
+        both_strands: Average over the sequence and its reverse complement, default False.
+        max_tokens_per_batch: Largest number of tokens in a batch of sequences that are read as texts, default 16384.
+            On the differentiable path, a batch is what `forward` is given.
+
+    Raises:
+        ValueError: The model classifies tokens or has no head, or a masked one has no mask token.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, both_strands: bool = False, max_tokens_per_batch: int = 16384):
+        super().__init__()
+        self.reader = SequenceModel(model, tokenizer, max_tokens_per_batch)
+        self.model, self.both_strands = self.reader.model, both_strands
+        head = self.reader.head
+        if head not in ("class", "causal", "masked"):
+            raise ValueError(
+                f"{type(self.model).__name__} has no number for a sequence: give a classifier or regressor of "
+                "sequences, or a language model."
+            )
+        if head == "masked" and tokenizer.mask_token_id is None:
+            raise ValueError("a pseudo-log-likelihood needs a tokenizer with a mask token.")
+        self._likelihood = CausalLikelihood(self.reader, share=False) if head == "causal" else None
+        self._template = self._base_template() if head == "class" else None
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether gradients of the outputs reach the one-hot input."""
+        return self._template is not None
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether the outputs are the logits of classes that exclude each other."""
+        config = self.model.config
+        is_single = getattr(config, "problem_type", None) in (None, "single_label_classification")
+        return self.reader.head == "class" and is_single and config.num_labels > 1
+
+    def _base_template(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Ids of the special tokens before the letters, of A, C, G, T and N, and of those behind the letters."""
+        if not self.reader.takes("inputs_embeds"):
+            return None
+        try:
+            tokens = base_tokens(self.reader, f"{BASES}N", "", "")
+        except ValueError:
+            return None
+        ids, stop = tokens.encoded.ids, tokens.before + len(BASES) + 1
+        return ids[: tokens.before], tokens.bases, ids[stop:]
+
+    def forward(self, one_hot: Tensor) -> Tensor:
+        """The outputs `(B, K)` of one-hot sequences `(B, 4, L)`, which have 0 at letters such as N."""
+        values = self._strand(one_hot)
+        # Both axes reversed: bases into their complements, and positions.
+        return (values + self._strand(one_hot.flip(1, 2))) / 2 if self.both_strands else values
+
+    def _strand(self, one_hot: Tensor) -> Tensor:
+        embedding = self.model.get_input_embeddings()
+        self.reader.device = embedding.weight.device
+        if self._template is not None:
+            logits: Tensor = self.model(inputs_embeds=self._embedded(one_hot, embedding), return_dict=True).logits
+            return logits
+        records = [Record(sequence, f"sequence {row}") for row, sequence in enumerate(sequences_of(one_hot))]
+        encoded = self.reader.encode(records, refuse_unknown=False)
+        if self._likelihood is not None:
+            values = self._likelihood.full([without_end(text) for text in encoded])
+            return torch.stack([of_row.sum() for of_row in values]).unsqueeze(1)
+        if self.reader.head == "masked":
+            return torch.stack([self._pseudo_likelihood(text) for text in encoded]).unsqueeze(1)
+        rows: list[Any] = [None] * len(encoded)
+        for batch in self.reader.run(encoded):
+            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+                rows[row] = logits
+        return torch.stack(rows)
+
+    def _embedded(self, one_hot: Tensor, embedding: nn.Module) -> Tensor:
+        """Embeddings `(B, L, D)` of the tokens, special ones included."""
+        assert self._template is not None
+        before, letters, after = (embedding(ids.to(self.reader.device)) for ids in self._template)
+        one_hot = one_hot.to(letters)
+        with_unknown = torch.cat([one_hot, 1 - one_hot.sum(1, keepdim=True)], dim=1)
+        ends = [special.unsqueeze(0).expand(len(one_hot), -1, -1) for special in (before, after)]
+        return torch.cat([ends[0], with_unknown.mT @ letters, ends[1]], dim=1)
+
+    def _pseudo_likelihood(self, text: Encoded) -> Tensor:
+        """Sum of the log-probabilities of the tokens of a text, each masked alone."""
+        places = (~text.special).nonzero().flatten()
+        ids = text.ids.repeat(len(places), 1)
+        ids[torch.arange(len(places)), places] = self.reader.tokenizer.mask_token_id
+        masked = [Encoded(row, text.special, text.letters) for row in ids]
+        total = torch.zeros((), dtype=torch.double)
+        for batch in self.reader.run(masked):
+            at = places[batch.rows]
+            logits = batch.outputs.logits[torch.arange(len(at)), at.to(self.reader.device)]
+            total += log_probs_of(logits, text.ids[at].to(self.reader.device)).sum().cpu()
+        check_finite(total)
+        return total

@@ -1,0 +1,103 @@
+"""`hf-ssm score --dependencies` from files to files."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hf_ssm
+from hf_ssm.cli import main
+from hf_ssm.inference.dependency import DependencyMapper
+
+pytest.importorskip("pysam", reason="pysam is not installed")
+
+GENOME = "".join(random.Random(0).choices("ACGTacgt", k=120)) + "NNN" + "".join(random.Random(1).choices("ACGT", k=80))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, model in (
+        ("lm", make_model("S4", "ForCausalLM")),
+        ("classes", make_model("S4", "ForTokenClassification")),
+    ):
+        model.save_pretrained(tmp_path / name)
+        hf_ssm.build_dna_tokenizer().save_pretrained(tmp_path / name)
+    (tmp_path / "g.fa").write_text(f">other\nACGT\n>chr1\n{GENOME}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def arguments(output: str, *more: str, region: str = "chr1:96-135") -> list[str]:
+    options = ["--genome", "g.fa", "--window", "60", "--output", output]
+    return ["score", "lm", "--dependencies", region, *options, *more]
+
+
+def direct() -> Any:
+    model = hf_ssm.S4ForCausalLM.from_pretrained("lm")
+    return hf_ssm.dependency_map(model, hf_ssm.build_dna_tokenizer(), GENOME, 95, 135, window=60)
+
+
+def test_archive_table_figure_and_blocks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = direct()
+    assert main(arguments("map.npz", "--svg")) == 0
+    printed = capsys.readouterr().out
+    with np.load("map.npz") as found:
+        np.testing.assert_allclose(found["matrix"], expected.matrix, rtol=1e-4)
+        np.testing.assert_allclose(found["influence"], expected.influence, rtol=1e-4)
+        assert found["positions"].tolist() == list(range(96, 136)) and str(found["chrom"]) == "chr1"
+        assert "".join(found["bases"]) == GENOME[95:135].upper()
+        matrix = found["matrix"]
+    assert Path("map.png").stat().st_size > 10_000 and Path("map.svg").exists()
+    blocks = pd.read_csv("map.blocks.csv")
+    first = blocks.iloc[0]
+    assert first["kind"] == "site" and first["end_i"] == first["start_i"] + 5
+    assert first["bases_i"] == GENOME[first["start_i"] - 1 : first["end_i"]].upper()
+    assert f"| {first['start_i']}-{first['end_i']} | {first['bases_i']} | {first['score']:.3f} |" in printed
+    assert main(arguments("map.tsv")) == 0
+    table = pd.read_csv("map.tsv", sep="\t")
+    rows = [(96 + i, GENOME[95 + i].upper(), 96 + j, matrix[i, j]) for i, j in np.argwhere(np.isfinite(matrix))]
+    assert len(table) == len(rows) == 40 * 39 - 3 * 39
+    assert list(table[["pos_i", "base_i", "pos_j"]].itertuples(index=False, name=None)) == [row[:3] for row in rows]
+    assert table["dependency"].tolist() == pytest.approx([row[3] for row in rows], rel=1e-12)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    assert main(arguments(f"whole{suffix}")) == 0
+    compute, calls = DependencyMapper.effects, [0]
+
+    def interrupted(self: DependencyMapper, *of_part: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            raise KeyboardInterrupt
+        return compute(self, *of_part)
+
+    monkeypatch.setattr(DependencyMapper, "effects", interrupted)
+    statuses = []
+    while not Path(f"out{suffix}").exists():
+        statuses.append(main(arguments(f"out{suffix}")))
+    assert statuses == [130, 130, 0] and calls == [5]
+    for ending in (suffix, ".blocks.csv", ".png"):
+        assert Path(f"out{ending}").read_bytes() == Path(f"whole{ending}").read_bytes()
+    assert not list(folder.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (arguments("o.txt"), "the suffix must be one of .npz"),
+        (arguments("o.npz", region="chr1:1-900"), "--dependencies 'chr1:1-900': 'chr1' has the positions 1 to 203"),
+        (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context `window`=60"),
+        (arguments("o.npz", "--horizon", "3"), "--horizon is not for --dependencies"),
+        (arguments("o.npz", "--saturate", "chr1:1-3"), "give either VARIANTS"),
+        (["score", "lm", "--dependencies", "chr1:1-9", "--output", "o.npz"], "--dependencies needs the sequence"),
+        (["score", "classes", *arguments("o.npz")[2:]], "is no language model"),
+    ],
+)
+def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], line: list[str], message: str) -> None:
+    assert main(line) != 0
+    assert message in capsys.readouterr().err
+    assert not list(folder.glob("o.*")) and not list(folder.glob(".o.*.parts"))
