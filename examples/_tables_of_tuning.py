@@ -114,6 +114,36 @@ def tuning_methods() -> str:
 
 
 @table
+def tuning_candidates() -> str:
+    """What each of the tuner's changes does by itself."""
+    if not is_stored(BENCHMARK):
+        return not_run()
+    found = load(BENCHMARK)
+    singles = {"rescale": "rescale", "time_steps": "step sizes", "learning_rate_x3": "3 x learning rate"}
+    rows = []
+    for name in found["summary"]["tasks"]:
+        units = [unit["candidates"] for unit in found["units"] if unit["task"] == name]
+        cells = [ratios([(unit.get(change), unit["default"]) for unit in units]) for change in singles]
+        # λ is added to the best of the other runs.
+        others = [[error for change, error in unit.items() if change != "penalty" and error] for unit in units]
+        penalties = [(unit.get("penalty"), min(errors)) for unit, errors in zip(units, others, strict=True)]
+        rows.append([found["titles"][name][0], *cells, ratios(penalties)])
+    note = (
+        "Validation error with the change, divided by that without it: of the default for the first three, of the best "
+        "other run for λ. One seed; mean (smallest to largest) of the splits. -: no such run, or it diverged."
+    )
+    return grid(["task", *singles.values(), "λ of 1 % of the loss"], rows, note)
+
+
+def ratios(pairs: Sequence[tuple[float | None, float]]) -> str:
+    """Mean and range of ratios; those that do not exist are left out."""
+    values = [changed / base for changed, base in pairs if changed is not None]
+    if not values:
+        return "-"
+    return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+@table
 def tuning_calibration() -> str:
     """Validation errors of the default by its learning rate."""
     if not is_stored(BENCHMARK):

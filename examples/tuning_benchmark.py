@@ -37,7 +37,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,13 @@ class Choice:
         settings: Its settings.
         records: The runs that it needed.
         note: What a table says about the choice.
+        candidates: Validation error of each run of the first step of the tuner; `None` for one that diverged.
     """
 
     settings: RunSettings
     records: Sequence[Record]
     note: str = ""
+    candidates: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def base_settings(frozen: Mapping[str, Any], name: str, table: Path, rate: float, seed: int) -> RunSettings:
@@ -206,7 +208,12 @@ def tuned(default: RunSettings, runs: Runs) -> Choice:
     recorder = _Recorder(runs)
     with tempfile.TemporaryDirectory() as folder:  # Finished runs come from the store.
         result = tune(default, Path(folder), run=recorder)
-    return Choice(result.settings, recorder.records, result.winner)
+    candidates = {
+        trial.candidate.name: error_of(result.metric, outcome.score) if math.isfinite(outcome.score) else None
+        for trial in result.trials
+        if (outcome := trial.outcome) is not None
+    }
+    return Choice(result.settings, recorder.records, result.winner, candidates)
 
 
 def choices(frozen: Mapping[str, Any], name: str, split: int, default: RunSettings, runs: Runs) -> dict[str, Choice]:
@@ -255,16 +262,17 @@ def run_unit(frozen: Mapping[str, Any], name: str, split: int, folder: Path, rat
             "failed while choosing": sum(record["outcome"]["failed"] for record in choice.records),
             "seconds": sum(record["outcome"]["seconds"] for record in choice.records),
             "changes": {
-                f"{section}.{field}": value
+                f"{section}.{name}": value
                 for section in SECTIONS
-                for field, value in getattr(choice.settings, section).items()
-                if base[section].get(field) != value
+                for name, value in getattr(choice.settings, section).items()
+                if base[section].get(name) != value
             },
         }
     metric, data = TASKS[default.task].best_metric, runs.loaded(default)
     linear = error_of(metric, linear_baseline(default.task, data, "test")[1])
     grid = relative_errors(made["grid"].records)
-    return {"task": name, "split": split, "methods": methods, "linear": linear, "grid": grid}
+    candidates = made["tune"].candidates
+    return {"task": name, "split": split, "methods": methods, "linear": linear, "grid": grid, "candidates": candidates}
 
 
 def run_rates(frozen: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
