@@ -69,7 +69,7 @@ TRIVIAL = {
 # Scales before training, costs of searches, lengths of data: no task that something trivial can do.
 WITHOUT_TASK = {"initial_scale", "length_data", "masking_search"}
 # Errors in units of the trivial baseline, and counts.
-WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_grid", "tuning_methods"}
+WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_candidates", "tuning_grid", "tuning_methods"}
 # Errors of layers.
 WITHOUT_TASK |= {"compression_bounds"}
 # Settings, which may stand in the text of the pages.
