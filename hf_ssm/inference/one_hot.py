@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hf_ssm.data.records import Record, check_dna
 from hf_ssm.inference.base_tokens import BASES, base_tokens
-from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
+from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
+from hf_ssm.inference.model import SequenceModel, check_finite
+from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs
 
 __all__ = ["OneHotModel", "one_hot_of", "sequences_of"]
 
@@ -80,8 +81,8 @@ class OneHotModel(nn.Module):
                 f"{type(self.model).__name__} has no number for a sequence: give a classifier or regressor of "
                 "sequences, or a language model."
             )
-        if head == "masked" and tokenizer.mask_token_id is None:
-            raise ValueError("a pseudo-log-likelihood needs a tokenizer with a mask token.")
+        if head == "masked":
+            mask_token_of(self.reader)
         self._likelihood = CausalLikelihood(self.reader, share=False) if head == "causal" else None
         self._template = self._base_template() if head == "class" else None
 
@@ -126,7 +127,9 @@ class OneHotModel(nn.Module):
             values = self._likelihood.full([without_end(text) for text in encoded])
             return torch.stack([of_row.sum() for of_row in values]).unsqueeze(1)
         if self.reader.head == "masked":
-            return torch.stack([self._pseudo_likelihood(text) for text in encoded]).unsqueeze(1)
+            log_probs = masked_log_probs(self.reader, encoded)
+            check_finite(torch.cat(log_probs))
+            return torch.stack([of_text.sum() for of_text in log_probs]).unsqueeze(1)
         rows: list[Any] = [None] * len(encoded)
         for batch in self.reader.run(encoded):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
@@ -141,17 +144,3 @@ class OneHotModel(nn.Module):
         with_unknown = torch.cat([one_hot, 1 - one_hot.sum(1, keepdim=True)], dim=1)
         ends = [special.unsqueeze(0).expand(len(one_hot), -1, -1) for special in (before, after)]
         return torch.cat([ends[0], with_unknown.mT @ letters, ends[1]], dim=1)
-
-    def _pseudo_likelihood(self, text: Encoded) -> Tensor:
-        """Sum of the log-probabilities of the tokens of a text, each masked alone."""
-        places = (~text.special).nonzero().flatten()
-        ids = text.ids.repeat(len(places), 1)
-        ids[torch.arange(len(places)), places] = self.reader.tokenizer.mask_token_id
-        masked = [Encoded(row, text.special, text.letters) for row in ids]
-        total = torch.zeros((), dtype=torch.double)
-        for batch in self.reader.run(masked):
-            at = places[batch.rows]
-            logits = batch.outputs.logits[torch.arange(len(at)), at.to(self.reader.device)]
-            total += log_probs_of(logits, text.ids[at].to(self.reader.device)).sum().cpu()
-        check_finite(total)
-        return total

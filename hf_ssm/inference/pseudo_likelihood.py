@@ -23,7 +23,9 @@ def mask_token_of(model: SequenceModel) -> int:
     """
     mask = model.tokenizer.mask_token_id
     if mask is None:
-        raise ValueError("scores of a masked language model need a tokenizer with a mask token.")
+        raise ValueError(
+            "this measure of a masked language model needs a tokenizer with a mask token: give another tokenizer."
+        )
     return int(mask)
 
 

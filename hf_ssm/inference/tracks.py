@@ -19,6 +19,7 @@ from hf_ssm.data.tracks import Entries
 from hf_ssm.inference.base_tokens import base_ids, base_tokens
 from hf_ssm.inference.likelihoods import log_probs_of, without_end
 from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
+from hf_ssm.inference.pseudo_likelihood import mask_token_of
 from hf_ssm.inference.score import WindowLetters, mean_of_strands
 from hf_ssm.utils.evaluation import evaluating
 
@@ -111,10 +112,7 @@ class BaseTracks:
                 "--track makes tracks of classifiers."
             )
         self.model, self._is_causal, self._both_strands = model, model.head == "causal", both_strands
-        mask = model.tokenizer.mask_token_id
-        if not self._is_causal and mask is None:
-            raise ValueError("the likelihood of masked bases needs a tokenizer with a mask token.")
-        self._mask = torch.tensor(-1 if mask is None else mask)
+        self._mask = -1 if self._is_causal else mask_token_of(model)
         self._window, self.step = window, window // 2
         # Bases before and after the measured ones, in the direction of the strand.
         self._before = window - self.step if self._is_causal else window // 2
