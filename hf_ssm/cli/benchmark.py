@@ -101,7 +101,9 @@ def _merged(stored: dict[str, dict[str, Any]], assigned: dict[str, dict[str, Any
     sections = {"model": dict(stored.get("model", {})), "data": data, "training": dict(stored.get("training", {}))}
     for section, values in assigned.items():
         sections.setdefault(section, {}).update(values)
-    resolve({**sections, "data": {**sections["data"], "dataset": "task.csv"}})
+    settings = resolve({**sections, "data": {**sections["data"], "dataset": "task.csv"}})
+    # It identifies a measurement, so that those of an earlier default are not taken for those of this one.
+    sections["training"].setdefault("learning_rate", settings.training["learning_rate"])
     return sections
 
 

@@ -90,7 +90,8 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
-    "learning_rate": 1e-3,
+    # Of fresh models; docs/experiments/tuning.md compares the rates.
+    "learning_rate": 3e-3,
     # Published fine-tuning of such models diverges without these three.
     "lr_scheduler_type": "cosine",
     "warmup_steps": 0.1,
@@ -105,6 +106,8 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "logging_first_step": True,
     "report_to": "none",
 }
+FINE_TUNING_RATE = 1e-3
+"""Default of `training.learning_rate` for runs that start from a checkpoint."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -198,7 +201,8 @@ class RunSettings:
             `hf_ssm.data.features.fit_extractor`), `num_proc` (processes that tokenize), `streaming` (whether training
             rows are read while the model trains), for streams `shuffle_buffer`, `epoch_rows` (of one pass) and
             `classes`, and arguments of the loader.
-        training: Fields of `SSMTrainingArguments`.
+        training: Fields of `SSMTrainingArguments`. The default `learning_rate` is 3e-3 for a fresh model and 1e-3 for a
+            checkpoint.
     """
 
     model: dict[str, Any]
@@ -268,7 +272,8 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
             merged[section].update(values)
     model = {**MODEL_DEFAULTS, **merged["model"]}
     data = {**DATA_DEFAULTS, **merged["data"]}
-    training = {**TRAINING_DEFAULTS, **merged["training"]}
+    by_start = {} if model["checkpoint"] is None else {"learning_rate": FINE_TUNING_RATE}
+    training = {**TRAINING_DEFAULTS, **by_start, **merged["training"]}
     if model["checkpoint"] is None:  # a checkpoint determines its family
         model["family"] = model["family"] or DEFAULT_FAMILY
     if "save_strategy" not in merged["training"]:  # the best model is known only among those saved
