@@ -58,8 +58,11 @@ class AnnotatedVcf:
         self._is_compressed = output.suffix == ".gz"
         self._descriptions = dict(descriptions)
         self._fields = {name: f"{prefix}_{re.sub(r'[^0-9A-Za-z_.]', '_', name)}" for name in descriptions}
-        if len(set(self._fields.values())) < len(self._fields):
-            raise ValueError(f"output {str(output)!r}: two columns have one name in VCF: {', '.join(self._fields)}.")
+        names = list(self._fields.values())
+        if equal := [name for name in self._fields if names.count(self._fields[name]) > 1]:
+            raise ValueError(
+                f"output {str(output)!r}: the columns {', '.join(equal)} have equal names in VCF: write a table."
+            )
         with self._lines() as lines:
             header = [line.decode(errors="replace") for line in _header(lines)]
             if taken := _ids("INFO", header).intersection(self._fields.values()):

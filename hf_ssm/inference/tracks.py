@@ -60,8 +60,8 @@ def base_likelihoods(
 
     Returns:
         A Dataset with a row for each base: `position` (counted from 0), `base`, `likelihood`, the log-probability of
-        the base among all tokens, and `entropy`, that of the probabilities of A, C, G and T, scaled to a sum of 1; both
-        in nats. `None` for other letters than these four, where more than half of a window is unknown, and for a base
+        the base among all tokens, and `entropy`, that of the probabilities of A, C, G and T, scaled to a sum of 1, in
+        nats. `None` for other letters than these four, where more than half of a window is unknown, and for a base
         that no strand predicts.
 
     Raises:

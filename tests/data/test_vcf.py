@@ -93,7 +93,7 @@ def test_alleles_without_a_row_have_no_value(source: Path, tmp_path: Path) -> No
 def test_names_that_a_file_cannot_have(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "o.vcf"
     for texts, prefix, message in [
-        ({"a b": "", "a-b": ""}, "own", "two columns have one name in VCF"),
+        ({"a b": "", "a-b": ""}, "own", "the columns a b, a-b have equal names in VCF"),
         ({"llr": ""}, "1x", "`info_prefix`='1x'"),
     ]:
         with pytest.raises(ValueError, match=message):
