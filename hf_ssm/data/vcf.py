@@ -132,7 +132,7 @@ class AnnotatedVcf:
         text = line.rstrip(b"\r\n")
         cells = text.split(b"\t")
         chrom, ref = cells[0].decode(), cells[3].decode()
-        alts = [None] if cells[4] == b"." else cells[4].decode().split(",")
+        alts: list[str | None] = [None] if cells[4] == b"." else [*cells[4].decode().split(",")]
         alleles = [rows.values_of((chrom, int(cells[1]), ref, alt)) for alt in alts]
         added = [
             f"{field}={','.join(map(_text, values))}".encode()
