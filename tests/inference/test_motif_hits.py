@@ -79,6 +79,12 @@ def test_hits_of_tokens_and_errors() -> None:
         (4, 10, "TGACTCA", pytest.approx(6 / 7)),
         (4, 10, "TGAGTCA", pytest.approx(6 / 7)),
     ]
+    # Distances and absolute scores of substitutions are large where they matter; others are low.
+    distances = {"pos": tokens["position"], "ref": tokens["token"], "alt": ["A"] * 12}
+    for name, sign in (("embedding_distance", 1), ("abs_llr", 1), ("llr", -1), ("next_token", -1)):
+        table = distances | {name: tokens["effect"]}
+        first = hf_ssm.motif_hits(table, {"AP1": motif_of_letters("TGASTCA")}, score=name, threshold=0.01)[0]
+        assert first["importance"] == pytest.approx(sign * 6 / 7)
     for change, options, message in (
         ({"position": None}, {}, "no column of positions"),
         ({}, {"score": "llr"}, r"no column of scores \(llr\); it has row, position, token, effect"),
@@ -164,7 +170,11 @@ def test_errors_of_attributions(make_model: Any) -> None:
         ((model, tokenizer, ["ACGT", "ACNT"], 0), {}, "sequence 1 has other letters than A, C, G and T"),
         ((model, joined, SEQUENCES, 0), {}, "'deep_lift' needs .* one token for each base"),
         ((make_model("S4", "ForCausalLM"), tokenizer, SEQUENCES), {}, "'deep_lift' needs a classifier"),
-        ((both, tokenizer, SEQUENCES), {}, "'deep_lift' has no rules for models that read both strands"),
+        (
+            (both, tokenizer, SEQUENCES),
+            {},
+            "needs a classifier or regressor of one strand.* use 'in_silico_mutagenesis'",
+        ),
         ((model, tokenizer, SEQUENCES, 0), {"method": "x"}, "`method`"),
         ((model, tokenizer, SEQUENCES, 0), {"references": 0}, "`references`=0"),
     ):
