@@ -6,6 +6,7 @@ elements", Methods; the block score is that of the code of the paper. Logarithms
 Legend: `N` positions of the region, `R` rows of the map, `T` targets, `L` tokens of the context, `V` vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,7 @@ class DependencyMap:
 
 def _quartiles(blocks: np.ndarray) -> np.ndarray:
     """First quartile of the finite entries of each block `(blocks, ...)`; NaN for a block without any."""
-    flat = blocks.reshape(len(blocks), -1)
+    flat = blocks.reshape(len(blocks), math.prod(blocks.shape[1:]))
     scores = np.full(len(flat), np.nan)
     usable = np.isfinite(flat).any(1)
     scores[usable] = np.nanquantile(flat[usable], 0.25, axis=1)
@@ -218,6 +219,8 @@ class DependencyMapper:
                 f"the region has {stop - start} bases, but the context `window`={self.window}: give a shorter region, "
                 "or a larger window (--window)."
             )
+        if set(BASES).isdisjoint(sequence[start:stop].upper()):
+            raise ValueError(f"`start`={start}, `stop`={stop}: the region has no A, C, G or T: give another region.")
         begin, end = self._context(sequence, start, stop)
         tokens = base_tokens(self.model, self.letters.read(sequence[begin:end]), *_NEEDS)
         if why := self.letters.fault(tokens.is_unknown):

@@ -102,6 +102,8 @@ def _stretches(frame: pd.DataFrame, score: str | None) -> Iterator[_Stretch]:
     position, base = _column(frame, _POSITIONS, "positions"), _column(frame, _BASES, "bases")
     value = _column(frame, _SCORES if score is None else (score,), "scores")
     group = next((name for name in _GROUPS if name in frame.columns), None)
+    if not pd.api.types.is_numeric_dtype(frame[value]):
+        raise ValueError(f"the column {value!r} of the table holds no numbers: give another score.")
     keys = ([] if group is None else [group]) + [position, base]
     frame = frame.assign(**{base: frame[base].astype(str).str.upper()}).dropna(subset=[value])
     frame = frame[frame[base].isin(list("ACGT"))]

@@ -180,6 +180,10 @@ def test_errors(make_model: Any) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             hf_ssm.dependency_map(causal, tokenizer, SEQUENCE, **arguments)
+    with pytest.raises(ValueError, match="the region has no A, C, G or T: give another region"):
+        hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "n" * 6, 10, 16)
+    # No site of two known bases.
+    assert len(hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "NANCN", 10, 15).blocks(2)) == 0
     with pytest.raises(ValueError, match="60% of the window are N"):
         hf_ssm.dependency_map(causal, tokenizer, "ACGT" + "N" * 6)
     with pytest.raises(ValueError, match="is no language model, which a dependency map needs"):
