@@ -16,7 +16,14 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
 from hf_ssm.suites.data import NO_LIMITS, Limits, TaskData, load_task
-from hf_ssm.suites.supervised import embeddings, fine_tune, kmer_classifier, linear_classifier, with_random_weights
+from hf_ssm.suites.supervised import (
+    PENALTIES,
+    embeddings,
+    fine_tune,
+    kmer_classifier,
+    linear_classifier,
+    with_random_weights,
+)
 from hf_ssm.suites.task import Suite, Task
 from hf_ssm.suites.variants import score_task
 from hf_ssm.tuning.runs import without_progress_bars
@@ -210,7 +217,7 @@ def _baseline_cells(task: Task, genome: Path | None) -> list[_Cell]:
         with Genome(genome) as reference:
             return score_task(data, reference, None) | {"parameters": None}
 
-    return [_Cell("words", None, {"genome": genome and file_facts(genome)}, measure)]
+    return [_Cell("words", None, {"genome": genome and file_facts(genome), "penalties": PENALTIES}, measure)]
 
 
 def _cells(
@@ -235,6 +242,7 @@ def _cells(
 
     how = "linear probe" if genome is None else "zero-shot"
     facts = {"model": facts, "both_strands": both_strands, "genome": genome and file_facts(genome)}
+    facts |= {} if genome is not None else {"penalties": PENALTIES}
     return [_Cell(how, seed, facts, partial(measure, seed=seed)) for seed in seeds]
 
 
