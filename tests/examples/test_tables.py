@@ -212,7 +212,8 @@ def test_table_of_a_suite(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     text = script.TABLES["real_dna_suite"]()
     start = "| promoters without TATA box |"
     assert f"{start} 4-mer counts | 0.3750 | 0.7500 | 0.0125 | 1 | 0.8 |  |" in text
-    assert f"{start} **two-sided Mamba** | 0.3750 ± 0.1250 | 0.7500 ± 0.2500 | 0.0125 | 3 | 0.5 to 1.0 | 21,794 |" in text
+    trained = "0.3750 ± 0.1250 | 0.7500 ± 0.2500 | 0.0125 | 3 | 0.5 to 1.0 | 21,794"
+    assert f"{start} **two-sided Mamba** | {trained} |" in text
     assert f"{start} its random weights | 0.2500 | 0.5000 | 0.0125 | 1 | 0.5 | 21,794 |" in text
     assert f"{start} most frequent class |  | 0.5000 |" in text
     assert f"Human or worm, enhancers: {sys.modules['_tables'].NOT_RUN}" in " ".join(text.split())
