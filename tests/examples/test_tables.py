@@ -217,6 +217,9 @@ def test_table_of_a_suite(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     assert f"{start} its random weights | 0.2500 | 0.5000 | 0.0125 | 1 | 0.5 | 21,794 |" in text
     assert f"{start} most frequent class |  | 0.5000 |" in text
     assert f"Human or worm, enhancers: {sys.modules['_tables'].NOT_RUN}" in " ".join(text.split())
+    assert "fewer have been run" not in text
+    runs[1]["results"] = runs[1]["results"][:2]
+    assert f"so far for: {start[2:-2]}." in " ".join(script.TABLES["real_dna_suite"]().split())
     values = {"rows": 8, "CG": 0.5, "words": 0.5, "model": 0.75, "only model": 0.375, "only words": 0.125}
     one = {"parts": {"all": values}, "difference": 0.25, "standard error": 0.125, "seeds": 1}
     stored["real_dna_errors"] = {"errors": {"promoters": one}}
