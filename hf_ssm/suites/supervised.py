@@ -23,7 +23,7 @@ from hf_ssm.suites.data import TaskData
 from hf_ssm.suites.metrics import METRICS, measure, standard_error
 from hf_ssm.training import launch, run
 from hf_ssm.training.run import RunProgress
-from hf_ssm.training.settings import resolve
+from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.tuning.runs import can_resume, without_progress_bars
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "fine_tune",
     "kmer_classifier",
     "linear_classifier",
+    "untrained",
     "with_random_weights",
 ]
 
@@ -141,11 +142,7 @@ def fine_tune(
     Returns:
         What `_scored` returns, and the number of parameters.
     """
-    sections = {name: dict(layer.get(name, {})) for name in ("model", "data", "training")}
-    sections["model"]["task"] = "sequence-classification"
-    sections["data"] |= {"dataset": str(data.path)}
-    sections["training"]["seed"] = seed
-    settings = resolve(sections)
+    settings = _settings(data, layer, seed)
     launch.begin(settings)
     with launch.locked(output), without_progress_bars():
         result = run.train(
@@ -195,6 +192,21 @@ def _scored(data: TaskData, labels: np.ndarray, probabilities: np.ndarray, valid
         "validation": validation,
         "chance": measure(metric, labels, constant),
     }
+
+
+def untrained(data: TaskData, layer: Mapping[str, Mapping[str, Any]], seed: int, output: Path) -> SequenceModel:
+    """The model that `fine_tune` trains with these arguments, with random weights; nothing is written."""
+    with without_progress_bars():
+        planned = run.plan(_settings(data, layer, seed), output, choose=True)
+    return with_random_weights(SequenceModel(planned.model, planned.data.processor), seed)
+
+
+def _settings(data: TaskData, layer: Mapping[str, Mapping[str, Any]], seed: int) -> RunSettings:
+    sections = {name: dict(layer.get(name, {})) for name in ("model", "data", "training")}
+    sections["model"]["task"] = "sequence-classification"
+    sections["data"] |= {"dataset": str(data.path)}
+    sections["training"]["seed"] = seed
+    return resolve(sections)
 
 
 def with_random_weights(model: SequenceModel, seed: int) -> SequenceModel:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from datasets import Dataset
 from suite_stand_ins import WORDS, plain_area, plain_metric, plain_regression, sequences, variants
+from transformers import set_seed
 
+from hf_ssm import S4Config, S4ForSequenceClassification, build_dna_tokenizer
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.inference.model import SequenceModel
@@ -350,6 +352,7 @@ def test_killed_and_continued(
         ("lm", "linear probe", ()),
         ("lm (random weights)", "linear probe", (0, 1)),
         ("fresh", "trained", (0, 1)),
+        ("fresh (random weights)", "linear probe", (0, 1)),
     ]
     assert names == [("virus_covid", *row) for row in rows]
     # Other facts of a model: only its results are measured again.
@@ -357,6 +360,33 @@ def test_killed_and_continued(
     other = [contenders[0], Contender("fresh", settings=settings(state_size=2), facts="fresh")]
     run_suite(suite, other, tmp_path / "killed", seeds=1, mirror=mirror)
     assert calls == ["virus_covid 0"]
+
+
+def test_random_weights_of_settings(tmp_path: Path) -> None:
+    """Fresh models of the configuration that the settings train, by means of hidden states; nothing is trained."""
+    path = own_table(tmp_path, {"train": 60, "val": 24, "test": 36})
+    task = Task("own", str(path), metric="auroc", **COLUMNS)
+    contender = Contender("fresh", settings=settings(rc_conjoin="eval"))
+    runs = run_suite(Suite("mine", (task,)), [contender], tmp_path / "out", seeds=2)
+    data, random_run = load_task(task, tmp_path / "out" / "data"), runs[-1]
+    assert random_run.model == "fresh (random weights)" and random_run.is_random and runs[1].how == "trained"
+    values = []
+    for seed, result in enumerate(random_run.results):
+        set_seed(seed)
+        config = S4Config(hidden_size=4, num_hidden_layers=1, state_size=4, bidirectional=True, num_labels=2)
+        plain = S4ForSequenceClassification(config).eval()
+        tokenizer = build_dna_tokenizer()
+        vectors = {
+            split: torch.stack([plain_mean(plain, tokenizer, text) for text in texts]).double().numpy()
+            for split, (texts, _) in data.splits().items()
+        }
+        expected = linear_classifier(data, vectors)
+        assert result["value"] == close(expected["value"], rel=1e-6)
+        assert result["chosen"] == expected["chosen"] and result["parameters"] == plain.num_parameters()
+        values.append(vectors["test"])
+    assert not np.allclose(*values)
+    without = run_suite(Suite("mine", (task,)), [contender], tmp_path / "out", seeds=2, with_random=False)
+    assert [run.model for run in without] == ["k-mers", "fresh"]
 
 
 def test_report(reader: SequenceModel, mirror: Path, tmp_path: Path) -> None:
