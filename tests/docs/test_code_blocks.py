@@ -20,10 +20,10 @@ from hf_ssm.ops.backends import use_backend
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Pages whose blocks take many seconds, and repeat what other tests cover. Exporters use deprecated names of their own.
+# Pages whose blocks take many seconds, and repeat what other tests cover: `make test-docs`. Exporters use deprecated names of their own.
 SLOW = {"how-to/export.md", "how-to/hub.md", "how-to/tune.md"}
 TOLERANT = [
-    pytest.mark.slow,
+    pytest.mark.docs,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"),
 ]
 PAGES = [
