@@ -20,7 +20,10 @@ TWO = [
     # Intervals between positions, which τ does not know.
     *(f"{name}/none/no/3-4" for name in ("S5", "S5, bilinear")),
     *(f"{name}/{'left' if index % 2 else 'right'}/no/equal" for index, name in enumerate(PADDED)),
-    *(f"{name}/{side}/tau/20-1" for name, side in (("S4D", "right"), ("S5, two-sided", "left"), ("Mamba, complex", "right"))),
+    *(
+        f"{name}/{side}/tau/20-1"
+        for name, side in (("S4D", "right"), ("S5, two-sided", "left"), ("Mamba, complex", "right"))
+    ),
     *(f"{name}/packed/no/11-10" for name in PADDED if name not in FAMILIES),
     *(f"{name}/packed/tau/2-19" for name in ("S4", "Hyena, two-sided", "S5, two-sided", "Mamba-2, two-sided")),
     # The second process has padding only.
