@@ -5,7 +5,6 @@ import decimal
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset
+from launching import start
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -313,18 +313,20 @@ def test_killed_at_random_moments(checkpoints, tmp_path):
     path.write_text("".join(f">r{n}\n{''.join(rng.choice(list('ACGT'), 30_000))}\n" for n in range(100)))
     options = [str(option) for option in (checkpoints["ours"], path, "--window", 1000, "--output")]
     assert run(*options, whole) == 0
-    command = [sys.executable, "-m", "hf_ssm.cli", "embed", *options, str(output)]
+    command = ["hf_ssm.cli", "embed", *options, str(output)]
     for kills in range(4):
         before = len(list(tmp_path.glob(".out*.parts/*.arrow")))
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(tmp_path / "log", *command)
         if kills == 3:
-            assert process.wait() == 0
+            process.join()
+            assert process.exitcode == 0, (tmp_path / "log").read_text()
             break
-        while process.poll() is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
+        while process.exitcode is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
             time.sleep(0.02)
         time.sleep(rng.random() * 0.1)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     assert output.read_bytes() == whole.read_bytes()
 
 

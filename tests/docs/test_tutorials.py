@@ -58,7 +58,7 @@ def test_stored_outputs_are_complete(path):
     assert "Where to go from here" in last and "](../" in last
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_runs_from_an_empty_folder(path, tmp_path):
     copy = shutil.copy(path, tmp_path)
