@@ -53,7 +53,13 @@ def errors_of(folder: Path, task: str) -> dict[str, Any]:
     sequences, labels = list(splits["test"]["sequence"]), np.array(splits["test"]["label"])
     runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
     (baseline,) = [run for run in runs if run["how"] == "words"]
-    words = right_by_words(splits, baseline["results"][0]["chosen"]["k"], labels)
+    measured = baseline["results"][0]
+    words = right_by_words(splits, measured["chosen"]["k"], measured["chosen"]["C"], labels)
+    if abs(words.mean() - measured["value"]) > 1e-9:
+        raise SystemExit(
+            f"{folder / 'results.json'}: the words have an accuracy of {measured['value']:.4f}, fitted again "
+            f"{words.mean():.4f}: another version wrote the folder, run `hf-ssm benchmark` on it again"
+        )
     # An interrupted run has checkpoints, and no model.
     models = [path.parent for path in sorted((folder / "runs" / task).glob("*/model.safetensors"))]
     model = np.stack([right_by_model(path, sequences, labels) for path in models])
@@ -80,15 +86,15 @@ def errors_of(folder: Path, task: str) -> dict[str, Any]:
     }
 
 
-def right_by_words(splits: Any, length: int, labels: np.ndarray) -> np.ndarray:
-    """Whether the counts of words of `length` letters have each test row right, `(rows,)`."""
+def right_by_words(splits: Any, length: int, penalty: float, labels: np.ndarray) -> np.ndarray:
+    """Whether the counts of words of `length` letters have each test row right, `(rows,)`; `penalty` is C."""
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
     words = ["".join(letters) for letters in product("acgt", repeat=length)]
     counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words, dtype=np.float64)
-    model = make_pipeline(counter, LogisticRegression(max_iter=2000))
+    model = make_pipeline(counter, LogisticRegression(C=penalty, max_iter=2000))
     model.fit(splits["train"]["sequence"], splits["train"]["label"])
     return np.asarray(model.predict(splits["test"]["sequence"]) == labels)
 
