@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from transformers.utils import logging
 
 import hf_ssm
 from hf_ssm.modules.observers import TauMeter
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def progress_bars() -> Iterator[None]:
+    """Scripts of `examples` turn them off for the rest of their process."""
+    yield
+    if not logging.is_progress_bar_enabled():
+        logging.enable_progress_bar()
 
 
 @pytest.fixture(autouse=True)
