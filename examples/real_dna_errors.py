@@ -1,10 +1,10 @@
 """Where the models of `hf-ssm benchmark examples/suites/real_dna.yml` err, beside the counts of words.
 
 Reads the folders that the commands of docs/experiments/real-dna.md have written. The test rows are sorted by their
-share of C and G and cut into three equal parts; for each, the accuracy of both classifiers, and the share of the rows
-that only one of them has right. These shares are means over the seeds. The difference of the accuracies is that of the
-two shares; its standard error is that of the mean over the rows of the paired difference (the mean over the seeds),
-which is smaller than the errors of two separate accuracies.
+share of C and G and cut into three equal parts. For each part: the accuracies of the two classifiers, and the share of
+the rows that only one of them has right. These shares are means over the seeds. The difference of the two accuracies is
+given with its paired standard error: that of the mean over the rows of the difference between the classifiers, itself a
+mean over the seeds.
 
     python examples/real_dna_errors.py --output examples/results/real_dna_errors.json
 
@@ -13,7 +13,6 @@ Needs scikit-learn (the extra `test`).
 
 import json
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_ssm.data import load_sequences
 from hf_ssm.inference.predict import predict
+from hf_ssm.suites.supervised import word_counts
 
 PARTS = ("low", "middle", "high")
 
@@ -88,15 +88,11 @@ def errors_of(folder: Path, task: str) -> dict[str, Any]:
 
 def right_by_words(splits: Any, length: int, penalty: float, labels: np.ndarray) -> np.ndarray:
     """Whether the counts of words of `length` letters have each test row right, `(rows,)`; `penalty` is C."""
-    from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
-    words = ["".join(letters) for letters in product("acgt", repeat=length)]
-    counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words, dtype=np.float64)
-    model = make_pipeline(counter, LogisticRegression(C=penalty, max_iter=2000))
-    model.fit(splits["train"]["sequence"], splits["train"]["label"])
-    return np.asarray(model.predict(splits["test"]["sequence"]) == labels)
+    train, test = (word_counts(splits[name]["sequence"], length) for name in ("train", "test"))
+    model = LogisticRegression(C=penalty, max_iter=2000).fit(train, splits["train"]["label"])
+    return np.asarray(model.predict(test) == labels)
 
 
 def right_by_model(path: Path, sequences: Sequence[str], labels: np.ndarray) -> np.ndarray:

