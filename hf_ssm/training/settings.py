@@ -54,6 +54,8 @@ _DATA_TYPES: dict[str, Any] = {
 _OF_STREAMS = ("shuffle_buffer", "epoch_rows", "classes")
 DEFAULT_SHUFFLE_BUFFER = 1000
 _WITHOUT_EFFECT_ON_ROWS = ("num_proc",)
+# torch reads them back from the checkpoint of the optimizer.
+_OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 # Fields of the training arguments that options of the command determine.
 _MANAGED = {
     "output_dir": "--output",
@@ -290,11 +292,20 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
 
 
 def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise a `ValueError` if a run is resumed with another model or other data than in its `stored` settings."""
-    for section in ("model", "data"):
-        # Runs of earlier versions lack settings.
-        now, then = getattr(settings, section), {**DATA_DEFAULTS, **stored.get(section, {})}
-        for key in now:
+    """Raise a `ValueError` if a run is resumed with other settings than `stored` where they have to stay.
+
+    These are the model, the data, and what the optimizer reads back from its checkpoint, such as the learning rate.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(SSMTrainingArguments)}
+    # Runs of earlier versions lack settings.
+    begun = {
+        "model": stored.get("model", {}),
+        "data": {**DATA_DEFAULTS, **stored.get("data", {})},
+        "training": {**defaults, **stored.get("training", {})},
+    }
+    for section, then in begun.items():
+        now = getattr(settings, section)
+        for key in now if section != "training" else now.keys() & _OF_OPTIMIZER:
             if now[key] != then.get(key) and key not in _WITHOUT_EFFECT_ON_ROWS:
                 raise ValueError(
                     f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} "
