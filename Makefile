@@ -5,7 +5,8 @@
 #   make test-docs    runs the tutorials, and the examples of the pages on which they take long
 #   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of `make test-all`
 #   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
-#   make test-grid    exports every family with every head and many flags (a quarter of an hour)
+#   make test-grid    exports every family with every head and many flags, and kills commands before each of their files
+#                     (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:

@@ -13,7 +13,8 @@ import hf_ssm
 pysam = pytest.importorskip("pysam", reason="pysam is not installed")
 pytest.importorskip("pyBigWig", reason="pyBigWig is not installed")
 
-# argv: the folder of the inputs, another one, the main output, and the command. Prints the number of kills.
+# argv: the folder of the inputs, another one, the main output, every how many files, and the command. Prints the number
+# of kills.
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyBigWig, pysam
 
 # Three parts or so.
 score._PART, windows._MOST_ITEMS, tracks._BASES_PER_CALL = 4, 8, 60
-inputs, folder, main, *words = sys.argv[1:]
+inputs, folder, main, every, *words = sys.argv[1:]
 given = set(os.listdir(inputs))
 
 def run(stops_at=None, is_new=True):
@@ -60,7 +61,8 @@ def written():
 assert run() == 0
 whole, names = written(), Path(inputs + ".names").read_text().splitlines()
 last_part = max(number for number, name in enumerate(names) if name.endswith(".arrow"))
-kills = [3, *range(last_part + 1, len(names) + 1)]
+# From the end, where the output gets its name.
+kills = [3, *range(len(names), last_part, -int(every))]
 for number in kills:
     assert run(number) == -signal.SIGKILL, number
     is_complete = Path(folder, main).exists()
@@ -84,8 +86,9 @@ COMMANDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.grid), 3])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_killed_before_each_file(make_model: Any, tmp_path: Path, name: str) -> None:
+def test_killed_before_each_file(make_model: Any, tmp_path: Path, name: str, every: int) -> None:
     inputs, (options, main) = tmp_path / "in", COMMANDS[name]
     rng = random.Random(0)
     contigs = {contig: "".join(rng.choices("ACGTacgtN", k=60)) for contig in ("b", "a")}
@@ -106,7 +109,7 @@ def test_killed_before_each_file(make_model: Any, tmp_path: Path, name: str) -> 
     hf_ssm.build_dna_tokenizer().save_pretrained(tmp_path / "model")
     words = ["predict", tmp_path / "model", "i.bed"] if is_predicted else ["score", tmp_path / "model"]
     words += [*options, "--genome", "g.fa", "--window", "20"]
-    process = [sys.executable, "-c", KILLED, inputs, tmp_path / "out", main, *words]
+    process = [sys.executable, "-c", KILLED, inputs, tmp_path / "out", main, every, *words]
     done = subprocess.run(list(map(str, process)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout.splitlines()[-1]) >= 5
+    assert int(done.stdout.splitlines()[-1]) >= 6 - every
