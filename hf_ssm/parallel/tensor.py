@@ -355,11 +355,13 @@ def _split_ssd(mixer: SSDMixer, ranks: Ranks) -> None:
     matrices = [Part(mixer.matrix_size, is_split=has_groups)] * 2
     mixed = [Part(mixer.inner), *matrices]
     split_outputs(mixer, "in_proj", ranks, [Part(mixer.inner), *mixed, Part(mixer.heads)])
-    if mixer.norm is not None:
-        mixer.norm = mixer.norm if has_groups else _SplitGatedNorm(mixer.norm, ranks)
-        mixer.norm.groups //= ranks.size if has_groups else 1
-        split_(mixer.norm, "weight", ranks, 0)
     for direction in ("", "reverse_") if mixer.bidirectional else ("",):
+        norm = getattr(mixer, f"{direction}norm")
+        if norm is not None:
+            norm = norm if has_groups else _SplitGatedNorm(norm, ranks)
+            norm.groups //= ranks.size if has_groups else 1
+            split_(norm, "weight", ranks, 0)
+            setattr(mixer, f"{direction}norm", norm)
         split_rows(getattr(mixer, f"{direction}conv1d"), ranks, mixed)
         _split_ssd_scan(getattr(mixer, f"{direction}scan"), ranks)
     mixer.inner //= ranks.size

@@ -1,9 +1,11 @@
-"""Caduceus checkpoints: parity with a plain implementation of their forward pass, loading, conversion, tokenizers.
+"""Caduceus and PlantCAD2 checkpoints: parity with a plain implementation, loading, conversion, tokenizers.
 
 `Reference` follows the published description and the names of the checkpoints: the hidden states of a PS model are one
-stream `(B, L, 2 D)` whose halves the fused blocks exchange, and everything is loops over positions in float64.
+stream `(B, L, 2 D)` whose halves the fused blocks exchange, and everything is loops over positions in float64. The
+directions of version "v2" (PlantCAD2) are whole Mamba-2 layers, and its configuration is nested.
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,24 @@ from hf_ssm import (
     SelectiveSSMForMaskedLM,
     SelectiveSSMForSequenceClassification,
     SelectiveSSMModel,
+    SSDConfig,
+    SSDForMaskedLM,
+    SSDForSequenceClassification,
+    SSDModel,
 )
 from hf_ssm.cli import main as run_cli
 from hf_ssm.models.conversion import convert_checkpoint
 from hf_ssm.models.selective.convert_caduceus import CONVERTERS
+from hf_ssm.models.ssd.convert_plantcad2 import CONVERTERS as PLANTCAD2
 
 PAIRS = {7: 10, 8: 9, 9: 8, 10: 7}
 COMPLEMENT = [PAIRS.get(token, token) for token in range(16)]
 CONVERTER: Any = CONVERTERS[0]
+
+
+# Options of the directions: Mamba, and Mamba-2.
+SSM = {"d_state": 3, "d_conv": 3, "dt_rank": 2}
+SSM2: dict[str, Any] = {"d_state": 3, "d_conv": 3, "headdim": 4}
 
 
 def rc(x: Tensor) -> Tensor:
@@ -39,8 +51,8 @@ def rc(x: Tensor) -> Tensor:
 class Reference:
     """A random Caduceus checkpoint, and what it computes."""
 
-    def __init__(self, head: str = "CaduceusForMaskedLM", layers: int = 2, **config: Any):
-        self.head = head
+    def __init__(self, head: str = "CaduceusForMaskedLM", layers: int = 2, version: str = "v1", **config: Any):
+        self.head, self.version = head, version
         self.config: dict[str, Any] = {
             "model_type": "caduceus",
             "architectures": [head],
@@ -48,7 +60,7 @@ class Reference:
             "n_layer": layers,
             "vocab_size": 16,
             "pad_vocab_size_multiple": 8,
-            "ssm_cfg": {"d_state": 3, "d_conv": 3, "dt_rank": 2},
+            "ssm_cfg": SSM2 if version == "v2" else SSM,
             "rms_norm": True,
             "fused_add_norm": True,
             "residual_in_fp32": False,
@@ -69,6 +81,10 @@ class Reference:
         self.rank = ssm.get("dt_rank", -(-self.size // 16))
         self.inner = ssm.get("expand", 2) * self.size
         self.bias, self.conv_bias = ssm.get("bias", False), ssm.get("conv_bias", True)
+        # Of "v2".
+        self.heads, self.groups = self.inner // ssm.get("headdim", 64), ssm.get("ngroups", 1)
+        self.mixed = self.inner + 2 * self.groups * self.states
+        self.ssm = ssm
         self.tensors = self._draw()
 
     def _draw(self) -> dict[str, Tensor]:
@@ -89,18 +105,26 @@ class Reference:
             names.append(f"{place}norm.{norm}")
             for direction in ("mamba_fwd", "mamba_rev"):
                 mamba = f"{place}mixer.{'submodule.' if self.ps else ''}{direction}."
-                draw(f"{mamba}in_proj.weight", 2 * E, D)
-                draw(f"{mamba}conv1d.weight", E, 1, self.taps)
-                draw(f"{mamba}x_proj.weight", R + 2 * N, E)
-                draw(f"{mamba}dt_proj.weight", E, R)
-                draw(f"{mamba}dt_proj.bias", E)
-                draw(f"{mamba}A_log", E, N)
-                draw(f"{mamba}D", E)
+                rows, channels = (E + self.mixed + self.heads, self.mixed) if self.version == "v2" else (2 * E, E)
+                draw(f"{mamba}in_proj.weight", rows, D)
+                draw(f"{mamba}conv1d.weight", channels, 1, self.taps)
+                if self.version == "v2":
+                    draw(f"{mamba}dt_bias", self.heads)
+                    draw(f"{mamba}A_log", self.heads)
+                    draw(f"{mamba}D", E if self.ssm.get("D_has_hdim") else self.heads)
+                    if self.ssm.get("rmsnorm", True):
+                        draw(f"{mamba}norm.weight", E, scale=1.0)
+                else:
+                    draw(f"{mamba}x_proj.weight", R + 2 * N, E)
+                    draw(f"{mamba}dt_proj.weight", E, R)
+                    draw(f"{mamba}dt_proj.bias", E)
+                    draw(f"{mamba}A_log", E, N)
+                    draw(f"{mamba}D", E)
                 draw(f"{mamba}out_proj.weight", D, E)
                 if self.conv_bias:
-                    draw(f"{mamba}conv1d.bias", E)
+                    draw(f"{mamba}conv1d.bias", channels)
                 if self.bias:
-                    draw(f"{mamba}in_proj.bias", 2 * E)
+                    draw(f"{mamba}in_proj.bias", rows)
                     draw(f"{mamba}out_proj.bias", D)
                 if self.config["bidirectional_weight_tie"] and direction == "mamba_rev":
                     for name in [n for n in found if n.startswith((f"{mamba}in_proj", f"{mamba}out_proj"))]:
@@ -133,11 +157,10 @@ class Reference:
         return self.tensors.get(self.prefix + name)
 
     def mamba(self, x: Tensor, name: str) -> Tensor:
+        if self.version == "v2":
+            return self.mamba2(x, name)
         u, z = F.linear(x, self[f"{name}in_proj.weight"], self.get(f"{name}in_proj.bias")).chunk(2, -1)
-        padded = F.pad(u, (0, 0, self.taps - 1, 0))
-        kernel, bias = self[f"{name}conv1d.weight"][:, 0], self.get(f"{name}conv1d.bias")
-        u = sum(padded[:, k : k + u.shape[1]] * kernel[:, k] for k in range(self.taps))
-        u = F.silu(u if bias is None else u + bias)
+        u = self.convolved(u, name)
         dt, B, C = F.linear(u, self[f"{name}x_proj.weight"]).split([self.rank, self.states, self.states], -1)
         dt = F.softplus(F.linear(dt, self[f"{name}dt_proj.weight"], self[f"{name}dt_proj.bias"]))
         A = -self[f"{name}A_log"].exp()
@@ -147,6 +170,36 @@ class Reference:
             outputs.append((h * C[:, t, None, :]).sum(-1) + self[f"{name}D"] * u[:, t])
         y = torch.stack(outputs, 1) * F.silu(z)
         return F.linear(y, self[f"{name}out_proj.weight"], self.get(f"{name}out_proj.bias"))
+
+    def mamba2(self, x: Tensor, name: str) -> Tensor:
+        """A whole Mamba-2 layer, with the norm before its out-projection."""
+        E, H, G, N = self.inner, self.heads, self.groups, self.states
+        projected = F.linear(x, self[f"{name}in_proj.weight"], self.get(f"{name}in_proj.bias"))
+        z, mixed, dt = projected.split([E, self.mixed, H], -1)
+        u, B, C = self.convolved(mixed, name).split([E, G * N, G * N], -1)
+        dt = F.softplus(dt + self[f"{name}dt_bias"]).clamp(*self.ssm.get("dt_limit", (0.0, None)))
+        A, skip, P = -self[f"{name}A_log"].exp(), self[f"{name}D"], E // H
+        y = torch.zeros_like(u)
+        for row, head in itertools.product(range(len(x)), range(H)):
+            own, group = slice(head * P, (head + 1) * P), slice(head // (H // G) * N, (head // (H // G) + 1) * N)
+            S = torch.zeros(P, N, dtype=x.dtype)
+            for t in range(x.shape[1]):
+                step = dt[row, t, head]
+                S = (step * A[head]).exp() * S + step * torch.outer(u[row, t, own], B[row, t, group])
+                y[row, t, own] = S @ C[row, t, group] + (skip[own] if len(skip) == E else skip[head]) * u[row, t, own]
+        gate, first = F.silu(z), self.ssm.get("norm_before_gate", False)
+        y = y if first else y * gate
+        if self.ssm.get("rmsnorm", True):
+            parts = [part * (part.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for part in y.chunk(G, -1)]
+            y = torch.cat(parts, -1) * self[f"{name}norm.weight"]
+        y = y * gate if first else y
+        return F.linear(y, self[f"{name}out_proj.weight"], self.get(f"{name}out_proj.bias"))
+
+    def convolved(self, u: Tensor, name: str) -> Tensor:
+        padded = F.pad(u, (0, 0, self.taps - 1, 0))
+        kernel, bias = self[f"{name}conv1d.weight"][:, 0], self.get(f"{name}conv1d.bias")
+        u = sum(padded[:, k : k + u.shape[1]] * kernel[:, k] for k in range(self.taps))
+        return F.silu(u if bias is None else u + bias)
 
     def bimamba(self, x: Tensor, name: str) -> Tensor:
         forward, behind = self.mamba(x, f"{name}mamba_fwd."), self.mamba(x.flip(1), f"{name}mamba_rev.").flip(1)
@@ -195,10 +248,18 @@ class Reference:
             return hidden.mean(1) @ score.T
         return (hidden[..., :D].mean(1) @ score.T + rc(hidden[..., D:]).mean(1) @ score.T) / 2
 
+    def nested(self, **fields: Any) -> dict[str, Any]:
+        """The configuration in the nested layout, with `fields` of `mamba_cfg`; defaults are left out, as on saving."""
+        config = dict(self.config)
+        names = ("rms_norm", "fused_add_norm", "norm_epsilon")
+        mamba = {"model_type": "", "ssm_cfg": config.pop("ssm_cfg"), **fields}
+        norm = {name: config.pop(name) for name in names} | {"model_type": ""}
+        return {**config, "layer_cfg": {"mamba_cfg": mamba, "model_type": ""}, "norm_cfg": norm}
+
     def save(self, folder: Path, *, pickle: bool = False, dtype: torch.dtype = torch.float64) -> Path:
         """Write the folder as the authors' code does: safetensors keep the first name of shared tensors."""
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config))
+        (folder / "config.json").write_text(json.dumps(self.nested() if self.version == "v2" else self.config))
         cast = {id(t): t.to(dtype) if t.is_floating_point() else t for t in self.tensors.values()}
         tensors = {name: cast[id(t)] for name, t in self.tensors.items()}
         if pickle:
@@ -210,10 +271,13 @@ class Reference:
         return folder
 
 
-CLASSES: dict[str, Any] = {
-    "CaduceusForMaskedLM": SelectiveSSMForMaskedLM,
-    "CaduceusForSequenceClassification": SelectiveSSMForSequenceClassification,
-    "Caduceus": SelectiveSSMModel,
+CLASSES: dict[tuple[str, str], Any] = {
+    ("v1", "CaduceusForMaskedLM"): SelectiveSSMForMaskedLM,
+    ("v1", "CaduceusForSequenceClassification"): SelectiveSSMForSequenceClassification,
+    ("v1", "Caduceus"): SelectiveSSMModel,
+    ("v2", "CaduceusForMaskedLM"): SSDForMaskedLM,
+    ("v2", "CaduceusForSequenceClassification"): SSDForSequenceClassification,
+    ("v2", "Caduceus"): SSDModel,
 }
 KINDS: dict[str, dict[str, Any]] = {
     "PS fused, even": {},
@@ -241,6 +305,21 @@ KINDS: dict[str, dict[str, Any]] = {
         "head": "CaduceusForSequenceClassification",
     },
     "PS product, untied": {"bidirectional_strategy": "ew_multiply", "bidirectional_weight_tie": False},
+    "v2 PS fused, odd": {"version": "v2", "layers": 3},
+    "v2 PS not fused": {"version": "v2", "fused_add_norm": False},
+    "v2 PS classifier, one norm per group": {
+        "version": "v2",
+        "head": "CaduceusForSequenceClassification",
+        "ssm_cfg": {**SSM2, "ngroups": 3, "D_has_hdim": True, "dt_limit": [0.1, 0.9], "norm_before_gate": True},
+    },
+    "v2 PS bare, layer norm, biases": {
+        "version": "v2",
+        "head": "Caduceus",
+        "rms_norm": False,
+        "ssm_cfg": {**SSM2, "bias": True, "conv_bias": False},
+    },
+    "v2 Ph": {"version": "v2", "rcps": False, "complement_map": None},
+    "v2 Ph without norms": {"version": "v2", "rcps": False, "ssm_cfg": {**SSM2, "rmsnorm": False, "bias": True}},
     "padded vocabulary": {"vocab_size": 12, "complement_map": {str(k): v for k, v in PAIRS.items()}},
 }
 
@@ -248,8 +327,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_parity(kind: str, tmp_path: Path) -> None:
     reference = Reference(**KINDS[kind])
-    folder = reference.save(tmp_path / "source", pickle=kind in ("PS bare", "PS classifier", "Ph"))
-    model_class = CLASSES[reference.head]
+    folder = reference.save(tmp_path / "source", pickle=kind.removeprefix("v2 ") in ("PS bare", "PS classifier", "Ph"))
+    model_class = CLASSES[reference.version, reference.head]
     ids = torch.randint(0, 12, (2, 9))
     ids[0, :3] = 4  # Without a mask, [PAD] is an ordinary token, as in Caduceus.
     bare = reference.head == "Caduceus"
@@ -292,10 +371,11 @@ def test_fused_blocks_are_another_function() -> None:
     assert (reference.hidden(ids) - fused).abs().max() > 0.1
 
 
-def test_padding_is_exact_with_a_mask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_padding_is_exact_with_a_mask(version: str, tmp_path: Path) -> None:
     """Caduceus has no mask; with one, a padded row gives what it gives alone, padded on either side."""
-    reference = Reference(layers=3)
-    model = SelectiveSSMForMaskedLM.from_pretrained(reference.save(tmp_path / "m"), dtype=torch.float64).eval()
+    reference = Reference(layers=3, version=version)
+    model = CLASSES[version, reference.head].from_pretrained(reference.save(tmp_path / "m"), dtype=torch.float64).eval()
     ids = torch.randint(7, 12, (1, 6))
     alone = reference.logits(ids)
     for left in (0, 3):
@@ -399,7 +479,6 @@ def _config(**fields: Any) -> Any:
     return lambda reference: reference.config.update(fields)
 
 
-SSM = {"d_state": 3, "d_conv": 3, "dt_rank": 2}
 CONTRADICTIONS: list[tuple[Any, str]] = [
     (_config(d_model=5), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `d_model`"),
     (_config(vocab_size=24), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `vocab_size`"),
@@ -477,10 +556,13 @@ def test_new_head_and_conjoined_scores(tmp_path: Path) -> None:
     torch.testing.assert_close(model.train()(ids).logits, reference.logits(ids), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("rcps", [True, False])
-def test_classifier_of_the_largest_values(rcps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("rcps", "version"), [(True, "v1"), (False, "v1"), (True, "v2")])
+def test_classifier_of_the_largest_values(
+    rcps: bool, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`pooling_strategy="max"`, an argument of the authors' class that the files do not record."""
-    reference = Reference("CaduceusForSequenceClassification", rcps=rcps)
+    reference = Reference("CaduceusForSequenceClassification", rcps=rcps, version=version)
+    model_class = CLASSES[version, reference.head]
     source, target = reference.save(tmp_path / "source"), tmp_path / "target"
     assert run_cli(["convert", str(source), str(target), "--pooling", "max"]) == 0
     assert "pooling='max' (--pooling)" in capsys.readouterr().out
@@ -490,8 +572,8 @@ def test_classifier_of_the_largest_values(rcps: bool, tmp_path: Path, capsys: py
     largest = [torch.stack([row.T.max(1).values for row in strand]) for strand in strands]
     expected = sum(values @ reference.tensors["score.weight"].T for values in largest) / len(strands)
     for model in (
-        SelectiveSSMForSequenceClassification.from_pretrained(target, dtype=torch.float64),
-        SelectiveSSMForSequenceClassification.from_pretrained(source, pooling="max", dtype=torch.float64),
+        model_class.from_pretrained(target, dtype=torch.float64),
+        model_class.from_pretrained(source, pooling="max", dtype=torch.float64),
     ):
         torch.testing.assert_close(model.eval()(ids).logits, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="must be 'mean' or 'max', got 'first'"):
@@ -504,3 +586,89 @@ def test_no_code_of_the_folder_runs(tmp_path: Path) -> None:
         (source / f"{name}.py").write_text("raise SystemExit('executed')\n")
     convert_checkpoint(source, tmp_path / "target")
     hf_ssm.SelectiveSSMForMaskedLM.from_pretrained(source)
+
+
+def _ssm2(**options: Any) -> Any:
+    return lambda reference: reference.config.update(ssm_cfg={**SSM2, **options})
+
+
+def _nested(**fields: Any) -> Any:
+    def change(reference: Reference) -> None:
+        config = reference.nested(**fields)
+        reference.nested = lambda: config  # type: ignore[method-assign]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_ssm2(d_state=4), r"in_proj.weight has the shape \(33, 6\), but `ssm_cfg.d_state or ssm_cfg.headdim`"),
+        (_ssm2(headdim=6), r"in_proj.weight has .*`ssm_cfg.d_state or ssm_cfg.headdim`"),
+        (_ssm2(headdim=5), r"`num_heads`=2 times `head_dim`=5"),
+        (_ssm2(D_has_hdim=True), r"mamba_fwd.D has the shape \(3,\), but `ssm_cfg.D_has_hdim`"),
+        (_ssm2(rmsnorm=False), r"mamba_fwd.norm.weight, which contradicts `ssm_cfg.rmsnorm`=false"),
+        (_ssm2(d_ssm=4), r"`ssm_cfg.d_ssm`=4 cannot be converted: all 12 channels"),
+        (_ssm2(dt_limit=[1]), r"`ssm_cfg.dt_limit` must be the least and the greatest"),
+        (_ssm2(dt_rank=2), r"options that Mamba-2 does not have: 'dt_rank'"),
+        (
+            _config(bidirectional_strategy="ew_multiply"),
+            r"`bidirectional_strategy`='ew_multiply' .* cannot",
+        ),
+        (_config(bidirectional_weight_tie=False), r"`bidirectional_weight_tie`=False cannot be converted"),
+        (_config(norm_epsilon=1e-6), r"`norm_cfg.norm_epsilon`=1e-06 cannot be converted"),
+        (_scale("mamba_rev.out_proj"), r"mamba_rev.out_proj.weight differs .* `bidirectional_weight_tie`=true"),
+        (_rename("mamba_rev.norm", "mamba_rev.norms"), r"missing model.layers.0.mixer.reverse_norm.weight"),
+        (_nested(mlp_cfg={"hidden_features": 8}), r"`layer_cfg.mamba_cfg.mlp_cfg`=.* cannot be converted"),
+        (_nested(ssm_cfg=3), r"`ssm_cfg` must be an object or null, got 3"),
+    ],
+)
+def test_bad_folders_of_plantcad2(change: Any, message: str, tmp_path: Path) -> None:
+    reference = Reference(version="v2")
+    change(reference)
+    source = reference.save(tmp_path / "source")
+    with pytest.raises(ValueError, match=message) as error:
+        convert_checkpoint(source, tmp_path / "target")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(ValueError, match=message):
+        SSDForMaskedLM.from_pretrained(source)
+
+
+def test_the_version_chooses_the_family(tmp_path: Path) -> None:
+    """Both layouts have the same `model_type`; the nested one of Mamba is read by the selective models."""
+    source = Reference(version="v2").save(tmp_path / "v2")
+    with pytest.raises(ValueError, match=r"`version`='v2' of `layer_cfg.mamba_cfg` .* 'v2' by those of SSD models"):
+        SelectiveSSMForMaskedLM.from_pretrained(source)
+    reference = Reference()
+    source = reference.save(tmp_path / "v1")
+    with pytest.raises(ValueError, match=r"`version`='v1' of `layer_cfg.mamba_cfg` is not that of PlantCAD2"):
+        SSDForMaskedLM.from_pretrained(source)
+    (source / "config.json").write_text(json.dumps(reference.nested(version="v1")))
+    model = convert_checkpoint(source, tmp_path / "target")
+    assert type(model) is SelectiveSSMForMaskedLM
+    ids = torch.randint(7, 12, (1, 6))
+    torch.testing.assert_close(model.double()(ids).logits, reference.logits(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "layers", "millions"), [(768, 24, 88), (1024, 48, 311), (1536, 48, 694)])
+def test_published_sizes_of_plantcad2(size: int, layers: int, millions: int) -> None:
+    """With 64 states the three models have the numbers of parameters that their authors name."""
+    found = {
+        "model_type": "caduceus",
+        "d_model": size,
+        "n_layer": layers,
+        "vocab_size": 7,
+        "rcps": True,
+        "complement_map": {"3": 6, "4": 5, "5": 4, "6": 3},
+        "layer_cfg": {"mamba_cfg": {"ssm_cfg": {"d_state": 64}}},
+        "norm_cfg": {},
+    }
+    with torch.device("meta"):
+        model = SSDForMaskedLM(SSDConfig(**PLANTCAD2[0].convert_config(found)))
+    inner, heads, mixed = 2 * size, 2 * size // 64, 2 * size + 2 * 64
+    direction = 5 * mixed + 3 * heads + inner
+    block = size + size * (inner + mixed + heads) + inner * size + 2 * direction
+    count = sum(tensor.numel() for tensor in model.parameters())
+    assert count == 8 * size + layers * block + size
+    assert round(count / 1e6) == millions

@@ -33,7 +33,7 @@ OTHERS = [
     ("S4", {"sobolev_mode": "zero_phase", "sobolev_order": 1.0}),
     ("SelectiveSSM", {"bidirectional": True}),
     ("SelectiveSSM", {"sobolev_mode": "zero_phase", "sobolev_order": 0.5}),
-    ("SSD", {"bidirectional": True}),
+    ("SSD", {"bidirectional": True, "bidirectional_norm_tie": False}),
 ]
 LAYOUTS = [[[5, 1, 17, 1, 9], [20, 2, 3, 8]], [[1, 1, 1]], [[33], [16, 17]]]
 NAMES = ("seq_idx", "cu_seq_lens", "position_ids")

@@ -570,6 +570,7 @@ def test_half_precision_keeps_the_dynamics(make_model) -> None:
 
 
 FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "bidirectional_norm_tie": (False, {"bidirectional": True}),
     "expand": (3, {}),
     "head_dim": (2, {}),
     "n_groups": (4, {}),
@@ -646,6 +647,8 @@ def test_sizes_follow_from_one_another() -> None:
         ({"head_dim": 48}, "`num_heads`=5 times `head_dim`=48"),
         ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
         ({"n_groups": 0}, "`n_groups` must be positive"),
+        ({"bidirectional_norm_tie": False}, "norms of their own: set `bidirectional=True` and `rms_norm=True`"),
+        ({"bidirectional_norm_tie": False, "bidirectional": True, "rms_norm": False}, "norms of their own"),
         ({"chunk_size": 0}, "`chunk_size` must be positive"),
         ({"time_step_limit": (0.1, 0.01)}, r"`time_step_limit`.*0 <= low <= high, got \(0.1, 0.01\)"),
         ({"time_step_limit": (0.1,)}, "the least and the greatest step size"),

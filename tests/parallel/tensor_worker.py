@@ -50,7 +50,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain, two-sided": ("SelectiveSSM", "ForMaskedLM", {"block": "plain", "bidirectional": True}),
     "Mamba-2, one group": ("SSD", "ForCausalLM", {"n_groups": 1, "use_bias": True}),
     "Mamba-2, two groups": ("SSD", "ForCausalLM", {"n_groups": 2, "complex_state": True, "rescale_init": True}),
-    "Mamba-2, two-sided": ("SSD", "ForMaskedLM", {"n_groups": 1, "bidirectional": True, "norm_before_gate": True}),
+    "Mamba-2, two-sided": (
+        "SSD",
+        "ForMaskedLM",
+        {"n_groups": 1, "bidirectional": True, "bidirectional_norm_tie": False, "norm_before_gate": True},
+    ),
 }
 OWN = "own mixer"
 CASES["a family of one's own"] = "S4", "ForMaskedLM", {OWN: True}

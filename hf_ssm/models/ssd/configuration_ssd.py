@@ -50,6 +50,8 @@ class SSDConfig(SSMConfig):
         time_step_floor (`float`, defaults to 1e-4): Least initial step size.
         rms_norm (`bool`, defaults to `True`): RMS norm of the gated output before the out-projection.
         norm_before_gate (`bool`, defaults to `False`): Apply the gate after that norm instead.
+        bidirectional_norm_tie (`bool`, defaults to `True`): With `bidirectional=True`: one norm, of the sum of both
+            directions; false: each direction is gated and normalised by itself before the sum, as in PlantCAD2.
         D_has_hdim (`bool`, defaults to `False`): A feed-through for each channel instead of each head.
         rescale_prenorm_residual (`bool`, defaults to `False`): Divide the initial out-projection by the root of the
             number of layers.
@@ -103,6 +105,7 @@ class SSDConfig(SSMConfig):
     time_step_floor: float | int = 1e-4
     rms_norm: bool = True
     norm_before_gate: bool = False
+    bidirectional_norm_tie: bool = True
     D_has_hdim: bool = False
     rescale_prenorm_residual: bool = False
     norm_type: str = "rms"
@@ -141,6 +144,11 @@ class SSDConfig(SSMConfig):
             )
         if self.norm_before_gate and not self.rms_norm:
             raise ValueError("`norm_before_gate=True` needs `rms_norm=True`: there is no norm to apply.")
+        if not self.bidirectional_norm_tie and not (self.bidirectional and self.rms_norm):
+            raise ValueError(
+                "`bidirectional_norm_tie=False` gives both directions norms of their own: set `bidirectional=True` and "
+                "`rms_norm=True`, or leave it out."
+            )
         if self.discretization != "zoh":
             raise ValueError(
                 f"`discretization`={self.discretization!r}: Mamba-2 uses exp(ΔA) and ΔB, as published; set it to 'zoh'."

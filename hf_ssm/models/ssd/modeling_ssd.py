@@ -31,9 +31,9 @@ class SSDMixer(nn.Module):
     """out_proj(norm(y ⊙ SiLU(z))) with y = scan(x, Δ, B, C), [x, B, C] = act(conv(...)) and z, ..., Δ = in_proj(h).
 
     The norm is an RMS norm of the channels of each group of heads. If bidirectional, a second convolution and scan read
-    the reversed sequence, and the outputs of both scans are added; the projections and the norm are shared.
+    the reversed sequence with the same projections; the norm is that of the sum, or each has one (see the config).
 
-    Source: Dao & Gu 2024 (Mamba-2), Section 7.
+    Source: Dao & Gu 2024 (Mamba-2), Section 7; Zhai et al. 2025 (PlantCAD2) for norms of both directions.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -43,20 +43,18 @@ class SSDMixer(nn.Module):
         self.matrix_size = config.n_groups * config.state_size
         self.inner, self.heads, self.mixed = inner, config.num_heads, inner + 2 * self.matrix_size
         self.in_proj = nn.Linear(size, inner + self.mixed + config.num_heads, bias=config.use_bias)
-        self.conv1d = self._convolution(config)
+        self.conv1d = ShortConvolution(self.mixed, config.conv_kernel, bias=config.use_conv_bias)
         self.activation = build_activation(config)
         self.scan = SSDScan(config, layer_idx)
-        groups, epsilon = config.n_groups, config.layer_norm_epsilon
-        self.norm = GatedRMSNorm(inner, groups, epsilon, config.norm_before_gate) if config.rms_norm else None
+        norm_settings = inner, config.n_groups, config.layer_norm_epsilon, config.norm_before_gate
+        self.norm = GatedRMSNorm(*norm_settings) if config.rms_norm else None
         gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
         self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
         self.bidirectional = bool(config.bidirectional)
         if self.bidirectional:
-            self.reverse_conv1d = self._convolution(config)
+            self.reverse_conv1d = ShortConvolution(self.mixed, config.conv_kernel, bias=config.use_conv_bias)
             self.reverse_scan = SSDScan(config, layer_idx, "backward")
-
-    def _convolution(self, config) -> ShortConvolution:
-        return ShortConvolution(self.mixed, config.conv_kernel, bias=config.use_conv_bias)
+            self.reverse_norm = None if config.bidirectional_norm_tie else GatedRMSNorm(*norm_settings)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         """The quantities that the in-projection stacks."""
@@ -72,6 +70,8 @@ class SSDMixer(nn.Module):
         if self.bidirectional:
             turned = rows.reversed()
             behind = self.reverse_scan(*self.scan_inputs(rows.flip(projected), turned, reverse=True), turned)
+            if self.reverse_norm is not None:
+                return self.out_proj(self._gated(output, gate) + self.reverse_norm(rows.flip(behind), gate))
             output = output + rows.flip(behind)
         return self.out_proj(self._gated(output, gate))
 
