@@ -341,6 +341,11 @@ def pivot(name: str, corner: str, row: int, column: int) -> str:
 
 
 @table
+def stored_weights() -> str:
+    return pivot("stored_weights", "", 1, 2)
+
+
+@table
 def saturation() -> str:
     return pivot("score", "", 1, 2)
 

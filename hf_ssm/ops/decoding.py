@@ -7,16 +7,37 @@ all blocks, on a GPU a few kernels compute each block; there are no other implem
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hf_ssm.ops.backends import Operation
 
-__all__ = ["NO_FINAL_NORM", "BlockShapes", "FinalNorm", "find_step"]
+__all__ = ["LINEAR_MAPS", "NO_FINAL_NORM", "BlockShapes", "FinalNorm", "ScaledRows", "find_step"]
+
+LINEAR_MAPS = frozenset({"in_weight", "x_weight", "dt_weight", "out_weight"})
+"""The weights of a block that are linear maps, which may be `ScaledRows`."""
 
 FinalNorm = tuple[Tensor | None, Tensor | None]
 """Weight and bias of the norm after the last block."""
 
 NO_FINAL_NORM: FinalNorm = (None, None)
+
+
+class ScaledRows(NamedTuple):
+    """A matrix in int8 with a scale for each row.
+
+    Attributes:
+        values: `(rows, columns)`, int8.
+        scales: What each row is multiplied by, `(rows, 1)`, floating point.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """`(rows, columns)`."""
+        return self.values.shape
 
 
 class BlockShapes(NamedTuple):
@@ -60,8 +81,9 @@ def find_step(
 
     Args:
         operation: Its implementations.
-        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype; on
-            a GPU each in single or half precision.
+        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype,
+            but that weights of float32 steps may be stored in bfloat16, and linear maps as `ScaledRows`; on a GPU each
+            in single or half precision.
         options: The same for all blocks.
         final_norm: Weight and bias of the norm after the last block, `(hidden size,)` or `None`.
 
@@ -73,9 +95,10 @@ def find_step(
           `(number of blocks, B, K - 1, channels of the convolution)`,
         - `states`, the state of each block's scan after the position before, `(number of blocks, B, ...)`,
 
-        all on the device of the weights; on a CPU of their dtype, on a GPU `states` in float32, the others in single or
-        half precision. It returns new tensors: the outputs of the blocks, `(number of blocks, *hidden.shape)`, the
-        last after the final norm, on a GPU in float32, and the next `pasts` and `states` in their dtypes. On a GPU a
+        all on the device of the weights; `states` in the dtype of the state matrix (on a GPU float32), the others in
+        this or half precision (on a CPU bfloat16). It returns new tensors: the outputs of the blocks, `(number of
+        blocks, *hidden.shape)`, the last after the final norm, in the dtype of `states`, and the next `pasts` and
+        `states` in their dtypes. On a GPU a
         further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
         meaningless. The function raises a ValueError where shapes do not fit.
 

@@ -68,7 +68,7 @@ def test_int8(make, variant: str, kind: str, tolerance: float) -> None:
         assert name not in dynamics or parameter.dtype == torch.float32
 
 
-@ALL
+@pytest.mark.parametrize("variant", ["s4d", "mamba", "ssd"])
 def test_int8_through_from_pretrained(make, tmp_path, variant: str) -> None:
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     model = make(variant)

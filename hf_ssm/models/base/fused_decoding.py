@@ -26,6 +26,7 @@ from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import first_enabled
 from hf_ssm.ops.context import is_plain_call
+from hf_ssm.ops.decoding import ScaledRows
 
 __all__ = ["FUSED_MODULES", "FUSED_WEIGHTS", "FusedBlocks", "FusedGeneration", "fused_options", "fused_step"]
 
@@ -37,16 +38,18 @@ class _Limits(NamedTuple):
         batch: Largest batch. For larger ones, matrix products read the weights less often, or as rarely and faster.
         masks: Whether rows of the batch may be padding.
         dtypes: Of hidden states, weights and the inputs of convolutions; the states of scans are in float32.
+        scaled_rows: Whether linear maps may be int8, with a scale for each row.
     """
 
     batch: int
     masks: bool
     dtypes: tuple[torch.dtype, ...]
+    scaled_rows: bool
 
 
 _LIMITS = {
-    "numba": _Limits(8, False, (torch.float32,)),
-    "triton": _Limits(16, True, (torch.float32, torch.bfloat16, torch.float16)),
+    "numba": _Limits(8, False, (torch.float32, torch.bfloat16), True),
+    "triton": _Limits(16, True, (torch.float32, torch.bfloat16, torch.float16), False),
 }
 
 _NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
@@ -125,10 +128,10 @@ def fused_step(
 ) -> list[Tensor] | None:
     """Compute one position of all blocks by compiled kernels, without calling the modules.
 
-    Supported are blocks that continue a sequence, in float32 on a CPU and in single or half precision on a GPU, without
+    Supported are blocks that continue a sequence, in single or half precision (on a CPU float32 and bfloat16), without
     gradients, MLP, Sobolev filter, dropout or rescaling; on a CPU without a mask. All modules must be of the standard
-    classes and without hooks, which excludes adapters, quantisation, parametrisations and offloading. No check waits
-    for a GPU.
+    classes and without hooks, which excludes adapters, parametrisations and offloading. Of quantised weights, those of
+    torchao's `Int8WeightOnlyConfig` are supported, on a CPU. No check waits for a GPU.
 
     Args:
         kind: The blocks of the family.
@@ -235,7 +238,11 @@ class _Decision(NamedTuple):
         ):
             return None
         parameters: list[Tensor] = [p for module in modules for p in module.parameters(recurse=False)]
-        if not all(_is_plain_parameter(parameter, device, _LIMITS[backend].dtypes) for parameter in parameters):
+        limits = _LIMITS[backend]
+        if not all(
+            _is_plain_parameter(parameter, device, limits.dtypes) or (limits.scaled_rows and _scaled_rows(parameter))
+            for parameter in parameters
+        ):
             return None
         weights = [_weights_of(kind, block) for block in blocks]
         # Only some blocks may have biases.
@@ -249,7 +256,7 @@ class _Decision(NamedTuple):
         for m in modules:
             tables += m.__dict__, m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks
         hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        values, addresses = [*_values(modules, tables)], [*map(Tensor.data_ptr, parameters)]
+        values, addresses = [*_values(modules, tables)], [*map(_address, parameters)]
         return cls(step, backend, _generation.get(), modules, tables, hooks, values, parameters, addresses)
 
     def holds(self, backend: str) -> bool:
@@ -261,7 +268,7 @@ class _Decision(NamedTuple):
             return not (any(map(len, self.hooks)) or _has_any_global_hook())
         return (
             all(map(is_, _values(self.modules, self.tables), self.values))
-            and self.addresses == [*map(Tensor.data_ptr, self.parameters)]
+            and self.addresses == [*map(_address, self.parameters)]
             and not _has_any_global_hook()
         )
 
@@ -285,15 +292,37 @@ def _is_standard(kind: FusedBlocks, block: nn.Module) -> bool:
 
 def _weights_of(kind: FusedBlocks, block: nn.Module) -> Any:
     parameters = block.named_parameters(remove_duplicate=False)
-    present = {kind.weights[path]: parameter for path, parameter in parameters}
+    present = {kind.weights[path]: _scaled_rows(parameter) or parameter for path, parameter in parameters}
     return kind.weights_class(**(dict.fromkeys(kind.weights.values()) | present))
 
 
 def _is_plain_parameter(parameter: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Not a subclass (as of quantised weights), and such as the kernels read it."""
+    """Whether it is not a subclass (as of quantised weights), and such as the kernels read it."""
     return (
         type(parameter) is nn.Parameter
         and parameter.device == device
         and parameter.dtype in dtypes
         and parameter.is_contiguous()
     )
+
+
+def _scaled_rows(parameter: Any) -> ScaledRows | None:
+    """The int8 weights of a linear map that torchao has quantised row by row; `None` for any other parameter."""
+    if type(parameter).__name__ != "Int8Tensor" or type(parameter).__module__.partition(".")[0] != "torchao":
+        return None
+    values, scales, zeros = parameter.qdata, parameter.scale, parameter.zero_point
+    # Neither quantised activations, nor scales of other blocks, nor zeros elsewhere.
+    is_weight_only = all(
+        getattr(parameter, name, None) is None for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale")
+    )
+    by_rows = values.dim() == 2 and values.is_contiguous() and scales.shape == (len(values), 1)
+    if not (is_weight_only and by_rows and scales.dtype == torch.float32 and scales.device.type == "cpu"):
+        return None
+    return None if zeros is not None and bool(zeros.any()) else ScaledRows(values, scales)
+
+
+def _address(parameter: Any) -> int:
+    """Of the memory of a parameter of the step."""
+    rows = None if type(parameter) is nn.Parameter else getattr(parameter, "qdata", None)
+    address: int = (parameter if rows is None else rows).data_ptr()
+    return address

@@ -1,11 +1,14 @@
 """What the compiled kernels of one position share: linear maps, norms, the short convolution, and the call of blocks.
 
 In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
-all numbers.
+all numbers. The weights of a block are given by descriptions of three integers: the address of the numbers, that of a
+scale for each row, and how they are stored: in the type of `like`, in bfloat16, or in int8. `resolve` replaces them by
+addresses of numbers in the type of `like`, except those of linear maps, which `apply_linear` reads as they are stored.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,22 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.vector import LANES, add, fma, load, load_some, mul, pointer, sigmoid, splat, store_some, total
-from hf_ssm.ops.decoding import BlockShapes, FinalNorm
+from hf_ssm.ops.cpu.vector import (
+    LANES,
+    add,
+    fma,
+    load,
+    load_as,
+    load_some,
+    load_some_as,
+    mul,
+    pointer,
+    sigmoid,
+    splat,
+    store_some,
+    total,
+)
+from hf_ssm.ops.decoding import LINEAR_MAPS, BlockShapes, FinalNorm, ScaledRows
 
 __all__ = [
     "LOG2_E",
@@ -27,35 +44,81 @@ __all__ = [
     "convolve",
     "project_in",
     "project_out",
+    "resolve",
 ]
 
 NORMS = ("none", "layer", "rms")
 NO_NORM, _LAYER_NORM = 0, 1
 ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+_AS_NUMBERS, _BFLOAT16, _INT8 = 0, 1, 2
 LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
 
 
 @kernel
 def apply_linear(like, x, weight, bias, y, rows, columns):
-    """`y = W x + b` with W `(rows, columns)`, read sequentially, with four independent sums.
+    """`y = W x + b`, with the description `weight` of W `(rows, columns)`."""
+    described, out = pointer(weight, np.int64(0)), pointer(y, like)
+    if described[2] == _INT8:
+        _multiply(like, pointer(described[0], np.int8(0)), x, y, rows, columns)
+        scales = pointer(described[1], like)
+        for i in range(0, rows, LANES):
+            store_some(out, i, mul(load_some(out, i, rows - i), load_some(scales, i, rows - i)), rows - i)
+    elif described[2] == _BFLOAT16:
+        _multiply(like, pointer(described[0], np.uint16(0)), x, y, rows, columns)
+    else:
+        _multiply(like, pointer(described[0], like), x, y, rows, columns)
+    if bias != 0:
+        add_rows(like, y, bias, y, rows)
 
-    Takes half the time of torch's matrix-vector product, and as long as reading the weights.
+
+@kernel
+def _multiply(like, w, x, y, rows, columns):
+    """`y = W x` with the pointer `w` to W, read sequentially, with four independent sums.
+
+    In float32 it takes half the time of torch's matrix-vector product, and as long as reading the weights.
     """
-    v, w, out = pointer(x, like), pointer(weight, like), pointer(y, like)
+    v, out = pointer(x, like), pointer(y, like)
     in_fours = columns // (4 * LANES) * (4 * LANES)
     for row in range(rows):
         at = row * columns
         s0, s1, s2, s3 = splat(like), splat(like), splat(like), splat(like)
         for c in range(0, in_fours, 4 * LANES):
-            s0 = fma(load(w, at + c), load(v, c), s0)
-            s1 = fma(load(w, at + c + LANES), load(v, c + LANES), s1)
-            s2 = fma(load(w, at + c + 2 * LANES), load(v, c + 2 * LANES), s2)
-            s3 = fma(load(w, at + c + 3 * LANES), load(v, c + 3 * LANES), s3)
+            s0 = fma(load_as(w, at + c, like), load(v, c), s0)
+            s1 = fma(load_as(w, at + c + LANES, like), load(v, c + LANES), s1)
+            s2 = fma(load_as(w, at + c + 2 * LANES, like), load(v, c + 2 * LANES), s2)
+            s3 = fma(load_as(w, at + c + 3 * LANES, like), load(v, c + 3 * LANES), s3)
         for c in range(in_fours, columns, LANES):
-            s0 = fma(load_some(w, at + c, columns - c), load_some(v, c, columns - c), s0)
+            s0 = fma(load_some_as(w, at + c, columns - c, like), load_some(v, c, columns - c), s0)
         out[row] = total(add(add(s0, s1), add(s2, s3)))
-    if bias != 0:
-        add_rows(like, y, bias, y, rows)
+
+
+@kernel
+def _resolved(like, weight, count, room):
+    """The address of the `count` numbers of a description, which are copied to `room` if they are in bfloat16."""
+    if weight == 0:
+        return weight
+    described = pointer(weight, np.int64(0))
+    if described[2] != _BFLOAT16:
+        return described[0]
+    source, target = pointer(described[0], np.uint16(0)), pointer(room, like)
+    for i in range(0, count, LANES):
+        store_some(target, i, load_some_as(source, i, count - i, like), count - i)
+    return room
+
+
+@kernel
+def resolve(like, item, weights, counts, addresses, room):
+    """Write the addresses of the weights of a block.
+
+    Args:
+        weights: Their descriptions.
+        counts: Numbers of each weight; 0 for a linear map, whose description is kept.
+        addresses: Written.
+        room: Memory for copies.
+    """
+    for i in range(len(counts)):
+        addresses[i] = weights[i] if counts[i] == 0 else _resolved(like, weights[i], counts[i], room)
+        room += counts[i] * item
 
 
 @kernel
@@ -128,7 +191,7 @@ def apply_gate(like, y, gate, channels):
         store_some(out, i, mul(load_some(out, i, lanes), mul(v, sigmoid(v))), lanes)
 
 
-# `weights` are the addresses of the weights of a block, which begin with those of norm and in-projection and end with
+# `weights` are the resolved weights of a block, which begin with those of norm and in-projection and end with
 # those of the out-projection; `norm` is the kind of all norms and the number they add to the variance; `flags` are
 # whether norms are before the mixers instead of after the sums, and whether a block adds its input to its output.
 
@@ -156,13 +219,15 @@ def project_out(like, x, source, norm, flags, weights, y, width, channels):
 
 
 @kernel
-def apply_final_norm(like, item, y, norm, flags, final, batch, width):
-    """The norm of each row after the last block, where norms are before the mixers."""
+def apply_final_norm(like, item, y, norm, flags, final, batch, width, room):
+    """The norm of each row after the last block, where norms are before the mixers; `final` are descriptions."""
     kind, epsilon = norm
     if flags[0] and kind != NO_NORM:
+        weight = _resolved(like, final[0], width, room)
+        bias = _resolved(like, final[1], width, room + width * item)
         for row in range(batch):
             at = y + row * width * item
-            apply_norm(like, at, kind, epsilon, final[0], final[1], at, width)
+            apply_norm(like, at, kind, epsilon, weight, bias, at, width)
 
 
 def address(t: Tensor | None) -> int:
@@ -174,14 +239,16 @@ class CompiledBlocks:
     """One position of all blocks of a model.
 
     Args:
-        run: The kernel. Its arguments are `like`; the size of a number in bytes; the addresses of the weights, an array
-            with a row for each block; those of the final norm; `norm` and `flags`; `numbers`; the batch size; the
-            addresses of the states of convolutions and scans before (read) and after (written), of the input, of the
-            outputs of all blocks, and of the scratch memory.
+        run: The kernel. Its arguments are `like`; the size of a number in bytes; the descriptions of the weights, an
+            array with a row for each block, and `counts` for `resolve`; those of the final norm; `norm` and `flags`;
+            `numbers`; the batch size; the addresses of the states of convolutions and scans before (read) and after
+            (written), of the input, of the outputs of all blocks, of the scratch memory, and of that for copies of
+            weights.
         weights: Of each block.
         options: Of all blocks.
         final_norm: Weight and bias of the norm after the last block.
         shapes: Of all tensors.
+        dtype: The type of all numbers.
         scratch_size: Numbers of scratch memory.
         numbers: What else the kernel needs.
     """
@@ -193,29 +260,57 @@ class CompiledBlocks:
         options: Any,
         final_norm: FinalNorm,
         shapes: BlockShapes,
+        dtype: torch.dtype,
         scratch_size: int,
         numbers: tuple[Any, ...],
     ):
         shapes.check_weights(weights)
-        self.run, self.shapes, self.scratch_size, self.count = run, shapes, scratch_size, len(weights)
+        self.run, self.shapes, self.dtype, self.count = run, shapes, dtype, len(weights)
+        stored = [_described(t, dtype) for block in (*weights, final_norm) for t in block]
         # Keeps the memory of the weights alive.
-        self.tensors = [None if t is None else t.detach() for block in (*weights, final_norm) for t in block]
-        addresses = [address(t) for t in self.tensors]
-        in_weight = weights[0].in_weight
+        self.tensors = [tensors for tensors, _ in stored]
+        self.descriptions = np.array([description for _, description in stored])
+        first, size = self.descriptions.ctypes.data, self.descriptions.strides[0]
+        places = [first + i * size if tensors else 0 for i, (tensors, _) in enumerate(stored)]
+        fields = weights[0]._fields
+        counts = [0 if n in LINEAR_MAPS else prod(s) for n, s in zip(fields, shapes.weights, strict=True)]
+        # Numbers of the scratch memory before the copies, and with them.
+        self.scratch_sizes = scratch_size, scratch_size + max(sum(counts), 2 * shapes.width)
         self.arguments = (
-            *(ZERO[in_weight.dtype], in_weight.element_size()),
-            *(np.array(addresses[:-2]).reshape(self.count, -1), (addresses[-2], addresses[-1])),
+            *(ZERO[dtype], dtype.itemsize),
+            *(np.array(places[:-2]).reshape(self.count, -1), np.array(counts), (places[-2], places[-1])),
             *((NORMS.index(options.norm), options.epsilon), (options.norm_first, options.residual)),
             *numbers,
         )
 
     def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.shapes.check_inputs(hidden, pasts, states, self.count)
-        batch = len(hidden)
-        hidden, pasts, states = hidden.contiguous(), pasts.contiguous(), states.contiguous()
+        batch, kept = len(hidden), pasts.dtype
+        hidden, pasts, states = (t.to(self.dtype).contiguous() for t in (hidden, pasts, states))
         new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
         outputs = hidden.new_empty(self.count, *hidden.shape)
-        scratch = hidden.new_empty(self.scratch_size)
+        before_copies, size = self.scratch_sizes
+        scratch = hidden.new_empty(size)
         memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
-        self.run(*self.arguments, batch, memories, hidden.data_ptr(), outputs.data_ptr(), scratch.data_ptr())
-        return outputs, new_pasts, new_states
+        rooms = scratch.data_ptr(), scratch.data_ptr() + before_copies * self.dtype.itemsize
+        self.run(*self.arguments, batch, memories, hidden.data_ptr(), outputs.data_ptr(), *rooms)
+        return outputs, new_pasts.to(kept), new_states
+
+
+def _described(weight: Tensor | ScaledRows | None, dtype: torch.dtype) -> tuple[list[Tensor], tuple[int, int, int]]:
+    """The tensors of a weight, and its description.
+
+    Raises:
+        ValueError: It is stored in a way that the kernels do not read.
+    """
+    if weight is None:
+        return [], (0, 0, _AS_NUMBERS)
+    if isinstance(weight, ScaledRows):
+        values, scales = weight.values.detach(), weight.scales.detach()
+        if values.dtype != torch.int8 or scales.dtype != dtype or scales.numel() != len(values):
+            raise ValueError(f"scaled rows must be int8 with a scale of {dtype} for each row")
+        return [values, scales], (values.data_ptr(), scales.data_ptr(), _INT8)
+    form = {dtype: _AS_NUMBERS, torch.bfloat16: _BFLOAT16}.get(weight.dtype)
+    if form is None:
+        raise ValueError(f"weights must be of {dtype} or bfloat16, got {weight.dtype}")
+    return [weight.detach()], (weight.data_ptr(), 0, form)

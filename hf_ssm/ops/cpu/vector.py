@@ -26,7 +26,9 @@ __all__ = [
     "exp2",
     "fma",
     "load",
+    "load_as",
     "load_some",
+    "load_some_as",
     "maximum",
     "minimum",
     "mul",
@@ -240,6 +242,74 @@ def load(typing: Any, at: Any, index: Any) -> Any:
         return _access(kind, builder.load(_place(builder, kind, *arguments)))
 
     return Vector(at.dtype)(at, types.intp), generate
+
+
+@intrinsic
+def load_as(typing: Any, at: Any, index: Any, like: Any) -> Any:
+    """`at[index : index + 16]` in the type of the scalar `like`; `at` may point to int8, or to bfloat16 as uint16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, stored = signature.return_type, signature.args[0].dtype
+        place, align = _stored_place(builder, stored, *arguments[:2])
+        loaded = builder.load(place)
+        loaded.align = align
+        return _converted(builder, kind, stored, loaded)
+
+    return Vector(like)(at, types.intp, like), generate
+
+
+@intrinsic
+def load_some_as(typing: Any, at: Any, index: Any, lanes: Any, like: Any) -> Any:
+    """`at[index : index + lanes]` padded with zeros, as `load_as`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, stored = signature.return_type, signature.args[0].dtype
+        place, align = _stored_place(builder, stored, *arguments[:2])
+        vector = ir.VectorType(_stored_element(stored), LANES)
+        result = cgutils.alloca_once(builder, vector)
+        with builder.if_else(_is_whole(builder, arguments[2]), likely=True) as (whole, part):
+            with whole:
+                loaded = builder.load(place)
+                loaded.align = align
+                builder.store(loaded, result)
+            with part:
+                number = ir.Constant(ir.IntType(32), align)
+                given = place, number, _mask(builder, arguments[2]), ir.Constant(vector, None)
+                letter = "f" if isinstance(stored, types.Float) else "i"
+                name = f"llvm.masked.load.v{LANES}{letter}{stored.bitwidth}.p0"
+                signature_ = ir.FunctionType(vector, [argument.type for argument in given])
+                function = cgutils.get_or_insert_function(builder.module, signature_, name)
+                builder.store(builder.call(function, given), result)
+        return _converted(builder, kind, stored, builder.load(result))
+
+    return Vector(like)(at, types.intp, types.intp, like), generate
+
+
+def _stored_element(stored: Any) -> ir.Type:
+    if isinstance(stored, types.Float):
+        return _element(Vector(stored))
+    return ir.IntType(stored.bitwidth)
+
+
+def _stored_place(builder: Any, stored: Any, at: Any, index: Any) -> tuple[Any, int]:
+    """The address of a vector of stored numbers, and its alignment."""
+    pointer_type = ir.VectorType(_stored_element(stored), LANES).as_pointer()
+    return builder.bitcast(builder.gep(at, [index]), pointer_type), stored.bitwidth // 8
+
+
+def _converted(builder: Any, kind: Vector, stored: Any, value: Any) -> Any:
+    """A vector of stored numbers in the type of `kind`."""
+    if isinstance(stored, types.Float):
+        return value
+    emitter = _Emitter(builder, kind)
+    integers = ir.VectorType(ir.IntType(32), LANES)
+    if stored == types.int8:
+        return builder.sitofp(builder.sext(value, integers), emitter.type)
+    # The upper half of a float32.
+    shift = ir.Constant(integers, [ir.Constant(ir.IntType(32), 16)] * LANES)
+    single = ir.VectorType(ir.FloatType(), LANES)
+    number = builder.bitcast(builder.shl(builder.zext(value, integers), shift), single)
+    return number if emitter.single else builder.fpext(number, emitter.type)
 
 
 @intrinsic

@@ -7,6 +7,7 @@ all numbers.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from hf_ssm.ops.cpu.decoding import (
     convolve,
     project_in,
     project_out,
+    resolve,
 )
 from hf_ssm.ops.cpu.vector import LANES, exp2, fma, load_some, mul, pointer, softplus, splat, store_some, sub, total
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
@@ -75,7 +77,7 @@ def _scan_step(like, log2_e, u, d, A, logarithmic, B, C, skip, gate, state, new_
 def _block_step(
     like, item, weights, norm, flags, log2_e, logarithmic, sizes, batch, memory, hidden, new_hidden, scratch
 ):
-    """`_blocks_step` of one block; `weights` and `memory` are its addresses."""
+    """`_blocks_step` of one block; `weights` and `memory` are its resolved weights and its addresses."""
     past, state, new_past, new_state = memory
     conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A, skip = weights[4:11]
     size, channels, states, rank, taps = sizes
@@ -106,7 +108,22 @@ def _block_step(
 
 @kernel
 def _blocks_step(
-    like, item, weights, final, norm, flags, log2_e, logarithmic, sizes, batch, memories, hidden, new_hidden, scratch
+    like,
+    item,
+    weights,
+    counts,
+    final,
+    norm,
+    flags,
+    log2_e,
+    logarithmic,
+    sizes,
+    batch,
+    memories,
+    hidden,
+    new_hidden,
+    scratch,
+    room,
 ):
     """One position of a batch through Mamba blocks without MLP; see `CompiledBlocks`.
 
@@ -118,16 +135,15 @@ def _blocks_step(
     """
     pasts, states_before, new_pasts, new_states = memories
     size, channels, states, _, taps = sizes
-    source, target = hidden, new_hidden
+    source, target, own = hidden, new_hidden, np.empty(len(counts), np.int64)
     past_bytes, state_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
     for i in range(len(weights)):
         a, b = i * past_bytes, i * state_bytes
         memory = pasts + a, states_before + b, new_pasts + a, new_states + b
-        _block_step(
-            like, item, weights[i], norm, flags, log2_e, logarithmic, sizes, batch, memory, source, target, scratch
-        )
+        resolve(like, item, weights[i], counts, own, room)
+        _block_step(like, item, own, norm, flags, log2_e, logarithmic, sizes, batch, memory, source, target, scratch)
         source, target = target, target + batch * size * item
-    apply_final_norm(like, item, source, norm, flags, final, batch, size)
+    apply_final_norm(like, item, source, norm, flags, final, batch, size, room)
 
 
 class BlocksStep(CompiledBlocks):
@@ -136,10 +152,10 @@ class BlocksStep(CompiledBlocks):
     def __init__(self, weights: Sequence[BlockWeights], options: BlockOptions, final_norm: FinalNorm = NO_FINAL_NORM):
         w = weights[0]
         (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
-        sizes = len(w.out_weight), channels, states, rank, w.conv_weight.shape[-1]
+        sizes = w.out_weight.shape[0], channels, states, rank, w.conv_weight.shape[-1]
         scratch_size = sizes[0] + 5 * channels + rank + 2 * states
         numbers = LOG2_E[w.A.dtype], options.logarithmic, sizes
-        super().__init__(_blocks_step, weights, options, final_norm, block_shapes(w), scratch_size, numbers)
+        super().__init__(_blocks_step, weights, options, final_norm, block_shapes(w), w.A.dtype, scratch_size, numbers)
 
 
 def supports_scan_step(

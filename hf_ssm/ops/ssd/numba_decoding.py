@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from hf_ssm.ops.cpu.decoding import (
     convolve,
     project_in,
     project_out,
+    resolve,
 )
 from hf_ssm.ops.cpu.vector import (
     LANES,
@@ -128,7 +130,7 @@ def _norm_groups(like, y, weight, groups, epsilon, channels):
 
 @kernel
 def _block_step(like, item, weights, norm, flags, gated, limit, sizes, batch, memory, hidden, new_hidden, scratch):
-    """`_blocks_step` of one block; `weights` and `memory` are its addresses."""
+    """`_blocks_step` of one block; `weights` and `memory` are its resolved weights and its addresses."""
     past, state, new_past, new_state = memory
     conv_weight, conv_bias, dt_bias, A_log, skip, gate_weight = weights[4:10]
     gate_epsilon, norm_before_gate = gated
@@ -167,7 +169,22 @@ def _block_step(like, item, weights, norm, flags, gated, limit, sizes, batch, me
 
 @kernel
 def _blocks_step(
-    like, item, weights, final, norm, flags, gated, limit, sizes, batch, memories, hidden, new_hidden, scratch
+    like,
+    item,
+    weights,
+    counts,
+    final,
+    norm,
+    flags,
+    gated,
+    limit,
+    sizes,
+    batch,
+    memories,
+    hidden,
+    new_hidden,
+    scratch,
+    room,
 ):
     """One position of a batch through Mamba-2 blocks without MLP; see `CompiledBlocks`.
 
@@ -181,13 +198,14 @@ def _blocks_step(
     width, channels, _, groups, states, taps, _ = sizes
     past_bytes = batch * (taps - 1) * (channels + 2 * groups * states) * item
     state_bytes = batch * channels * states * item
-    source, target = hidden, new_hidden
+    source, target, own = hidden, new_hidden, np.empty(len(counts), np.int64)
     for i in range(len(weights)):
         a, b = i * past_bytes, i * state_bytes
         memory = pasts + a, states_before + b, new_pasts + a, new_states + b
-        _block_step(like, item, weights[i], norm, flags, gated, limit, sizes, batch, memory, source, target, scratch)
+        resolve(like, item, weights[i], counts, own, room)
+        _block_step(like, item, own, norm, flags, gated, limit, sizes, batch, memory, source, target, scratch)
         source, target = target, target + batch * width * item
-    apply_final_norm(like, item, source, norm, flags, final, batch, width)
+    apply_final_norm(like, item, source, norm, flags, final, batch, width, room)
 
 
 class SSDBlocksStep(CompiledBlocks):
@@ -202,7 +220,8 @@ class SSDBlocksStep(CompiledBlocks):
         gated, limit = (options.gate_epsilon, options.norm_before_gate), tuple(map(kind, options.dt_limit))
         sizes = width, channels, heads, options.groups, shapes.state[2], taps, len(w.skip)
         scratch_size = width + 2 * channels + 2 * mixed + heads
-        super().__init__(_blocks_step, weights, options, final_norm, shapes, scratch_size, (gated, limit, sizes))
+        numbers = gated, limit, sizes
+        super().__init__(_blocks_step, weights, options, final_norm, shapes, w.A_log.dtype, scratch_size, numbers)
 
 
 def supports_ssd_step(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor) -> bool:

@@ -10,6 +10,7 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 from decoding_references import blocks_step_reference
 
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.decoding import LINEAR_MAPS, ScaledRows
 from hf_ssm.ops.selective_scan import selective_scan_step
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 from hf_ssm.ops.selective_scan.numba_decoding import BlocksStep
@@ -44,14 +45,33 @@ def weights(size, channels, states, rank, taps, norm, biases, logarithmic, dtype
     )
 
 
-def check(batch, shape, norm, flags, dtype, tolerance) -> None:
+def in_int8(block: BlockWeights) -> tuple[BlockWeights, BlockWeights]:
+    """The block with linear maps in int8, and the numbers that these stand for."""
+    stored, meant = {}, {}
+    for name in LINEAR_MAPS & set(block._fields):
+        weight = getattr(block, name)
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        values = (weight / scales).round().to(torch.int8)
+        stored[name], meant[name] = ScaledRows(values, scales), values * scales
+    return block._replace(**stored), block._replace(**meant)
+
+
+def in_bfloat16(block: BlockWeights) -> tuple[BlockWeights, BlockWeights]:
+    """The block with all but the dynamics in bfloat16, and the same numbers in its own dtype."""
+    kept = ("A", "skip", "dt_bias")
+    stored = {name: t.bfloat16() for name, t in block._asdict().items() if t is not None and name not in kept}
+    return block._replace(**stored), block._replace(**{name: t.to(block.A.dtype) for name, t in stored.items()})
+
+
+def check(batch, shape, norm, flags, dtype, tolerance, store=lambda block: (block, block)) -> None:
     """Two blocks over three positions."""
     biases, norm_first, residual, logarithmic, dense = flags
     size, channels, states, _, taps = shape
-    blocks = [weights(*shape, norm, biases, logarithmic, dtype) for _ in range(2)]
+    pairs = [store(weights(*shape, norm, biases, logarithmic, dtype)) for _ in range(2)]
+    stored, blocks = zip(*pairs, strict=True)
     options = BlockOptions(norm, 1e-5, norm_first, residual, logarithmic)
     final = blocks[1].norm_weight, blocks[1].norm_bias
-    step = BlocksStep(blocks, options, final)
+    step = BlocksStep(stored, options, (stored[1].norm_weight, stored[1].norm_bias))
     pasts = randn(2, batch, taps - 1, channels, dtype=dtype)
     if not dense:
         pasts = pasts.transpose(2, 3).contiguous().transpose(2, 3)
@@ -81,6 +101,14 @@ def test_two_blocks_over_three_positions(batch, shape, norm, flags):
 @pytest.mark.parametrize("norm", ["none", "layer", "rms"])
 def test_two_blocks_in_single_precision(norm):
     check(2, (64, 128, 16, 4, 4), norm, (True,) * 5, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms"])
+@pytest.mark.parametrize("store", [in_int8, in_bfloat16])
+def test_weights_that_are_stored_in_fewer_bits(store, norm):
+    """The step is that of the numbers that they stand for."""
+    check(2, (70, 67, 5, 3, 4), norm, (True, True, True, True, True), torch.float32, 1e-5, store)
+    check(1, (64, 128, 16, 4, 4), norm, (False, False, True, False, True), torch.float64, 1e-12, store)
 
 
 @given(
@@ -131,6 +159,11 @@ def test_what_does_not_fit_is_refused():
     options = BlockOptions("rms", 1e-5, True, True, True)
     with pytest.raises(ValueError, match=r"x_weight must have shape \(13, 24\), got \(12, 24\)"):
         BlocksStep([blocks[0]._replace(x_weight=torch.zeros(12, 24))], options)
+    with pytest.raises(ValueError, match=r"weights must be of torch.float32 or bfloat16, got torch.float16"):
+        BlocksStep([blocks[0]._replace(x_weight=blocks[0].x_weight.half())], options)
+    with pytest.raises(ValueError, match=r"int8 with a scale of torch.float32 for each row"):
+        rows = ScaledRows(torch.zeros(13, 24, dtype=torch.int8), torch.ones(1, 1))
+        BlocksStep([blocks[0]._replace(x_weight=rows)], options)
     step = BlocksStep(blocks, options)
     memories = torch.zeros(1, 2, 3, 24), torch.zeros(1, 2, 24, 5)
     with pytest.raises(ValueError, match=r"hidden must have 20 numbers for each row, got \(2, 3, 20\)"):
