@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
     args = parser.parse_args(argv)
-    tokens, repetitions, turn = (4, 2, 0.0) if args.tiny else (64, args.repetitions, 0.1)
+    tokens, repetitions, turn = (4, 2, 0.0) if args.tiny else (256, args.repetitions, 0.1)
     print(TABLE_HEAD)
     rows = []
     for hidden, layers in ((64, 2),) if args.tiny else SIZES:
