@@ -242,8 +242,7 @@ class CompiledBlocks:
         run: The kernel. Its arguments are `like`; the size of a number in bytes; the descriptions of the weights, an
             array with a row for each block, and `counts` for `resolve`; those of the final norm; `norm` and `flags`;
             `numbers`; the batch size; the addresses of the states of convolutions and scans before (read) and after
-            (written), of the input, of the outputs of all blocks, of the scratch memory, and of that for copies of
-            weights.
+            (written), and of the input, the outputs of all blocks, the scratch memory and that for copies of weights.
         weights: Of each block.
         options: Of all blocks.
         final_norm: Weight and bias of the norm after the last block.
@@ -293,7 +292,7 @@ class CompiledBlocks:
         scratch = hidden.new_empty(size)
         memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
         rooms = scratch.data_ptr(), scratch.data_ptr() + before_copies * self.dtype.itemsize
-        self.run(*self.arguments, batch, memories, hidden.data_ptr(), outputs.data_ptr(), *rooms)
+        self.run(*self.arguments, batch, memories, (hidden.data_ptr(), outputs.data_ptr(), *rooms))
         return outputs, new_pasts.to(kept), new_states
 
 

@@ -107,24 +107,7 @@ def _block_step(
 
 
 @kernel
-def _blocks_step(
-    like,
-    item,
-    weights,
-    counts,
-    final,
-    norm,
-    flags,
-    log2_e,
-    logarithmic,
-    sizes,
-    batch,
-    memories,
-    hidden,
-    new_hidden,
-    scratch,
-    room,
-):
+def _blocks_step(like, item, weights, counts, final, norm, flags, log2_e, logarithmic, sizes, batch, memories, places):
     """One position of a batch through Mamba blocks without MLP; see `CompiledBlocks`.
 
     Args:
@@ -135,7 +118,8 @@ def _blocks_step(
     """
     pasts, states_before, new_pasts, new_states = memories
     size, channels, states, _, taps = sizes
-    source, target, own = hidden, new_hidden, np.empty(len(counts), np.int64)
+    source, target, scratch, room = places
+    own = np.empty(len(counts), np.int64)
     past_bytes, state_bytes = batch * (taps - 1) * channels * item, batch * channels * states * item
     for i in range(len(weights)):
         a, b = i * past_bytes, i * state_bytes

@@ -168,24 +168,7 @@ def _block_step(like, item, weights, norm, flags, gated, limit, sizes, batch, me
 
 
 @kernel
-def _blocks_step(
-    like,
-    item,
-    weights,
-    counts,
-    final,
-    norm,
-    flags,
-    gated,
-    limit,
-    sizes,
-    batch,
-    memories,
-    hidden,
-    new_hidden,
-    scratch,
-    room,
-):
+def _blocks_step(like, item, weights, counts, final, norm, flags, gated, limit, sizes, batch, memories, places):
     """One position of a batch through Mamba-2 blocks without MLP; see `CompiledBlocks`.
 
     Args:
@@ -198,7 +181,8 @@ def _blocks_step(
     width, channels, _, groups, states, taps, _ = sizes
     past_bytes = batch * (taps - 1) * (channels + 2 * groups * states) * item
     state_bytes = batch * channels * states * item
-    source, target, own = hidden, new_hidden, np.empty(len(counts), np.int64)
+    source, target, scratch, room = places
+    own = np.empty(len(counts), np.int64)
     for i in range(len(weights)):
         a, b = i * past_bytes, i * state_bytes
         memory = pasts + a, states_before + b, new_pasts + a, new_states + b
