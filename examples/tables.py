@@ -29,6 +29,7 @@ DOCUMENTS = (
     "model_cards/README.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
+    "docs/how-to/quantisation.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/experiments/*.md")),
 )
 FAMILIES = {"hyena": "Hyena", "s4": "S4D-LegS", "selective": "two-sided Mamba blocks"}
