@@ -22,6 +22,21 @@ from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.state import LayerState
 
 
+class Mamba3Projection(nn.Linear):
+    """The in-projection, whose last rows are those of the angles: α multiplies their initial weights."""
+
+    def __init__(self, config, out_features: int):
+        super().__init__(config.hidden_size, out_features, bias=config.use_bias)
+        self.angles, self.frequency_scale = config.num_rope_angles, config.frequency_scale
+        self.initializer_range = config.initializer_range
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values by name."""
+        weight = torch.empty(self.weight.shape).normal_(std=self.initializer_range)
+        weight[self.out_features - self.angles :] *= self.frequency_scale
+        return {"weight": weight} if self.bias is None else {"weight": weight, "bias": torch.zeros(self.bias.shape)}
+
+
 class Mamba3Mixer(nn.Module):
     """out_proj(Σ_r mimo_o,r ⊙ y_r ⊙ SiLU(mimo_z,r ⊙ z)) with y = scan(x, norm(B), norm(C), ...), all of in_proj(h).
 
@@ -37,11 +52,10 @@ class Mamba3Mixer(nn.Module):
         self.inner, self.state_size, self.rank = inner, config.state_size, config.mimo_rank
         self.matrix_size = config.mimo_rank * config.n_groups * config.state_size
         self.mixed = inner + 2 * self.matrix_size
-        self.initializer_range, self.frequency_scale = config.initializer_range, config.frequency_scale
         self.scan = Mamba3Scan(config, layer_idx)
         # Rows of the in-projection: gate; input of the scan, B and C; dt, the projections of A and λ, and the angles.
         self.step_sizes = self.scan.step_sizes()
-        self.in_proj = nn.Linear(size, inner + self.mixed + sum(self.step_sizes), bias=config.use_bias)
+        self.in_proj = Mamba3Projection(config, inner + self.mixed + sum(self.step_sizes))
         self.B_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         self.C_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         shape = config.num_heads, self.rank, config.head_dim
@@ -54,12 +68,8 @@ class Mamba3Mixer(nn.Module):
             self.reverse_scan = Mamba3Scan(config, layer_idx, "backward")
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        """Initial values by name: α multiplies the rows of the angles."""
-        weight = torch.empty(self.in_proj.weight.shape).normal_(std=self.initializer_range)
-        if self.scan.pairs:
-            weight[-self.scan.pairs :] *= self.frequency_scale
-        values = {"in_proj.weight": weight}
-        return values if self.mimo_z is None else values | {"mimo_z": torch.ones(self.mimo_z.shape)}
+        """Initial values of its own parameters by name."""
+        return {} if self.mimo_z is None else {"mimo_z": torch.ones(self.mimo_z.shape)}
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         """The quantities that the in-projection stacks."""
@@ -85,14 +95,17 @@ class Mamba3Mixer(nn.Module):
         self, scan: Mamba3Scan, projected: Tensor, gate: Tensor, rows: Rows, state: LayerState | None = None
     ) -> Tensor:
         """The gated output of a scan, `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`."""
-        outputs = scan(*self.scan_inputs(projected, rows), rows, state).to(gate.dtype)
         if state is not None and state.last_position_only:
-            outputs, gate = outputs[:, -1:], gate[:, -1:]
+            gate = gate[:, -1:]
         gate = gate.unsqueeze(2)
         if self.mimo_z is not None:
             gate = gate * self.mimo_z.transpose(0, 1).flatten(1).to(gate.dtype)
-        gated = outputs * nn.functional.silu(gate) if self.norm is None else self.norm(outputs, gate)
-        return scan.combined(gated).to(projected.dtype)
+
+        def gated(outputs: Tensor) -> Tensor:
+            outputs = outputs[:, -gate.shape[1] :].to(gate.dtype)
+            return outputs * nn.functional.silu(gate) if self.norm is None else self.norm(outputs, gate)
+
+        return scan(*self.scan_inputs(projected, rows), rows, state, gated).to(projected.dtype)
 
     def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All inputs of the scan before the norms of B and C, side by side, and the gate, `(B, L, D)`.

@@ -5,7 +5,7 @@ a channel, `K` pairs of states that turn, `R` rank (inputs and outputs of each s
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import torch
@@ -149,23 +149,31 @@ class Mamba3Scan(FilteredScan):
         """The inputs `(..., R, H, P)`, from x `(..., H, P)`."""
         return x.unsqueeze(-3) if self.mimo_x is None else x.unsqueeze(-3) * self.mimo_x.transpose(0, 1)
 
-    def combined(self, outputs: Tensor) -> Tensor:
+    def _combined(self, outputs: Tensor) -> Tensor:
         """The sum of R outputs `(B, L, R, D)` with the weights `mimo_o`, `(B, L, D)`."""
         if self.mimo_o is None:
             return outputs.squeeze(2)
         return (outputs * self.mimo_o.transpose(0, 1).flatten(1)).sum(2)
 
-    def forward(self, inputs: Tensor, steps: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        """Scan and skip.
+    def forward(
+        self,
+        inputs: Tensor,
+        steps: Tensor,
+        rows: Rows = Rows(),
+        state: LayerState | None = None,
+        gate: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Scan and skip, and the sum over the R outputs.
 
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 R G N)`, x zero at padding.
             steps: dt, the projections of A and λ, and the angles, `(B, L, 3 H + K)`.
             rows: What is known of the rows.
             state: Continue from this state, which is changed in place.
+            gate: Called with the R outputs `(B, L, R, D)`, in float32 or better, before they are summed.
 
         Returns:
-            The R outputs, `(B, L, R, D)` in float32 or better, meaningless at padding.
+            `(B, L, D)`, meaningless at padding.
         """
         with no_autocast(inputs.device):
             x, B, C = self._split(inputs)
@@ -179,13 +187,14 @@ class Mamba3Scan(FilteredScan):
                 # An observer that rescales multiplies D and `C_scale`, which are read below.
                 self.observe(rows, x.flatten(-2), statistics=statistics)
             B, C = self._biased(B, C)
-            if state is not None:
-                return self._read(x, decay, here, behind, angles, B, C, state)
-            ahead = None if behind is None else rows.map(lambda values, _: _next(values), behind, split=Halo(0, 1))
-            split = SegmentScan(self._scan, self._passed, apply=self._carried)
-            return rows.map(
-                lambda *batch: self._scan(*batch[:-1])[0], x, decay, here, ahead, angles, B, C, split=split
-            )
+            if state is None:
+                ahead = None if behind is None else rows.map(lambda values, _: _next(values), behind, split=Halo(0, 1))
+                split = SegmentScan(self._scan, self._passed, apply=self._carried)
+                given = x, decay, here, ahead, angles, B, C
+                outputs = rows.map(lambda *batch: self._scan(*batch[:-1])[0], *given, split=split)
+            else:
+                outputs = self._read(x, decay, here, behind, angles, B, C, state)
+        return self._combined(outputs if gate is None else gate(outputs))
 
     def _read(
         self,
@@ -206,8 +215,9 @@ class Mamba3Scan(FilteredScan):
                 # What the first step adds of the input at its beginning.
                 pending = torch.einsum("brhp,brhn->bhpn", self._ranked(last_x), last_B)
                 before = before + behind[:, 0, :, None, None] * pending
-            state.put("x", x[:, -1])
-            state.put("B", B[:, -1])
+            # Copies, as views would keep all positions.
+            state.put("x", x[:, -1].clone())
+            state.put("B", B[:, -1].clone())
         y, after = self._scan(
             x, decay, here, None if behind is None else _next(behind), angles, B, C, before, is_continued=True
         )
@@ -267,7 +277,7 @@ class Mamba3Scan(FilteredScan):
 
         ρ_ℓ = C₀ᵀ R(Δ₀ ω₀ + ... + Δ_{ℓ-1} ω_{ℓ-1}) B_ℓ exp(Σ_{k<ℓ} Δ_k A_k) (γ_ℓ + β_{ℓ-1} / α_{ℓ-1}), where ℓ is the
         distance to the last token, and β_{-1} = 0. With R inputs and outputs it is the sum over all pairs of them, with
-        the weights `mimo_x` and `mimo_o`: the map from x to the output of `combined`, as if gates were 1.
+        the weights `mimo_x` and `mimo_o`: the map from x to the output without a gate.
 
         Source: an extension of Liu & Li 2024, eq. (6), to Lahoti et al. 2026.
         """
@@ -305,7 +315,7 @@ class Mamba3Scan(FilteredScan):
             channels: Which E channels; `None`: all D. With one input and output, those of a head are equal.
 
         Returns:
-            `(B, E, L, L)`, row t for the output of `combined`, column j for the input, with the feed-through on the
+            `(B, E, L, L)`, row t for the output without a gate, column j for the input, with the feed-through on the
             diagonal, times the Sobolev filter where there is one.
 
         Source: an extension of Dao & Gu 2024, eq. (7).
@@ -332,7 +342,7 @@ class Mamba3Scan(FilteredScan):
             return self._with_filter(matrix, chosen, mask)
 
     def _pair_weight(self, out: int, into: int) -> Tensor:
-        """What the path from an input to an output is multiplied by in the output of `combined`, `(D,)`."""
+        """What the path from an input to an output is multiplied by in the sum of outputs, `(D,)`."""
         if self.mimo_x is None or self.mimo_o is None:
             return torch.ones_like(self.D).repeat_interleave(self.head_dim)
         return (self.mimo_x[:, into] * self.mimo_o[:, out]).flatten()
