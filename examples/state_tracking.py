@@ -2,8 +2,8 @@
 
 Each position of a row has a digit from 0 to M - 1; the label of the position is the sum of all digits up to it, modulo
 M. For M = 2 that is the parity. A state that a token turns by 2π/M times its digit solves the task for every length; a
-real state that only decays cannot keep the sum of a long row (Grazzini et al. 2025, arXiv 2411.12537; Lahoti et al.
-2026, Section 4). Models of one layer and of equal sizes are trained on rows of random lengths up to `--length` and
+real state that only decays cannot keep the sum of a long row (Grazzi et al. 2025, arXiv 2411.12537; Lahoti et al.
+2026). Models of one layer and of equal sizes are trained on rows of random lengths up to `--length` and
 tested on rows of four times this length. Mamba-2 is the family `ssd`, without and with its short convolution's four
 taps; Mamba-3 is trained with and without rotation. The score is the accuracy at all positions of the test rows, and at
 those beyond `--length`; a constant has about 1/M. Finished runs are kept in `--output`, and skipped when the command
@@ -14,6 +14,7 @@ is started again.
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for task in args.tasks:
         for model in args.models:
-            runs = [
-                finished.get(f"{task}, {model}, seed {seed}", lambda t=task, m=model, s=seed: run(t, m, s, args))
+            results = [
+                finished.get(f"{task}, {model}, seed {seed}", partial(run, task, model, seed, args))
                 for seed in range(args.seeds)
             ]
-            scores = [mean_and_deviation([run[name] for run in runs]) for name in ("accuracy", "beyond")]
-            rows.append([task, model, runs[0]["parameters"], *scores, f"{runs[0]['trivial']:.3f}"])
+            scores = [mean_and_deviation([result[name] for result in results]) for name in ("accuracy", "beyond")]
+            rows.append([task, model, results[0]["parameters"], *scores, f"{results[0]['trivial']:.3f}"])
     print_table(["task", "model", "parameters", "accuracy", "beyond the training length", "constant"], rows)
 
 

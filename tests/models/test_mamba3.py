@@ -1,4 +1,4 @@
-"""The Mamba-3 family against plain loops in NumPy: logits, gradients, steps, documents, τ, attention matrices, flags."""
+"""The Mamba-3 family against plain loops: logits, gradients, steps, padding, τ, attention matrices, flags."""
 
 import math
 from typing import Any
@@ -287,7 +287,7 @@ class TestTheory:
         for reverse in (False, True):
             scan = layer.mixer.reverse_scan if reverse else layer.mixer.scan
             seen: list[Any] = []
-            handle = scan.register_forward_hook(lambda _, args, output: seen.append(args))
+            handle = scan.register_forward_hook(lambda _, args, output, seen=seen: seen.append(args))
             layer(hidden, Rows(mask.bool()))
             handle.remove()
             matrix = attention_matrix(layer, hidden, mask, reverse=reverse)

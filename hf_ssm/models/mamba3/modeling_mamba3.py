@@ -43,7 +43,7 @@ class Mamba3Mixer(nn.Module):
     With `rms_norm`, y_r is first divided by the root mean square of each head. If bidirectional, a second scan reads
     the reversed sequence, and the gated outputs of both are added; projections and norms are shared.
 
-    Source: Lahoti et al. 2026 (Mamba-3), Section 3.4; the names of the parameters are those of mamba_ssm.
+    Source: Lahoti et al. 2026 (Mamba-3); the names of the parameters are those of mamba_ssm.
     """
 
     def __init__(self, config, layer_idx: int):
@@ -80,7 +80,8 @@ class Mamba3Mixer(nn.Module):
             steps.append(("step_projection", heads))
         if self.scan.pairs:
             steps.append(("A_imag", self.scan.pairs))
-        return {"in_proj.weight": ParameterRole("projection", parts=(("projection", 2 * self.inner), *matrices, *steps))}
+        parts = ("projection", 2 * self.inner), *matrices, *steps
+        return {"in_proj.weight": ParameterRole("projection", parts=parts)}
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         projected, gate = self.project(hidden_states, rows.mask)

@@ -26,7 +26,7 @@ def mamba3_reference(
     Returns:
         `(B, L, R, H, P)` and `(B, H, P, N)`.
 
-    Source: Lahoti et al. 2026 (Mamba-3), Section 3.
+    Source: Lahoti et al. 2026 (Mamba-3), and its code in state-spaces/mamba.
     """
     pairs = angles.shape[-1]
     state = x.new_zeros(len(x), *x.shape[3:], B.shape[-1])

@@ -42,7 +42,7 @@ class Mamba3Scan(FilteredScan):
         layer_idx: Which layer it is part of.
         direction: `"forward"`, or `"backward"` where the mixer reverses the inputs.
 
-    Source: Lahoti et al. 2026 (Mamba-3), Section 3.
+    Source: Lahoti et al. 2026 (Mamba-3), and its code in state-spaces/mamba.
     """
 
     D: nn.Parameter
@@ -105,7 +105,9 @@ class Mamba3Scan(FilteredScan):
         self.C_scale *= factor
 
     def terms(self, steps: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """-log α, γ and β / α of each head and token, `(B, L, H)`, and the angles, `(B, L, H, K)`, in float32 or better.
+        """-log α, γ and β / α of each head and token, `(B, L, H)`, and the angles, `(B, L, H, K)`.
+
+        They are in float32 or better.
 
         Args:
             steps: dt, the projection of A, that of λ (with `use_trapezoid`) and the angles a, side by side.
