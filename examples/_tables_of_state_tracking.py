@@ -13,7 +13,7 @@ def state_tracking() -> str:
     rows = []
     for name, runs in several.items():
         task, _, model = name.partition(", ")
-        cells = [pm([run[column] for run in runs], 3) for column in ("accuracy", "beyond")]
+        cells = [pm([run[column] for run in runs], 3) for column in ("within", "beyond")]
         rows.append([task, model, f"{runs[0]['parameters']:,.0f}", *cells, f"{runs[0]['trivial']:.3f}"])
     notes = ["Not run yet."]
     if rows:
@@ -23,6 +23,6 @@ def state_tracking() -> str:
             f"Means over {max(map(len, several.values()))} seeds. Training rows have up to {length} positions; "
             f"{steps:,} steps, {minutes} minutes for each run on one thread of a shared machine."
         ]
-    header = ["task", "model", "parameters", "accuracy", "beyond the training length", "constant"]
+    header = ["task", "model", "parameters", "within the training length", "beyond it", "constant"]
     command = "OMP_NUM_THREADS=1 python examples/state_tracking.py --output examples/results/state_tracking.json"
     return grid(header, rows, *notes) + console(command)
