@@ -20,7 +20,7 @@ def state_tracking() -> str:
         minutes = span((run["minutes"] for runs in several.values() for run in runs), ".1f")
         length, steps = found["settings"]["length"], found["settings"]["steps"]
         notes = [
-            f"Means over {max(map(len, several.values()))} seeds. Training rows have up to {length} positions; "
+            f"Seeds of each model: {max(map(len, several.values()))}. Training rows have up to {length} positions; "
             f"{steps:,} steps, {minutes} minutes for each run on one thread of a shared machine."
         ]
     header = ["task", "model", "parameters", "within the training length", "beyond it", "constant"]
