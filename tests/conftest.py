@@ -96,7 +96,7 @@ def make_model() -> Callable[..., Any]:
         defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
         if family == "Hyena":
             defaults |= {"max_position_embeddings": 64, "filter_order": 16}
-        if family == "SSD":
+        if family in ("SSD", "Mamba3"):
             defaults |= {"head_dim": 4, "n_groups": 2}
         config = getattr(hf_ssm, f"{family}Config")(**(defaults | arguments))
         return getattr(hf_ssm, f"{family}{head}")(config).eval()

@@ -17,6 +17,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "s4d": {"filter_type": "s4d"},
     },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
+    "Mamba3": {"rank2": {"head_dim": 16, "n_groups": 2, "mimo_rank": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
     "S5": {"blocks": {"num_blocks": 2}},

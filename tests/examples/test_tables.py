@@ -60,6 +60,7 @@ TRIVIAL = {
     "sequential_images_s5": "| most frequent class |",
     "sparse_majority": "| most frequent class |",
     "start_scales": "| constant |",
+    "state_tracking": "| constant |",
     "synthetic_tasks": "| constant |",
     "tuning_benchmark": "| task | constant |",
     "waves": "| guessing the mean |",

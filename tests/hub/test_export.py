@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
     "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "mamba2": ("SSD", "ForCausalLM", {"head_dim": 8}),
+    "mamba3": ("Mamba3", "ForCausalLM", {"head_dim": 8, "mimo_rank": 2}),
     "both-strands": ("SelectiveSSM", "ForMaskedLM", {"rc_equivariant": True}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
     "toy": ("Toy", "ForCausalLM", {}),

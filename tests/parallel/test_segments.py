@@ -24,6 +24,7 @@ CASES = [
         ("SelectiveSSM", {"block": "plain", "complex_state": True}),
         ("SSD", {}),
         ("SSD", {"complex_state": True, "hidden_dropout": 0.0, "residual_in_fp32": True}),
+        ("Mamba3", {"mimo_rank": 2}),
         ("Hyena", {"filter_type": "s4d"}),
     ]),
     *(pytest.param(family, flags, False, id="-".join([family, *map(str, flags.values())])) for family, flags in [

@@ -1,0 +1,187 @@
+"""Mamba-3 models: the mixer and the model classes.
+
+Legend: `B` batch, `L` length, `D` channels of the scan, `H` heads, `P` channels of a head, `G` groups of heads, `N`
+states, `R` rank (inputs and outputs of each state), `K` pairs of states that turn.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
+from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
+from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
+from hf_ssm.modules.norms import GatedRMSNorm
+from hf_ssm.modules.operator import fp32_empty
+from hf_ssm.modules.projection import OutputProjection
+from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Rows, zero_padding
+from hf_ssm.modules.state import LayerState
+
+
+class Mamba3Projection(nn.Linear):
+    """The in-projection, whose last rows are those of the angles: α multiplies their initial weights."""
+
+    def __init__(self, config, out_features: int):
+        super().__init__(config.hidden_size, out_features, bias=config.use_bias)
+        self.angles, self.frequency_scale = config.num_rope_angles, config.frequency_scale
+        self.initializer_range = config.initializer_range
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values by name."""
+        weight = torch.empty(self.weight.shape).normal_(std=self.initializer_range)
+        weight[self.out_features - self.angles :] *= self.frequency_scale
+        return {"weight": weight} if self.bias is None else {"weight": weight, "bias": torch.zeros(self.bias.shape)}
+
+
+class Mamba3Mixer(nn.Module):
+    """out_proj(Σ_r mimo_o,r ⊙ y_r ⊙ SiLU(mimo_z,r ⊙ z)) with y = scan(x, norm(B), norm(C), ...), all of in_proj(h).
+
+    With `rms_norm`, y_r is first divided by the root mean square of each head. If bidirectional, a second scan reads
+    the reversed sequence, and the gated outputs of both are added; projections and norms are shared.
+
+    Source: Lahoti et al. 2026 (Mamba-3); the names of the parameters are those of mamba_ssm.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size, inner, epsilon = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
+        self.inner, self.state_size, self.rank = inner, config.state_size, config.mimo_rank
+        self.matrix_size = config.mimo_rank * config.n_groups * config.state_size
+        self.mixed = inner + 2 * self.matrix_size
+        self.scan = Mamba3Scan(config, layer_idx)
+        # Rows of the in-projection: gate; input of the scan, B and C; dt, the projections of A and λ, and the angles.
+        self.step_sizes = self.scan.step_sizes()
+        self.in_proj = Mamba3Projection(config, inner + self.mixed + sum(self.step_sizes))
+        self.B_norm = nn.RMSNorm(config.state_size, eps=epsilon)
+        self.C_norm = nn.RMSNorm(config.state_size, eps=epsilon)
+        shape = config.num_heads, self.rank, config.head_dim
+        self.mimo_z = nn.Parameter(fp32_empty(*shape)) if self.rank > 1 else None
+        self.norm = GatedRMSNorm(inner, config.num_heads, epsilon, norm_before_gate=True) if config.rms_norm else None
+        gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
+        self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.bidirectional = bool(config.bidirectional)
+        if self.bidirectional:
+            self.reverse_scan = Mamba3Scan(config, layer_idx, "backward")
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values of its own parameters by name."""
+        return {} if self.mimo_z is None else {"mimo_z": torch.ones(self.mimo_z.shape)}
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        """The quantities that the in-projection stacks."""
+        matrices = ("B", self.matrix_size), ("C", self.matrix_size)
+        heads = self.step_sizes[0]
+        steps = [("step_projection", heads), ("A_real", heads)]
+        if self.scan.use_trapezoid:
+            steps.append(("step_projection", heads))
+        if self.scan.pairs:
+            steps.append(("A_imag", self.scan.pairs))
+        parts = ("projection", 2 * self.inner), *matrices, *steps
+        return {"in_proj.weight": ParameterRole("projection", parts=parts)}
+
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        projected, gate = self.project(hidden_states, rows.mask)
+        output = self._scanned(self.scan, projected, gate, rows, state)
+        if self.bidirectional:
+            turned = rows.reversed()
+            behind = self._scanned(self.reverse_scan, rows.flip(projected), rows.flip(gate), turned)
+            output = output + rows.flip(behind)
+        return self.out_proj(output)
+
+    def _scanned(
+        self, scan: Mamba3Scan, projected: Tensor, gate: Tensor, rows: Rows, state: LayerState | None = None
+    ) -> Tensor:
+        """The gated output of a scan, `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`."""
+        if state is not None and state.last_position_only:
+            gate = gate[:, -1:]
+        gate = gate.unsqueeze(2)
+        if self.mimo_z is not None:
+            gate = gate * self.mimo_z.transpose(0, 1).flatten(1).to(gate.dtype)
+
+        def gated(outputs: Tensor) -> Tensor:
+            outputs = outputs[:, -gate.shape[1] :].to(gate.dtype)
+            return outputs * nn.functional.silu(gate) if self.norm is None else self.norm(outputs, gate)
+
+        return scan(*self.scan_inputs(projected, rows), rows, state, gated).to(projected.dtype)
+
+    def project(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All inputs of the scan before the norms of B and C, side by side, and the gate, `(B, L, D)`.
+
+        They are meaningless at padding.
+        """
+        # Not slices, whose gradients are added in full size.
+        gate, rest = self.in_proj(hidden_states).split([self.inner, self.mixed + sum(self.step_sizes)], dim=-1)
+        return rest, gate
+
+    def scan_inputs(self, projected: Tensor, rows: Rows = Rows(), *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+        """What the scans read, from the first output of `project`: x, zero at padding, B and C, `(B, L, D + 2 R G N)`,
+        and dt, the projections of A and λ, and the angles, `(B, L, 3 H + K)`."""
+        sizes = [self.inner, self.matrix_size, self.matrix_size, sum(self.step_sizes)]
+        x, B, C, steps = projected.split(sizes, dim=-1)
+        matrices = zip((self.B_norm, self.C_norm), (B, C), strict=True)
+        B, C = (norm(matrix.unflatten(-1, (-1, self.state_size))).flatten(-2) for norm, matrix in matrices)
+        return torch.cat([zero_padding(x, rows.mask), B, C], dim=-1), steps
+
+
+class Mamba3PreTrainedModel(SSMPreTrainedModel):
+    """Base of the Mamba-3 models."""
+
+    config: Mamba3Config
+    config_class = Mamba3Config
+    mixer_class = Mamba3Mixer
+
+
+class Mamba3Model(Mamba3PreTrainedModel, SSMModel):
+    """Hidden states of a sequence: see `SSMModel`."""
+
+
+class Mamba3ForCausalLM(Mamba3PreTrainedModel, SSMForCausalLM):
+    """Next-token prediction: see `SSMForCausalLM`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForMaskedLM(Mamba3PreTrainedModel, SSMForMaskedLM):
+    """Masked-token prediction: see `SSMForMaskedLM`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForSequenceClassification(Mamba3PreTrainedModel, SSMForSequenceClassification):
+    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForSequencePairClassification(Mamba3PreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForTokenClassification(Mamba3PreTrainedModel, SSMForTokenClassification):
+    """A class for each token: see `SSMForTokenClassification`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
+    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
+
+    backbone_class = Mamba3Model
+
+
+__all__ = [
+    "Mamba3ForCausalLM",
+    "Mamba3ForMaskedLM",
+    "Mamba3ForSequenceClassification",
+    "Mamba3ForSequencePairClassification",
+    "Mamba3ForSignalRegression",
+    "Mamba3ForTokenClassification",
+    "Mamba3Model",
+    "Mamba3PreTrainedModel",
+]

@@ -1,0 +1,472 @@
+"""The Mamba-3 family against plain loops: logits, gradients, steps, padding, τ, attention matrices, flags."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import hf_ssm
+from hf_ssm import Mamba3Config, SSDConfig, rescale_init_
+from hf_ssm.analysis.bounds import generalization_bound
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.mamba3.reference_mamba3 import mamba3_reference
+from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.ssd import SSDScan
+from hf_ssm.ops.backends import is_enabled, use_backend
+from hf_ssm.probes import attention_matrix
+from hf_ssm.theory.complexity import tau_reference
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no trapezoid": {"use_trapezoid": False},
+    "no rotation": {"use_rotation": False},
+    "all states turn": {"rope_fraction": 1.0},
+    "rank 3": {"mimo_rank": 3},
+    "rank 3 only": {"mimo_rank": 3, "use_trapezoid": False, "use_rotation": False},
+    "none": {"use_trapezoid": False, "use_rotation": False},
+    "norm and softplus": {"rms_norm": True, "A_activation": "softplus", "use_bias": True, "n_groups": 1},
+    "norm, rank 2": {"rms_norm": True, "mimo_rank": 2, "state_size": 7},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def build(make_model, kind: str, head: str = "ForCausalLM", **arguments: Any) -> Any:
+    """A model in double precision whose every weight matters."""
+    torch.manual_seed(3)
+    model = make_model("Mamba3", head, **(KINDS[kind] | arguments)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def close(found: Tensor, expected: Any, tolerance: float = 1e-10) -> None:
+    expected = torch.as_tensor(expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+# The equations of the paper with the angles of mamba_ssm, position by position.
+
+
+def silu(values: np.ndarray) -> np.ndarray:
+    return values / (1 + np.exp(-values))
+
+
+def rms(values: np.ndarray, epsilon: float) -> np.ndarray:
+    return values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon)
+
+
+def turned(vector: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Pairs of adjacent numbers as complex numbers, times exp(i angle)."""
+    result, size = vector.copy(), 2 * len(angles)
+    number = (vector[0:size:2] + 1j * vector[1:size:2]) * np.exp(1j * angles)
+    result[0:size:2], result[1:size:2] = number.real, number.imag
+    return result
+
+
+def mixed(hidden: np.ndarray, weights: dict[str, np.ndarray], config: Mamba3Config) -> np.ndarray:
+    """The output of a mixer for one row, `(L, hidden_size)`."""
+    heads, size, rank, groups = config.num_heads, config.head_dim, config.mimo_rank, config.n_groups
+    states, inner, epsilon = config.state_size, config.intermediate_size, config.layer_norm_epsilon
+    ones = np.ones((heads, rank, size))
+    angle, outputs = np.zeros((heads, config.num_rope_angles)), []
+    state, last = np.zeros((heads, size, states)), np.zeros((heads, size, states))
+    for token in hidden:
+        z, x, B, C, dt, a, *others = np.split(
+            weights["in_proj.weight"] @ token + weights.get("in_proj.bias", 0),
+            np.cumsum([inner, inner, *[rank * groups * states] * 2, heads, heads, heads * config.use_trapezoid])[:-1]
+            if not config.use_rotation
+            else np.cumsum([inner, inner, *[rank * groups * states] * 2, heads, heads, heads * config.use_trapezoid]),
+        )
+        B, C = (v.reshape(rank, groups, states) for v in (B, C))
+        B = rms(B, epsilon) * weights["B_norm.weight"]
+        C = rms(C, epsilon) * weights["C_norm.weight"]
+        delta = np.log1p(np.exp(dt + weights["scan.dt_bias"]))
+        activated = np.log1p(np.exp(a)) if config.A_activation == "softplus" else np.where(a >= 0, 1 + a, 1 / (1 - a))
+        A = -np.maximum(activated, config.A_floor)
+        share = 1 / (1 + np.exp(-others[0])) if config.use_trapezoid else np.ones(heads)
+        y = np.zeros((rank, heads, size))
+        for h in range(heads):
+            if config.use_rotation:
+                angle[h] += delta[h] * np.pi * np.tanh(others[-1])
+            into = weights.get("scan.mimo_x", ones)[h] * x.reshape(heads, size)[h]
+            g = h // (heads // groups)
+            keys = [turned(B[r, g] + weights["scan.B_bias"][h, r], angle[h]) for r in range(rank)]
+            new = sum(np.outer(into[r], keys[r]) for r in range(rank))
+            alpha = np.exp(delta[h] * A[h])
+            beta, gamma = (1 - share[h]) * delta[h] * alpha, share[h] * delta[h]
+            state[h] = alpha * state[h] + beta * last[h] + gamma * new
+            last[h] = new
+            for r in range(rank):
+                query = turned(C[r, g] + weights["scan.C_bias"][h, r], angle[h])
+                y[r, h] = state[h] @ query + weights["scan.D"][h] * into[r]
+        gates = weights.get("mimo_z", ones).transpose(1, 0, 2) * z.reshape(heads, size)
+        if config.rms_norm:
+            y = rms(y, epsilon) * weights["norm.weight"].reshape(heads, size)
+        gated = (y * silu(gates) * weights.get("scan.mimo_o", ones).transpose(1, 0, 2)).sum(0).ravel()
+        outputs.append(weights["out_proj.weight"] @ gated + weights.get("out_proj.bias", 0))
+    return np.stack(outputs)
+
+
+def reference_logits(model: Any, ids: Tensor) -> np.ndarray:
+    """The logits of one row, `(L, V)`."""
+    values = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    config = model.config
+    hidden = values["model.embed_tokens.weight"][ids.numpy()]
+    for layer in range(config.num_hidden_layers):
+        start = f"model.layers.{layer}."
+        weights = {name.removeprefix(f"{start}mixer."): v for name, v in values.items() if f"{start}mixer." in name}
+        hidden = hidden + mixed(
+            rms(hidden, config.layer_norm_epsilon) * values[f"{start}norm1.weight"], weights, config
+        )
+    return rms(hidden, config.layer_norm_epsilon) * values["model.norm.weight"] @ values["lm_head.weight"].T
+
+
+class TestLogits:
+    @kinds
+    @torch.no_grad()
+    def test_logits_are_those_of_a_loop_in_numpy(self, make_model, kind: str) -> None:
+        model = build(make_model, kind)
+        # The longest rows are several chunks of the scan.
+        for length in (1, 23, 150) if kind == "norm, rank 2" else (1, 23):
+            ids = torch.randint(0, 12, (2, length))
+            expected = np.stack([reference_logits(model, row) for row in ids])
+            assert np.abs(expected).max() > 1
+            close(model(ids).logits, expected)
+
+    @torch.no_grad()
+    def test_single_precision(self, make_model) -> None:
+        model = build(make_model, "rank 3")
+        ids = torch.randint(0, 12, (2, 200))
+        close(model.float()(ids).logits.double(), model.double()(ids).logits, 1e-5)
+
+    @kinds
+    @torch.no_grad()
+    def test_pieces_and_single_steps_equal_one_pass(self, make_model, kind: str) -> None:
+        model, ids = build(make_model, kind), torch.randint(0, 12, (2, 30))
+        cache, pieces = None, []
+        for piece in ids.split([6, 1, 1, 12, 1, 9], dim=1):
+            output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            pieces.append(output.logits)
+        close(torch.cat(pieces, dim=1), model(ids).logits)
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    @pytest.mark.parametrize("kind", ["default", "rank 3"])
+    @torch.no_grad()
+    def test_padding_changes_nothing(self, make_model, kind: str, side: str) -> None:
+        """In one pass, and in the pass that fills a cache, to which a further piece is added."""
+        model, ids, more = build(make_model, kind), torch.randint(0, 12, (3, 20)), torch.randint(0, 12, (3, 4))
+        mask = torch.ones(3, 20, dtype=torch.long)
+        tokens = {0: slice(7, None), 1: slice(1, None)} if side == "left" else {0: slice(0, 13), 1: slice(0, 19)}
+        for row, kept in tokens.items():
+            mask[row] = 0
+            mask[row, kept] = 1
+        for output in (model(ids, attention_mask=mask), model(ids, attention_mask=mask, use_cache=True)):
+            for row, kept in tokens.items():
+                close(output.logits[row, kept], model(ids[row : row + 1, kept]).logits[0])
+        continued = model(more, past_key_values=output.past_key_values).logits
+        for row, kept in tokens.items():
+            whole = torch.cat([ids[row, kept], more[row]]).unsqueeze(0)
+            close(continued[row], model(whole).logits[0, -4:])
+
+    @torch.no_grad()
+    def test_both_directions(self, make_model) -> None:
+        """The sum of two scans with their gates: the second one reads the reversed row."""
+        model = build(make_model, "norm, rank 2", "ForMaskedLM", num_hidden_layers=1)
+        mixer, hidden = model.model.layers[0].mixer, torch.randn(1, 11, 8).double()
+        weights = {name: value.detach().numpy() for name, value in mixer.named_parameters()}
+        ahead = {name.replace("reverse_scan", "scan"): v for name, v in weights.items() if "reverse_scan" in name}
+        expected = mixed(hidden[0].numpy(), weights, model.config)
+        behind = mixed(hidden[0].flip(0).numpy(), weights | ahead, model.config)[::-1]
+        close(mixer(hidden)[0], expected + behind)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@kinds
+def test_scan_and_gradients_are_those_of_the_reference(kind: str, backend: str) -> None:
+    sizes = {"hidden_size": 8, "head_dim": 4, "n_groups": 4, "state_size": 10, "chunk_size": 8}
+    torch.manual_seed(0)
+    scan = Mamba3Scan(Mamba3Config(**(sizes | KINDS[kind])), 0).double()
+    with torch.no_grad():
+        for parameter in scan.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    matrices = 2 * scan.rank * scan.groups_of_heads * scan.state_size
+    inputs = torch.randn(2, 21, scan.channels + matrices).double().requires_grad_()
+    steps = torch.randn(2, 21, sum(scan.step_sizes())).double().requires_grad_()
+    leaves = [inputs, steps, *scan.parameters()]
+
+    def by_reference() -> Tensor:
+        x, B, C = scan._split(inputs)
+        x, (B, C) = scan._ranked(x), scan._biased(B, C)
+        decay, here, behind, angles = scan.terms(steps)
+        beta = torch.zeros_like(here) if behind is None else behind * torch.exp(-decay)
+        turns = here.new_zeros(*here.shape, 0) if angles is None else angles
+        y, _ = mamba3_reference(x, torch.exp(-decay), beta, here, turns, B, C)
+        return scan._combined((y + scan.D[:, None] * x).flatten(-2))
+
+    with use_backend(backend):
+        output = scan(inputs, steps)
+    expected, weights = by_reference(), torch.randn_like(output)
+    close(output, expected)
+    gradients = (torch.autograd.grad((y * weights).sum(), leaves) for y in (output, expected))
+    for found, wanted in zip(*gradients, strict=True):
+        close(found, wanted)
+
+
+@pytest.mark.skipif(not is_enabled("numba"), reason="numba is not installed")
+def test_without_its_changes_it_is_the_scan_of_mamba2() -> None:
+    """A projection of A of 0 is A = -1; biases of 0, as Mamba-2 has none."""
+    sizes = {"hidden_size": 8, "head_dim": 4, "n_groups": 2, "state_size": 6}
+    ours = Mamba3Scan(Mamba3Config(**sizes, use_trapezoid=False, use_rotation=False), 0).double()
+    theirs = SSDScan(SSDConfig(**sizes), 0).double()
+    with torch.no_grad():
+        for parameter in (ours.B_bias, ours.C_bias, theirs.A_log):
+            parameter.zero_()
+        for name in ("dt_bias", "D"):
+            value = torch.randn(4).double()
+            getattr(ours, name).copy_(value)
+            getattr(theirs, name).copy_(value)
+    inputs, step = torch.randn(2, 70, 16 + 24).double(), torch.randn(2, 70, 4).double()
+    close(ours(inputs, torch.cat([step, torch.zeros_like(step)], dim=-1)), theirs(inputs, step), 1e-12)
+
+
+def test_tiny_steps_have_finite_gradients(make_model) -> None:
+    """In float32 a decay may be 0, by which inputs cannot be divided."""
+    scan = Mamba3Scan(Mamba3Config(hidden_size=8, head_dim=4, state_size=4), 0)
+    with torch.no_grad():
+        for name, value in scan.initial_parameters().items():
+            scan.get_parameter(name).copy_(value)
+    inputs, steps = torch.randn(1, 9, 24), torch.randn(1, 9, sum(scan.step_sizes()))
+    steps[:, :, :4] = torch.tensor([-200.0, -30.0, 3.0]).repeat(3).view(1, 9, 1)
+    inputs.requires_grad_(), steps.requires_grad_()
+    output = scan(inputs, steps)
+    gradients = torch.autograd.grad(output.square().sum(), [inputs, steps])
+    precise = scan.double()(inputs.double(), steps.double())
+    close(output.double(), precise.detach(), 1e-6)
+    wanted = torch.autograd.grad(precise.square().sum(), [inputs, steps])
+    for found, gradient in zip(gradients, wanted, strict=True):
+        close(found, gradient, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["default", "rank 3", "no rotation"])
+def test_segments_are_affine_in_the_state(kind: str) -> None:
+    """What processes that share a sequence exchange: `product` of a segment, and the state that it leaves."""
+    scan = Mamba3Scan(Mamba3Config(hidden_size=8, head_dim=4, state_size=6, **KINDS[kind]), 0).double()
+    with torch.no_grad():
+        for parameter in scan.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    inputs = torch.randn(2, 9, 16 + 12 * scan.rank).double()
+    x, B, C = scan._split(inputs)
+    decay, here, behind, angles = scan.terms(torch.randn(2, 9, sum(scan.step_sizes())).double())
+    given = (x, decay, here, behind, angles, *scan._biased(B, C))
+    before = torch.randn(2, 4, 4, 6).double()
+    after = scan._scan(*given, before)[1]
+    close(after, scan._carried(scan._passed(*given), before) + scan._scan(*given)[1])
+    # In two parts.
+    first, second = ([None if t is None else t[:, part] for t in given] for part in (slice(0, 4), slice(4, None)))
+    y, middle = scan._scan(*first, before)
+    rest, last = scan._scan(*second, middle)
+    close(last, after)
+    close(torch.cat([y, rest], dim=1), scan._scan(*given, before)[0])
+
+
+class TestTheory:
+    @pytest.mark.parametrize("masked", [False, True])
+    @pytest.mark.parametrize("kind", ["default", "rank 3", "none"])
+    @torch.no_grad()
+    def test_attention_matrix(self, make_model, kind: str, masked: bool) -> None:
+        """M x is the output of the scan; its columns are responses to an input at one position."""
+        model = build(make_model, kind, "Model", bidirectional=True)
+        layer, hidden, mask = model.layers[0], torch.randn(2, 7, 8).double(), torch.ones(2, 7, dtype=torch.long)
+        mask[0, 4:] = 1 - int(masked)
+        for reverse in (False, True):
+            scan = layer.mixer.reverse_scan if reverse else layer.mixer.scan
+            seen: list[Any] = []
+            handle = scan.register_forward_hook(lambda _, args, output, seen=seen: seen.append(args))
+            layer(hidden, Rows(mask.bool()))
+            handle.remove()
+            matrix = attention_matrix(layer, hidden, mask, reverse=reverse)
+            inputs, steps, rows = seen[0][:3]
+            x, output = inputs[..., : scan.channels], scan(inputs, steps, rows)
+            x, output = (value.flip(1) if reverse else value for value in (x, output))
+            expected = output * mask.unsqueeze(-1)
+            close(torch.einsum("bctj,bjc->btc", matrix, x), expected)
+            off = matrix.tril(-1) if reverse else matrix.triu(1)
+            assert not off.any() and matrix.abs().amax((0, 1)).count_nonzero() == 28
+
+    @pytest.mark.parametrize("kind", ["default", "rank 3", "no trapezoid", "no rotation"])
+    def test_kernel_of_one_row_is_its_last_row_of_the_attention_matrix(self, make_model, kind: str) -> None:
+        scan = build(make_model, kind, "Model").layers[0].mixer.scan
+        inputs = torch.randn(1, 9, scan.channels + 2 * scan.rank * 2 * 8).double()
+        steps = torch.randn(1, 9, sum(scan.step_sizes())).double()
+        seen: list[Any] = []
+
+        def observer(operator: Any, reading: Any) -> None:
+            seen.append(reading.statistics)
+
+        scan(inputs, steps, Rows(observer=observer))
+        means = {name: values[0].flip(0) for name, values in seen[0].items()}
+        kernel = scan.kernel_of_means(means)
+        close(kernel, scan.attention_matrix((inputs, steps))[0, :, -1].flip(-1))
+        assert kernel.dtype == torch.float64 and scan.mean_kernel(9, means).shape == (16, 9)
+
+    def test_tau_by_loops(self, make_model, with_tau) -> None:
+        scan = build(make_model, "rank 3", "Model", rescale_init=True).layers[0].mixer.scan
+        scan.C_scale.fill_(0.7)
+        inputs, mask = torch.randn(5, 8, 16 + 6 * 16).double(), torch.ones(5, 8, dtype=torch.bool)
+        steps = torch.randn(5, 8, sum(scan.step_sizes())).double()
+        mask[0, :3] = False
+        inputs[0, :3, :16] = 0
+        _, found = with_tau(scan, inputs, steps, mask=mask)
+        (gradient,) = torch.autograd.grad(found, scan.B_bias)
+        assert gradient.abs().min() > 0
+        scan.requires_grad_(False)
+        decay, here, behind, angles = scan.terms(steps)
+        x, B, C = scan._split(inputs)
+
+        def mean(values: Tensor, lag: int) -> Tensor:
+            rows = [row for row in range(5) if row or lag < 5]
+            return torch.stack([values[row, 7 - lag] for row in rows]).mean(0)
+
+        kernel = torch.zeros(8, 16).double()
+        for lag in range(8):
+            B_mean, C_mean = scan._biased(mean(B, lag), mean(C, 0))
+            weight = mean(here, lag) + (mean(behind, lag - 1) if lag else 0)
+            for h in range(4):
+                total = sum((mean(decay, k)[h] for k in range(lag)), torch.zeros(()))
+                angle = sum((mean(angles, k)[h] for k in range(lag)), torch.zeros(2))
+                for r in range(3):
+                    for s in range(3):
+                        score = C_mean[r, h] @ torch.as_tensor(turned(B_mean[s, h].numpy(), -angle.numpy()))
+                        path = scan.mimo_o[h, r] * scan.mimo_x[h, s]
+                        kernel[lag, 4 * h : 4 * h + 4] += path * score * weight[h] * math.exp(-float(total))
+                    if lag == 0:
+                        kernel[0, 4 * h : 4 * h + 4] += scan.D[h] * scan.mimo_o[h, r] * scan.mimo_x[h, r]
+        expected = tau_reference(kernel.T, x.flatten(-2), mask).mean()
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=0)
+
+    @pytest.mark.parametrize("kind", ["default", "rank 3"])
+    def test_rescaling_makes_tau_one(self, make_model, kind: str) -> None:
+        model = make_model("Mamba3", "ForSequenceClassification", rescale_init=True, **KINDS[kind])
+        batch = {"input_ids": torch.randint(0, 12, (16, 30))}
+        before = rescale_init_(model, batch)
+        assert all(tau != 1 for tau in before)
+        torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
+
+    def test_rescaling_needs_its_scale(self, make_model) -> None:
+        with pytest.raises(ValueError, match=r"rescale_init=True.*scale of C"):
+            rescale_init_(make_model("Mamba3", "ForCausalLM"), {"input_ids": torch.randint(0, 12, (4, 9))})
+
+    def test_there_is_no_bound_but_a_reason(self, make_model) -> None:
+        with pytest.raises(ValueError, match=r"no bound for Mamba3Model.*A depends on the token"):
+            generalization_bound(make_model("Mamba3", "Model"), [{"input_ids": torch.ones(2, 5).long()}])
+
+    @torch.no_grad()
+    def test_alpha_multiplies_the_projection_of_the_angles(self, make_model) -> None:
+        """So frequencies of a token are α times as large, up to their bound of π per unit of time."""
+        weights, angles = [], []
+        for alpha in (1.0, 3.0):
+            torch.manual_seed(5)
+            model = make_model("Mamba3", "Model", frequency_scale=alpha, initializer_range=0.01)
+            mixer, hidden = model.layers[0].mixer, torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(1))
+            weights.append(mixer.in_proj.weight)
+            angles.append(mixer.scan.terms(mixer.scan_inputs(mixer.project(hidden)[0])[1])[3])
+        assert torch.equal(weights[1][:-2], weights[0][:-2]) and torch.equal(weights[1][-2:], 3 * weights[0][-2:])
+        torch.testing.assert_close(angles[1], 3 * angles[0], rtol=0.02, atol=0)
+
+
+def test_roles_and_half_precision(make_model) -> None:
+    model = make_model("Mamba3", "ForCausalLM", mimo_rank=2, rescale_init=True, rms_norm=True)
+    quantities = {name.partition("layers.0.")[2]: role for name, role in parameter_roles(model).items()}
+    assert {role.quantity for role in parameter_roles(model).values()} == {
+        *("embedding", "norm", "projection", "step_size", "B", "C", "D")
+    }
+    parts = quantities["mixer.in_proj.weight"].parts
+    assert sum(count for _, count in parts) == len(model.model.layers[0].mixer.in_proj.weight)
+    assert [name for name, _ in parts][-4:] == ["step_projection", "A_real", "step_projection", "A_imag"]
+    half = model.bfloat16()
+    kept = {name.rpartition(".")[2] for name, value in half.state_dict().items() if value.dtype == torch.float32}
+    assert kept == {"dt_bias", "B_bias", "C_bias", "D", "mimo_x", "mimo_o", "C_scale"}
+    assert half(torch.randint(0, 12, (2, 9))).logits.dtype == torch.bfloat16
+
+
+FLAGS: dict[str, Any] = {
+    "expand": 3,
+    "head_dim": 2,
+    "n_groups": 4,
+    "use_trapezoid": False,
+    "use_rotation": False,
+    "rope_fraction": 1.0,
+    "mimo_rank": 2,
+    "A_activation": "softplus",
+    "A_floor": 2.0,
+    "time_step_floor": 0.5,
+    "rms_norm": True,
+    "rescale_prenorm_residual": True,
+}
+
+
+class TestFlags:
+    def test_no_flag_is_forgotten(self) -> None:
+        own = Mamba3Config.__annotations__.keys() - SSMConfig.__annotations__.keys()
+        assert own == {*FLAGS, "num_heads", "use_bias", "chunk_size"}
+
+    @pytest.mark.parametrize("flag", FLAGS)
+    @torch.no_grad()
+    def test_the_flag_changes_the_output(self, make_model, flag: str) -> None:
+        found = []
+        for flags in ({}, {flag: FLAGS[flag]}):
+            torch.manual_seed(3)
+            model = make_model("Mamba3", "Model", **flags)
+            found.append(model(torch.arange(12).unsqueeze(0)).last_hidden_state)
+        assert not torch.allclose(*found, rtol=1e-3)
+
+    @torch.no_grad()
+    def test_chunks_change_rounding_only(self, make_model) -> None:
+        found = []
+        for size in (None, 16, 1):
+            model = build(make_model, "rank 3", chunk_size=size)
+            found.append(model(torch.randint(0, 12, (2, 40), generator=torch.Generator().manual_seed(1))).logits)
+        for other in found[1:]:
+            close(other, found[0], 1e-12)
+
+    def test_parameters_of_the_changes(self) -> None:
+        """Each change adds rows to the in-projection, and the rank three tensors."""
+        sizes = {"hidden_size": 8, "head_dim": 4, "state_size": 8, "num_hidden_layers": 1}
+        plain = hf_ssm.Mamba3Model(Mamba3Config(**sizes, use_trapezoid=False, use_rotation=False))
+        rows = len(plain.layers[0].mixer.in_proj.weight)
+        assert rows == 16 + 16 + 2 * 8 + 2 * 4
+        whole = hf_ssm.Mamba3Model(Mamba3Config(**sizes, mimo_rank=3)).layers[0].mixer
+        assert len(whole.in_proj.weight) == rows + 2 * 2 * 8 + 4 + 2
+        assert {name for name, _ in whole.named_parameters() if "mimo" in name} == {
+            *("mimo_z", "scan.mimo_x", "scan.mimo_o")
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_heads": 3}, r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give one"),
+        ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
+        ({"mimo_rank": 0}, "`mimo_rank` must be positive"),
+        ({"A_floor": 0.0}, "`A_floor` must be positive"),
+        ({"A_activation": "exp"}, "`A_activation` must be one of 'heavy_tail', 'softplus', got 'exp'"),
+        ({"rope_fraction": 1.5}, "`rope_fraction`.*1.5"),
+        ({"state_size": 3}, r"`rope_fraction`=0.5 of `state_size`=3 states is less than one pair.*use_rotation=False"),
+        ({"init": "legs"}, r"`init`='legs' chooses a state matrix, but A depends on the token: use 'real'"),
+        ({"discretization": "bilinear"}, "set it to 'zoh'"),
+        ({"frequency_scale": 2.0, "use_rotation": False}, r"frequency_scale.*use_rotation=True"),
+        ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave it at 0"),
+        ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
+        ({"mimo_ranks": 4}, "did you mean `mimo_rank`"),
+    ],
+)
+def test_bad_configurations(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mamba3Config(**arguments)
