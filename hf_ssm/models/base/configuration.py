@@ -410,6 +410,11 @@ class SSMConfig(PreTrainedConfig):
         return 2
 
     @property
+    def num_tau_layers(self) -> int:
+        """Layers that have a kernel, and so τ."""
+        return self.num_hidden_layers
+
+    @property
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last block."""
         return self.norm_first
