@@ -68,8 +68,7 @@ class SelfAttention(nn.Module):
         query, key, value = self._turned(qkv, positions)
         if past is not None:
             key, value = (
-                torch.cat([seen.to(new.dtype), new], dim=1)
-                for seen, new in ((past, key), (state.get("values"), value))
+                torch.cat([seen.to(new.dtype), new], dim=1) for seen, new in ((past, key), (state.get("values"), value))
             )
         for name, tensor in (("keys", key), ("values", value), ("tokens", tokens)):
             state.put(name, tensor)

@@ -1,6 +1,6 @@
 """Configuration of StripedHyena 2, the architecture of Evo 2."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
 
