@@ -226,10 +226,7 @@ def _attention(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, An
     for head in range(heads):
         parts = []
         for part in range(3):
-            if config["column_split"]:
-                begin = head * 3 * width + part * width
-            else:
-                begin = part * size + head * width
+            begin = (3 * head + part) * width if config["column_split"] else part * size + head * width
             parts.append(qkv[:, begin : begin + width])
         queries = [turned(vector, t) for t, vector in enumerate(parts[0])]
         keys = [turned(vector, t) for t, vector in enumerate(parts[1])]
@@ -269,14 +266,13 @@ def test_logits_are_those_of_plain_loops(changes):
 
 
 @pytest.mark.parametrize("parts", [0, 3])
-def test_a_folder_of_the_public_layout_becomes_one_that_auto_classes_load(parts, tmp_path, caplog):
+def test_a_folder_of_the_public_layout_becomes_one_that_auto_classes_load(parts, tmp_path):
     config = public_config(use_fp8_input_projections=True)
     state: dict[str, Any] = dict(public_state(config, torch.bfloat16))
     # As Transformer Engine writes them: bytes, or nothing.
     state |= {"blocks.0.projections._extra_state": io.BytesIO(b"scales"), "blocks.1.projections._extra_state": None}
     source = write_checkpoint(tmp_path / "source", config, state, parts)
     convert_checkpoint(source, tmp_path / "target")
-    assert "lose it: compare scores" in caplog.text or parts
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     assert type(model) is Hyena2ForCausalLM and model.config.rope_theta == THETA
     kept = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
@@ -340,10 +336,10 @@ def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
     config = public_config()
     source = write_checkpoint(tmp_path / "source", config, public_state(config), parts=3)
     (source / "evo2_tiny.pt.part1").rename(source / "other.pt.part1")
-    with pytest.raises(ValueError, match="holds several checkpoints, evo2_tiny.pt, other.pt: keep one"):
+    with pytest.raises(ValueError, match=r"holds several checkpoints, evo2_tiny\.pt, other\.pt: keep one"):
         convert_checkpoint(source, tmp_path / "target")
     (source / "other.pt.part1").unlink()
-    with pytest.raises(ValueError, match="lacks part 1 of evo2_tiny.pt: fetch it again"):
+    with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch it again"):
         convert_checkpoint(source, tmp_path / "target")
     assert not (tmp_path / "target").exists()
 

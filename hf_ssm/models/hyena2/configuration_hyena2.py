@@ -46,8 +46,8 @@ class Hyena2Config(SSMConfig):
             others are linear.
         use_bias (`bool`, defaults to `True`): Biases of the output projections.
         use_qkv_bias (`bool`, defaults to `False`): Biases of the input projections.
-        norm_type (`str`, defaults to `"rms_plus"`): As in `SSMConfig`; `"rms_plus"`: x / (rms(x) + ε), where `"rms"` has
-            ε below the root.
+        norm_type (`str`, defaults to `"rms_plus"`): As in `SSMConfig`; `"rms_plus"`: x / (rms(x) + ε), where `"rms"`
+            has ε below the root.
         layer_norm_epsilon (`float`, defaults to 1e-6): ε of the norms.
         tie_word_embeddings (`bool`, defaults to `True`): Share the embedding with the language-model head.
 
