@@ -20,7 +20,8 @@ class Hyena2Config(SSMConfig):
         layer_types (list of `str`, *optional*): What mixes positions in each layer: `"short_conv"` (explicit taps),
             `"medium_conv"` (more of them, regularised by a decay), `"long_conv"` (a sum of exponentials, of any
             length) or `"full_attention"`. `None`: as in Evo 2 of 7 billion parameters, short, medium and long in turn,
-            with attention in the layers 3, 10, 17, ...
+            with attention in the layers 3, 10, 17, ... In a `config.json` the name is `mixer_types`: transformers
+            reads `layer_types` of any file, and refuses names that it does not know.
         short_filter_length (`int`, defaults to 7): Taps of the short convolutions.
         short_filter_groups (`int`, *optional*): Different filters of a layer, a divisor of `hidden_size`; consecutive
             channels share one. `None`: one for each channel.
@@ -57,7 +58,11 @@ class Hyena2Config(SSMConfig):
     """
 
     model_type = "hf_ssm_hyena2"
-    attribute_map: ClassVar[dict[str, str]] = {**SSMConfig.attribute_map, "d_conv": "conv_kernel"}
+    attribute_map: ClassVar[dict[str, str]] = {
+        **SSMConfig.attribute_map,
+        "d_conv": "conv_kernel",
+        "layer_types": "mixer_types",
+    }
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
         "init": ("real",),
@@ -72,7 +77,7 @@ class Hyena2Config(SSMConfig):
 
     vocab_size: int = 512
     num_hidden_layers: int = 4
-    layer_types: list[str] | None = None
+    mixer_types: list[str] | None = None
     short_filter_length: int = 7
     short_filter_groups: int | None = None
     medium_filter_length: int = 128
