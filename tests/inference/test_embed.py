@@ -17,7 +17,7 @@ from hf_ssm.inference.embed import Embedder
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCATCGAATCG", "GATTACA", "C", "TTGACGTNNACGATACCAGTAACC", "CATGCAT"]
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 
 
 @pytest.fixture
