@@ -60,16 +60,15 @@ class SelfAttention(nn.Module):
     def _next_positions(self, qkv: Tensor, mask: Tensor | None, state: LayerState) -> Tensor:
         """Attention of the next positions to all that the state holds, which then holds these, too."""
         batch, length = qkv.shape[:2]
-        past, tokens = state.get("keys"), state.get("tokens")
+        past, past_values, tokens = (state.get(name) for name in ("keys", "values", "tokens"))
         new_tokens = qkv.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(1)
         tokens = new_tokens if tokens is None else tokens.long() + new_tokens
         steps = torch.arange(length, device=qkv.device)
         positions = (tokens.unsqueeze(1) - length + steps).clamp(min=0)
         query, key, value = self._turned(qkv, positions)
-        if past is not None:
-            key, value = (
-                torch.cat([seen.to(new.dtype), new], dim=1) for seen, new in ((past, key), (state.get("values"), value))
-            )
+        if past is not None and past_values is not None:
+            key = torch.cat([past.to(key.dtype), key], dim=1)
+            value = torch.cat([past_values.to(value.dtype), value], dim=1)
         for name, tensor in (("keys", key), ("values", value), ("tokens", tokens)):
             state.put(name, tensor)
         is_token = None

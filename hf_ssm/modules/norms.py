@@ -110,7 +110,7 @@ class RMSPlusNorm(nn.RMSNorm):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         precise = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-        normed = precise / (precise.square().mean(-1, keepdim=True).sqrt() + self.eps)
+        normed = precise / precise.square().mean(-1, keepdim=True).sqrt().add(self.eps or 0.0)
         return (self.weight * normed).to(hidden_states.dtype)
 
 

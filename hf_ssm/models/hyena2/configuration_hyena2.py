@@ -102,13 +102,12 @@ class Hyena2Config(SSMConfig):
     tie_word_embeddings: bool = True
 
     def _derive(self) -> None:
-        if self.layer_types is None:
-            convolutions = 0
-            self.layer_types = []
+        if self.mixer_types is None:
+            types: list[str] = []
             for layer in range(self.num_hidden_layers):
-                is_attention = layer % 7 == 3
-                self.layer_types.append("full_attention" if is_attention else LAYER_TYPES[convolutions % 3])
-                convolutions += not is_attention
+                convolutions = layer - types.count("full_attention")
+                types.append("full_attention" if layer % 7 == 3 else LAYER_TYPES[convolutions % 3])
+            self.mixer_types = types
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -122,11 +121,11 @@ class Hyena2Config(SSMConfig):
 
     def check(self) -> None:
         super().check()
-        unknown = sorted(set(self.layer_types or ()) - set(LAYER_TYPES))
-        if unknown or len(self.layer_types or ()) != self.num_hidden_layers:
+        unknown = sorted(set(self.mixer_types or ()) - set(LAYER_TYPES))
+        if unknown or len(self.mixer_types or ()) != self.num_hidden_layers:
             raise ValueError(
                 f"`layer_types` must be {self.num_hidden_layers} names (`num_hidden_layers`) among "
-                f"{', '.join(map(repr, LAYER_TYPES))}, got {self.layer_types!r}."
+                f"{', '.join(map(repr, LAYER_TYPES))}, got {self.mixer_types!r}."
             )
         groups = [f"{kind}_filter_groups" for kind in ("short", "medium", "long")]
         divisors = [("hidden_size", name) for name in (*groups, "num_attention_heads")]
@@ -171,7 +170,7 @@ class Hyena2Config(SSMConfig):
     @property
     def num_tau_layers(self) -> int:
         """Layers that have a kernel, and so τ: all but attention."""
-        return sum(kind != "full_attention" for kind in self.layer_types or ())
+        return sum(kind != "full_attention" for kind in self.mixer_types or ())
 
 
 __all__ = ["LAYER_TYPES", "Hyena2Config"]

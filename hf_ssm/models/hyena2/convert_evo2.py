@@ -117,9 +117,12 @@ class Evo2Converter(CheckpointConverter):
         for name, value in _FIXED.items():
             if config.get(name, value) != value:
                 raise ValueError(f"`{name}`={config[name]!r} cannot be converted, only {value!r}.")
-        needed = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size", "state_size", "eps")
-        needed += ("hcs_filter_length", "hcs_filter_groups", "hcm_filter_length", "hcm_filter_groups")
-        missing = [name for name in (*needed, "short_filter_length") if config.get(name) is None]
+        needed = (
+            *("hidden_size", "num_layers", "num_attention_heads", "vocab_size", "state_size", "eps"),
+            *("hcs_filter_length", "hcs_filter_groups", "hcm_filter_length", "hcm_filter_groups"),
+            "short_filter_length",
+        )
+        missing = [name for name in needed if config.get(name) is None]
         if missing:
             raise ValueError(f"the configuration lacks {', '.join(missing)}: give the YAML file of the public code.")
         if config["hcs_filter_length"] >= _LONG_TAPS:
@@ -244,7 +247,7 @@ def _zeros(weights: Mapping[str, Tensor], config: Hyena2Config) -> dict[str, Ten
     layers = [f"model.layers.{layer}.mixer" for layer in range(config.num_hidden_layers)]
     wanted = [f"{layer}.out_proj.bias" for layer in layers if config.use_bias]
     if config.medium_filter_length < _LONG_TAPS:
-        kinds = zip(layers, config.layer_types or (), strict=True)
+        kinds = zip(layers, config.mixer_types or (), strict=True)
         wanted += [f"{layer}.long_conv.D" for layer, kind in kinds if kind == "medium_conv"]
     return {name: zeros for name in wanted if name not in weights}
 

@@ -129,7 +129,7 @@ class ModalFilter(LongFilter):
     def parameter_roles(self) -> dict[str, ParameterRole]:
         return {"log_poles": ParameterRole("A_real", is_dynamics=True), "residues": ParameterRole("C")}
 
-    def _system(self, dtype: torch.dtype, channels: slice = slice(None)) -> tuple[Tensor, ...]:
+    def _system(self, dtype: torch.dtype, channels: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A diagonal state space model with this kernel: a, b and c `(D, N)`, real, and steps of 1, `(D,)`."""
         repeats = self.channels // self.groups
         poles, residues = (
@@ -142,9 +142,12 @@ class ModalFilter(LongFilter):
         weights = 1 / zoh(poles, torch.ones_like(poles), 1.0)[1]
         return poles, weights, residues / 2, torch.ones_like(poles[:, 0])
 
-    def _complex_system(self, dtype: torch.dtype, channels: slice = slice(None)) -> tuple[Tensor, ...]:
-        *matrices, steps = self._system(dtype, channels)
-        return *(torch.complex(matrix, torch.zeros_like(matrix)) for matrix in matrices), steps
+    def _complex_system(
+        self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a, b, c, steps = (part[channels] for part in self._system(dtype))
+        zeros = torch.zeros_like(a)
+        return torch.complex(a, zeros), torch.complex(b, zeros), torch.complex(c, zeros), steps
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         kernel: Tensor = _MODAL_KERNEL(self, length, dtype)
@@ -154,11 +157,12 @@ class ModalFilter(LongFilter):
         return self._exported_system(slice(None), None, dtype).kernel(length)
 
     def _kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        return diagonal_kernel(*self._complex_system(dtype), length, "zoh")
+        a, b, c, steps = self._complex_system(dtype)
+        return diagonal_kernel(a, b, c, steps, length, "zoh")
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
-        system = self._complex_system(torch.float64)
-        return diagonal_response(omega, *(part if rows is None else part[rows] for part in system), "zoh")
+        a, b, c, steps = self._complex_system(torch.float64, slice(None) if rows is None else rows)
+        return diagonal_response(omega, a, b, c, steps, "zoh")
 
     @property
     def has_graded_response(self) -> bool:
@@ -177,8 +181,8 @@ class ModalFilter(LongFilter):
         return system
 
     def _recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
-        system = self._complex_system(torch.float32, channels)
-        return diagonal_recurrence(*system, "zoh", None if skip is None else skip[channels])
+        a, b, c, steps = self._complex_system(torch.float32, channels)
+        return diagonal_recurrence(a, b, c, steps, "zoh", None if skip is None else skip[channels])
 
     def _exported_system(
         self, channels: slice, skip: Tensor | None, dtype: torch.dtype = torch.float32
@@ -224,7 +228,7 @@ class WindowConvolution(LongConvolution):
 
     def _recurrence(self, group: int) -> "Window":
         # `short_conv` has the tap of the present input last.
-        return Window(self._taps(group, self.filter.length).flip(-1))
+        return Window(self._taps(group, self.support or 1).flip(-1))
 
 
 class Window(NamedTuple):
