@@ -63,6 +63,7 @@ class Hyena2Config(SSMConfig):
         "d_conv": "conv_kernel",
         "layer_types": "mixer_types",
     }
+    can_be_two_sided: ClassVar[bool] = False
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
         "init": ("real",),
