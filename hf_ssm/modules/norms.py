@@ -108,6 +108,10 @@ class GatedRMSNorm(nn.Module):
 class RMSPlusNorm(nn.RMSNorm):
     """RMS norm with ε beside the root, w ⊙ x / (rms(x) + ε), as in StripedHyena; in float32 or better."""
 
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values by name."""
+        return {"weight": torch.ones(self.weight.shape)}
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         precise = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
         normed = precise / precise.square().mean(-1, keepdim=True).sqrt().add(self.eps or 0.0)

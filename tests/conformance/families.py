@@ -16,7 +16,10 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "implicit": {"max_position_embeddings": 64, "filter_order": 16},
         "s4d": {"filter_type": "s4d"},
     },
-    "Hyena2": {"evo2": {"num_hidden_layers": 4, "medium_filter_length": 12, "state_size": 4}},
+    "Hyena2": {
+        "short": {"layer_types": ["short_conv", "full_attention"]},
+        "medium": {"layer_types": ["medium_conv", "long_conv"], "medium_filter_length": 12},
+    },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
