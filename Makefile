@@ -1,10 +1,12 @@
 # Each target installs what it needs; the requirements are python3 (3.11 or later) and make.
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
 #   make test         runs the tests without those marked as slow, and without those of the Triton kernels
-#   make test-all     runs all tests but those of `make test-grid`
+#   make test-all     runs all tests but those of `make test-docs` and `make test-grid`
+#   make test-docs    runs the tutorials, and the examples of the pages on which they take long
 #   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of `make test-all`
 #   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
-#   make test-grid    exports every family with every head and many flags (a quarter of an hour)
+#   make test-grid    exports every family with every head and many flags, and kills commands before each of their files
+#                     (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:
@@ -37,18 +39,22 @@ PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
 TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-triton test-kernels test-grid test-lowest conformance docs notebooks lint bench clean
+.PHONY: demo test test-all test-docs test-triton test-kernels test-grid test-lowest conformance docs notebooks lint bench clean
 
 demo: $(STAMP)
 	@echo "Starting the demo, which takes half a minute of one core ..."
 	@$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not docs and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
 
 test-all: $(STAMP)
-	$(PYTEST) -m "not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
+	$(PYTEST) -m "not docs and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(TRITON_TESTS))
+
+# One by one, since all tutorials are in one file.
+test-docs: $(STAMP)
+	$(PYTEST) --dist load -m docs tests/docs $(PYTEST_ARGS)
 
 test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)
@@ -68,7 +74,7 @@ LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/mod
 
 test-lowest:
 	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots,genomics
-	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not grid" $(LOWEST_TESTS) $(PYTEST_ARGS)
+	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"
 conformance: $(STAMP)

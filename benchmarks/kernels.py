@@ -1,9 +1,8 @@
 """The Triton kernels without a GPU: the resources that each takes, compiled ahead of time, and predicted times.
 
-    python benchmarks/kernels.py resources                        # all kernels, configurations and GPUs
+    python benchmarks/kernels.py resources           # all kernels, configurations and GPUs
     python benchmarks/kernels.py resources --output resources.json
-    python benchmarks/kernels.py resources --check                # compares with the stored table
-    python benchmarks/kernels.py resources --check --if-changed   # seconds, unless a kernel has changed since
+    python benchmarks/kernels.py resources --check   # compares with the stored table
     python benchmarks/kernels.py predictions --output predictions.json
 
 Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs vector registers,
@@ -153,10 +152,6 @@ def resources(args: argparse.Namespace) -> int:
         print(f"the stored table is of Triton {stored['triton']}, not {triton.__version__}", file=sys.stderr)
         return 3
     wanted = jobs(args.gpus, args.kernel)
-    if stored is not None and args.if_changed and stored["sources"] == sources():
-        # The same sources make the same code: a sample shows that they still compile.
-        wanted = [(name, index, label, gpu) for name, index, label, gpu in wanted if index == 0 and gpu == "sm_90"]
-        wanted = [job for place, job in enumerate(wanted) if place == 0 or job[0] != wanted[place - 1][0]]
     with ProcessPoolExecutor(args.processes) as pool:
         rows = list(pool.map(compile_kernel, *zip(*wanted, strict=True), chunksize=4))
     for row in rows:
@@ -299,11 +294,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     compiling = commands.add_parser("resources", help="compile ahead of time, and list what a program takes")
     compiling.add_argument("--gpus", nargs="+", choices=GPUS, default=GPUS)
     compiling.add_argument("--kernel", default="", help="only kernels whose name contains this")
-    compiling.add_argument(
-        "--if-changed",
-        action="store_true",
-        help="with --check: where no source has changed since the table was written, compile a sample only",
-    )
     compiling.add_argument("--processes", type=int, default=2)
     compiling.add_argument(
         "--check", action="store_true", help="compare with the stored table; exit status 1 if not equal"

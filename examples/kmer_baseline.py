@@ -11,7 +11,6 @@ Needs scikit-learn (the extra `test`).
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from _experiment import experiment_parser, print_table, write_results
 from datasets import DatasetDict
 
 from hf_ssm.data import load_sequences
+from hf_ssm.suites.supervised import word_counts
 
 DATA = "data"  # of get_data.py
 NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_enhancers_cohn_official_test")
@@ -53,17 +53,11 @@ def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:
 
 def fit(data: DatasetDict, length: int) -> dict[str, float]:
     """Accuracy of the regression on the rows that it was fitted to and on the test rows."""
-    from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
-    words = ["".join(letters) for letters in product("acgt", repeat=length)]
-    model = make_pipeline(
-        CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words),
-        LogisticRegression(max_iter=10_000),
-    )
-    model.fit(data["train"]["sequence"], data["train"]["label"])
-    return {name: float(model.score(split["sequence"], split["label"])) for name, split in data.items()}
+    counts = {name: word_counts(split["sequence"], length) for name, split in data.items()}
+    model = LogisticRegression(max_iter=10_000).fit(counts["train"], data["train"]["label"])
+    return {name: float(model.score(counts[name], split["label"])) for name, split in data.items()}
 
 
 if __name__ == "__main__":

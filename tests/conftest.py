@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from transformers.utils import logging
 
 import hf_ssm
 from hf_ssm.modules.observers import TauMeter
@@ -28,15 +29,40 @@ atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=Tr
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
-def pytest_collection_finish() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # xdist hands out files in the order below, not by their numbers of tests.
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
     # Otherwise each full collection scans all objects of torch and transformers: a tenth of the CPU time of the tests.
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: at the end, they would leave the other processes without work."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def progress_bars() -> Iterator[None]:
+    """Scripts of `examples` turn them off for the rest of their process."""
+    yield
+    if not logging.is_progress_bar_enabled():
+        logging.enable_progress_bar()
 
 
 @pytest.fixture(autouse=True)

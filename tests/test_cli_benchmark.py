@@ -39,6 +39,7 @@ def test_models_of_all_kinds(place: Path, capsys: pytest.CaptureFixture[str]) ->
         ["coding", "lm", "linear probe", "mcc"],
         ["coding", "lm (random weights)", "linear probe", "mcc"],
         ["coding", "small.yaml", "trained", "mcc"],
+        ["coding", "small.yaml (random weights)", "linear probe", "mcc"],
     ]
     assert rows[0][4] == "1.0000"
     assert Path("out", "results.md").read_text() == f"# lab\n\n{table}"
@@ -50,6 +51,11 @@ def test_models_of_all_kinds(place: Path, capsys: pytest.CaptureFixture[str]) ->
     run = json.loads(Path("out", "results.json").read_text())["runs"][-1]
     assert run["how"] == "fine-tuned" and run["results"][0]["parameters"] > 100
     assert all(path.stat().st_mtime_ns == time for path, time in cells.items())
+    # With another default, these would be other measurements.
+    facts = [json.loads(path.read_text())["facts"] for path in Path("out", "cells").rglob("*.json")]
+    runs = {each["how"]: each["facts"]["settings"] for each in facts if "settings" in each["facts"]}
+    rates = {how: settings["training"]["learning_rate"] for how, settings in runs.items()}
+    assert rates == {"trained": 3e-3, "fine-tuned": 1e-3}
 
 
 def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:

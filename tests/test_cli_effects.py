@@ -161,27 +161,6 @@ def test_two_models_in_one_file(score) -> None:
         assert {"lm_llr", "lm_next_token", "HFSSM_background_delta", "AF"} <= set(first)
 
 
-def test_interrupted_commands_continue(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_ssm.cli.score._PART", 4)
-    assert score("class", "whole.vcf.gz", *TARGET) == 0
-    compute, calls = VariantScorer.table, [0]
-
-    def interrupted(self: VariantScorer, variants: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % 2 == 0:
-            raise KeyboardInterrupt
-        return compute(self, variants)
-
-    monkeypatch.setattr(VariantScorer, "table", interrupted)
-    statuses = []
-    while not Path("out.vcf.gz").exists():
-        statuses.append(score("class", "out.vcf.gz", *TARGET))
-    assert statuses == [130] * 2 + [0]
-    for suffix in ("", ".tbi"):
-        assert Path(f"out.vcf.gz{suffix}").read_bytes() == Path(f"whole.vcf.gz{suffix}").read_bytes()
-    assert not list(folder.glob(".out*")) and not list(folder.glob(".whole*"))
-
-
 def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_ssm.cli.effects._BLOCK", 3)
     region = ["--saturate", "chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
@@ -195,7 +174,7 @@ def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest
         expected = pd.read_csv("direct.csv")[column].tolist()
         assert found[column].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
     names = {path.name for path in folder.glob("out.*.png")}
-    scores = ("open chromatin_delta", "open chromatin_logit_delta")
+    scores = ("open_chromatin_delta", "open_chromatin_logit_delta")
     assert names == {f"out.{score}{kind}" for score in scores for kind in (".png", ".logo.png")}
 
 
@@ -216,7 +195,7 @@ def test_errors_come_before_the_scores(
         ),
         ("class", "o.vcf.gz", ["--target", "all"], "unsorted.vcf", "chr2:20 follows 1:61"),
         ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
-        ("class", "o.bcf", ["--target", "all"], "v.vcf", "the suffix must be one of .csv"),
+        ("class", "o.bcf", ["--target", "all"], "v.vcf", "one of .csv, .tsv, .parquet, .vcf, .vcf.gz."),
         ("class", "o.csv", ["--target", "enhancer"], "v.vcf", "`target`='enhancer' is not known"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
         ("lm", "o.csv", ["--target", "all"], "v.vcf", "needs a classifier or a regressor"),

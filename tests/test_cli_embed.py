@@ -1,9 +1,10 @@
 """`hf-ssm embed`: tables and tensors as from Python, resuming, linear probe, and errors for bad input."""
 
+import datetime
+import decimal
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset
+from launching import start
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -153,6 +155,38 @@ def test_numpy_and_anndata(checkpoints, tmp_path, choice):
     assert data.uns["pooling"] == facts["pooling"] and list(data.uns["layers"]) == facts["layers"]
 
 
+def test_anndata_of_columns_of_other_types(checkpoints, tmp_path):
+    anndata = pytest.importorskip("anndata", reason="anndata is not installed")
+    columns = {
+        "day": pa.array([datetime.datetime(2026, 1, 2), None]),
+        "price": pa.array([decimal.Decimal("1.50"), decimal.Decimal("2.00")]),
+        "tags": pa.array([["x", "y"], []]),
+        "raw": pa.array([b"ab", b"c"]),
+    }
+    source, output = tmp_path / "in.parquet", tmp_path / "out.h5ad"
+    pa.parquet.write_table(pa.table({"sequence": ["ACGT", "GATTACA"], **columns}), source)
+    assert run(checkpoints["ours"], source, "--output", output) == 0
+    cells = anndata.read_h5ad(output).obs.astype(object).where(lambda frame: frame.notna(), None)
+    assert cells.to_dict("list") == {
+        "day": ["2026-01-02 00:00:00", None],
+        "price": ["1.50", "2.00"],
+        "tags": ['["x", "y"]', "[]"],
+        "raw": ["b'ab'", "b'c'"],
+    }
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("facts", ".npz"), ("a/b", ".h5ad"), ("_index", ".h5ad")])
+def test_names_that_a_format_cannot_have(checkpoints, tmp_path, capsys, monkeypatch, name, suffix):
+    """The error comes before the model runs, for sequences and for variants."""
+    pytest.importorskip("anndata", reason="anndata is not installed")
+    monkeypatch.setattr("hf_ssm.cli.embed.write_in_parts", None)
+    for header, row in (("sequence", "ACGT"), ("ref_sequence,alt_sequence", "ACGT,ACGA")):
+        source = tmp_path / "in.csv"
+        source.write_text(f"{header},{name}\n{row},1\n")
+        error = error_of(capsys, checkpoints["ours"], source, "--output", tmp_path / f"out{suffix}")
+        assert f"the input has a column {name!r}" in error and "rename it" in error
+
+
 VCF = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
 
 
@@ -279,18 +313,20 @@ def test_killed_at_random_moments(checkpoints, tmp_path):
     path.write_text("".join(f">r{n}\n{''.join(rng.choice(list('ACGT'), 30_000))}\n" for n in range(100)))
     options = [str(option) for option in (checkpoints["ours"], path, "--window", 1000, "--output")]
     assert run(*options, whole) == 0
-    command = [sys.executable, "-m", "hf_ssm.cli", "embed", *options, str(output)]
+    command = ["hf_ssm.cli", "embed", *options, str(output)]
     for kills in range(4):
         before = len(list(tmp_path.glob(".out*.parts/*.arrow")))
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(tmp_path / "log", *command)
         if kills == 3:
-            assert process.wait() == 0
+            process.join()
+            assert process.exitcode == 0, (tmp_path / "log").read_text()
             break
-        while process.poll() is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
+        while process.exitcode is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
             time.sleep(0.02)
         time.sleep(rng.random() * 0.1)
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     assert output.read_bytes() == whole.read_bytes()
 
 

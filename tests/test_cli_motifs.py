@@ -76,6 +76,32 @@ def test_effects_of_a_file_of_motifs_and_of_letters(folder: Path, capsys: pytest
     np.testing.assert_allclose(scanned["effect"], direct["effect"], rtol=1e-3, atol=1e-4)
 
 
+def test_options_are_those_of_the_functions(folder: Path) -> None:
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    line = ["marginalize", "classes", "m.jaspar", "--backgrounds", "s.csv", "--length", "29", "--output", "out.parquet"]
+    assert main([*line, "--samples", "2", "--seed", "3", "--both-strands", "--target", "LABEL_0"]) == 0
+    found = pd.read_parquet("out.parquet")
+    options = {"samples": 2, "seed": 3, "both_strands": True, "target": "LABEL_0"}
+    expected = hf_ssm.marginalize(model(), tokenizer, read_motifs("m.jaspar"), middles(29), **options)
+    assert found["output"].tolist() == ["LABEL_0"]
+    np.testing.assert_allclose(found["effect"], expected["effect"], rtol=1e-3, atol=1e-6)
+    for name in options:
+        other = hf_ssm.marginalize(
+            model(), tokenizer, read_motifs("m.jaspar"), middles(29), **{**options, name: {"seed": 4}.get(name)}
+        )
+        assert abs(other["effect"][-1] - expected["effect"][0]) > 1e-5, name
+    line = ["modisco", "classes", "s.csv", "--length", "9", "--target", "0", "--method", "in_silico_mutagenesis"]
+    assert main([*line, "--output", "out"]) == 0
+    attributions = hf_ssm.base_attributions(model(), tokenizer, middles(9), 0, method="in_silico_mutagenesis")
+    with np.load("out/shap.npz") as contributions:
+        np.testing.assert_allclose(contributions["arr_0"], attributions.hypothetical, rtol=1e-3, atol=1e-6)
+    line = ["modisco", "classes", "s.csv", "--length", "9", "--references", "2", "--seed", "5"]
+    assert main([*line, "--output", "other"]) == 0
+    attributions = hf_ssm.base_attributions(model(), tokenizer, middles(9), references=2, seed=5)
+    table = pd.read_csv("other/completeness.csv")
+    np.testing.assert_allclose(table["difference"], attributions.difference, rtol=1e-3, atol=1e-6)
+
+
 def test_attributions_in_the_layout_of_modisco(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["modisco", "classes", "s.csv", "--length", "20", "--references", "3", "--output", "out"]) == 0
     expected = hf_ssm.base_attributions(model(), hf_ssm.build_dna_tokenizer(), middles(20), references=3)

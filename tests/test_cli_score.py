@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_one_strand_and_metrics_by_group(folder: Path) -> None:
     metrics = json.loads(Path("out.metrics.json").read_text())
     assert [row["groups"] for row in metrics] == expected["groups"]
     assert metrics[0]["value"] == pytest.approx(expected["value"][0], abs=1e-6)
+
+
+def test_variants_behind_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--genome", "g.fa", "--window", "16"]
+    assert main(["score", "own", *options, "v.csv", "--output", "out.csv"]) == 0
+    assert len(pd.read_csv("out.csv")) == 61
+    for words, message in ((["v.csv", *options, "w.csv"], "w.csv"), ([*options, "v.csv", "--scor", "llr"], "--scor")):
+        with pytest.raises(SystemExit):
+            main(["score", "own", *words, "--output", "o.csv"])
+        assert re.search(f"unknown (argument|option) {message}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

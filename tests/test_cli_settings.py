@@ -1,6 +1,7 @@
 """`hf-ssm settings`, the names of the papers as aliases, and messages for unknown settings."""
 
 import pytest
+import yaml
 
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
@@ -63,6 +64,7 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
     assigned = [line.replace(" = ", "=", 1) for line in lines if line.startswith(("model.", "training."))]
     settings = resolve(DATA, parse_assignments([*assigned, "model.family=s4"]))
     assert settings.config_fields["kernel_type"] == "s4d" and settings.training["warmup_steps"] == 0.1
+    assert "  training.learning_rate = 0.003\n      peak rate (default: 3e-3, with --model 1e-3)\n" in out
     assert "Next:" in err
     assert cli.main(["settings", "--section", "data"]) == 0
     assert "model." not in capsys.readouterr().out
@@ -106,6 +108,33 @@ def test_text_of_a_field_that_takes_no_other_type():
     args = parse(["train", "--dataset", "planted-motifs", "--output", "o", *words])
     found = train_command.resolved(args, {}).training
     assert (found["save_strategy"], found["run_name"], found["bf16"]) == ("no", "1e3", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ([], 3e-3),
+        (["--model", "me/mine"], 1e-3),
+        (["--set", "model.checkpoint=me/mine"], 1e-3),
+        (["--config", "rate.yaml"], 5e-4),
+        (["--config", "rate.yaml", "--model", "me/mine"], 5e-4),
+        (["--config", "rate.yaml", "--learning-rate", "0.02"], 0.02),
+        (["--model", "me/mine", "--learning_rate", "0.02"], 0.02),
+        (["--model", "me/mine", "--set", "training.learning_rate=3e-3"], 3e-3),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_learning_rate_of_fresh_models_and_checkpoints(command, words, rate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rate.yaml").write_text("training: {learning_rate: 5e-4}")
+    args = parse([command, "--dataset", "planted-motifs", "--output", "o", *words])
+    settings = train_command.resolved(args, {})
+    assert settings.training["learning_rate"] == rate and f"  learning_rate: {rate}\n" in settings.to_yaml()
+    # A run that began with another rate keeps it, unless an option changes it.
+    stored = yaml.safe_load(settings.to_yaml())
+    stored["training"]["learning_rate"] = 0.07
+    resumed = train_command.resolved(parse([command, "--resume", "--output", "o"]), stored)
+    assert resumed.training["learning_rate"] == 0.07
 
 
 def test_unknown_settings_list_our_own_fields(capsys):

@@ -143,12 +143,12 @@ def test_likelihood_and_entropy(folder: Path) -> None:
         expected = {key: row[name] for key, row in rows.items() if row[name] is not None}
         assert 100 < len(expected) < 130 and all(CONTIGS[c][place] != "N" for c, place in expected)
         assert is_close(letters_of(f"t.{name}.bigWig"), expected)
-    more = ["--regions", "genes.gtf", "--by-region", "r.tsv", "--session", "s.xml"]
+    more = ["--regions", "genes.gtf", "--by-region", "new/r.tsv", "--session", "s.xml"]
     assert main(score("--track", "entropy", "--output", "t.bw", *more)) == 0
     genes = [("a", 10, 30), ("b", 20, 50)]
     inside = [(c, place) for c, start, stop in genes for place in range(start, stop) if rows[c, place]["entropy"]]
     assert is_close(letters_of("t.bw"), {key: rows[key]["entropy"] for key in inside})
-    with open("r.tsv", newline="") as file:
+    with open("new/r.tsv", newline="") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
     for row, (chrom, *_) in zip(table, genes, strict=True):
         values = [rows[key]["entropy"] for key in inside if key[0] == chrom]
@@ -170,7 +170,8 @@ def test_interrupted_commands_give_the_same_bytes(folder: Path, monkeypatch: pyt
         run = predict("value", "--window", "10", "--track", "t.bw", *more)
         monkeypatch_name, method = Predictor, "table_of_groups"
     else:
-        run = score("--max-tokens-per-batch", "2", "--track", "likelihood", "entropy", "--output", "t.bw", *more)
+        monkeypatch.setattr("hf_ssm.inference.tracks._BASES_PER_CALL", 20)
+        run = score("--track", "likelihood", "entropy", "--output", "t.bw", *more)
         names = ["t.likelihood.bw", "t.entropy.bw", "r.csv", "s.xml"]
         if "bedGraph" in command:
             run[run.index("t.bw")] = "t.bedgraph.gz"
@@ -205,6 +206,27 @@ def test_interrupted_commands_give_the_same_bytes(folder: Path, monkeypatch: pyt
     assert [Path(name).read_bytes() for name in names] == expected
     assert sorted({path.name for path in folder.iterdir()} - before) == written
     assert main(run) == 2
+
+
+def test_parts_do_not_depend_on_the_size_of_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that ran out of memory continues with smaller batches."""
+    monkeypatch.setattr("hf_ssm.inference.tracks._BASES_PER_CALL", 60)
+    run = [*score("--track", "likelihood", "--output", "t.bw"), "--max-tokens-per-batch"]
+    assert main([*run, "9999"]) == 0
+    expected = letters_of("t.bw")
+    Path("t.bw").unlink()
+    compute, calls = BaseTracks.table, [0]
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise MemoryError("of the test")
+        return compute(self, *arguments)
+
+    monkeypatch.setattr(BaseTracks, "table", interrupted)
+    assert main([*run, "9999"]) == 2
+    assert main([*run, "20"]) == 0
+    assert is_close(letters_of("t.bw"), expected)
 
 
 def test_effects_of_saturation(folder: Path) -> None:
@@ -297,7 +319,12 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
         (["--track", "entropy", "entropy", "--output", "t.bw"], "give each track once"),
         (["--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
         (["--track", "entropy", "--session", "s.txt", "--output", "t.bw"], "session 's.txt': the suffix must be .xml"),
-        (["--track", "entropy", "--horizon", "3", "--output", "t.bw"], "--horizon is for scores of variants"),
+        *(
+            (["--track", "entropy", "--output", "t.bw", *option], f"{option[0]} is for scores of variants")
+            for option in (["--horizon", "0"], ["--target", "x"], ["--shifts", "1"], ["--per-strand"], ["--svg"])
+        ),
+        (["--track", "entropy", "--output", "t.bw", "--by", "chrom"], "--match-group are for VARIANTS: leave them out"),
+        (["--saturate", "a:1-9", "--output", "r.csv", "--label-column", "x"], "--match-group are for VARIANTS"),
         (["--track", "entropy", "--output", "g.fa.bw", "--session", "old.xml"], "output 'old.xml' exists"),
         (
             ["--track", "entropy", "--regions", "i.txt", "--output", "t.bw"],

@@ -3,6 +3,7 @@
 import io
 import json
 import logging as python_logging
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_resuming_does_not_warn_of_steps_that_are_shares(caplog, finished, tmp_p
         assert "do not match" not in caplog.text
         assert run("train", "--resume", "--output", output, "--logging_steps", 0.5) == 0
         assert "logging_steps" in caplog.text
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "weight_decay"])
+def test_resuming_does_not_ignore_another_setting_of_the_optimizer(capsys, finished, tmp_path, setting):
+    output = shutil.copytree(finished, tmp_path / "run")
+    before = (output / "train_config.yaml").read_text()
+    assert run("train", "--resume", "--output", output, f"--{setting}", 0.25) == 2
+    assert re.search(
+        rf"--resume: training.{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err
+    )
+    assert (output / "train_config.yaml").read_text() == before
 
 
 def test_a_folder_that_cannot_be_made(capsys, monkeypatch, tmp_path):

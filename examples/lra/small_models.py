@@ -186,8 +186,10 @@ def report(args: argparse.Namespace, guesses: dict[str, float]) -> None:
     found: dict[str, Any] = {}
     rows = []
     for name in of_run:
-        found[name] = result = result_of(folder_of(args, name))
-        last = result["curve"][-1] if result["curve"] else {"epoch": 0.0, "accuracy": float("nan")}
+        result = result_of(folder_of(args, name))
+        if not result["curve"]:  # Not begun, or stopped before its first evaluation.
+            continue
+        found[name], last = result, result["curve"][-1]
         reached = f"{result['test accuracy']:.4f}" if result["complete"] else "not finished"
         rows.append([name, f"{last['epoch']:.2f}", f"{last['accuracy']:.4f}", reached])
     rows += [[name, "", "", f"{value:.4f}"] for name, value in guesses.items()]

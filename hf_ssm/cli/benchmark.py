@@ -43,6 +43,7 @@ def run_benchmark(args: argparse.Namespace) -> None:
             raise FileNotFoundError(f"--{name} {str(path)!r}: there is no such path")
     check_not_input(args.output, *args.models, args.genome, args.data)
     contenders = [_contender(name, args) for name in args.models]
+    limits = Limits(args.max_rows, args.max_length)
     with folder.locked(args.output):
         runs = run_suite(
             suite,
@@ -52,11 +53,11 @@ def run_benchmark(args: argparse.Namespace) -> None:
             with_random=not args.without_random,
             genome=args.genome,
             mirror=args.data,
-            limits=Limits(args.max_rows, args.max_length),
+            limits=limits,
             both_strands=args.both_strands,
             report=_report,
         )
-        entries = write_results(suite, runs, args.output)
+        entries = write_results(suite, runs, args.output, limits)
     print(*table_lines(runs), sep="\n")
     print(f"\nAll metrics: {args.output / RESULTS_NAME}", file=sys.stderr)
     for path in entries:
@@ -101,7 +102,9 @@ def _merged(stored: dict[str, dict[str, Any]], assigned: dict[str, dict[str, Any
     sections = {"model": dict(stored.get("model", {})), "data": data, "training": dict(stored.get("training", {}))}
     for section, values in assigned.items():
         sections.setdefault(section, {}).update(values)
-    resolve({**sections, "data": {**sections["data"], "dataset": "task.csv"}})
+    settings = resolve({**sections, "data": {**sections["data"], "dataset": "task.csv"}})
+    # It identifies a measurement, so that those of an earlier default are not taken for those of this one.
+    sections["training"].setdefault("learning_rate", settings.training["learning_rate"])
     return sections
 
 

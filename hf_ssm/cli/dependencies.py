@@ -63,7 +63,12 @@ def write_dependencies(
 
     first_rows = range(0, stop - start, ROWS_PER_PART)
     if args.estimate:
-        print(estimate(first_rows, lambda some: [compute([row]) for row in some], len(first_rows), "parts"))
+        count = stop - start
+
+        def size(row: int) -> int:
+            return min(ROWS_PER_PART, count - row)
+
+        print(estimate(first_rows, lambda some: [compute([row]) for row in some], count, "positions", size=size))
         return
     parts = with_progress(first_rows, "parts", len(first_rows))
     write_in_parts(args.output, parts, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)

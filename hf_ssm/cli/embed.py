@@ -33,7 +33,7 @@ from hf_ssm.data.records import read_records, table_columns
 from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
 from hf_ssm.data.variants import read_variants
 from hf_ssm.hub.committing import is_weights
-from hf_ssm.inference.array_files import import_anndata, write_h5ad, write_npz
+from hf_ssm.inference.array_files import check_array_columns, import_anndata, write_h5ad, write_npz
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.embed_variants import VariantEmbedder
 from hf_ssm.inference.estimate import estimate
@@ -93,6 +93,7 @@ def _embed_variants(args: argparse.Namespace) -> None:
             if not columns.issuperset(variant.columns):
                 columns.update(variant.columns)
                 embedder.check_columns(variant.columns)
+                check_array_columns(args.output, variant.columns)
             total += 1
         if args.estimate:
             print(estimate(read_variants(args.input), embedder.table, total, "variants"))
@@ -128,6 +129,7 @@ def _embed_sequences(args: argparse.Namespace) -> None:
     check_not_input(scores, args.input, args.genome, args.linear_probe)
     unknown, total = UnknownLetters(reads_only_dna(model.tokenizer)), 0
     for record in records():
+        check_array_columns(args.output, record.columns)
         unknown.add(record.sequence)
         total += 1
     if args.estimate:

@@ -75,7 +75,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(arguments)
     if args.command != name:
         parser.error(f"unknown option {name} before the command")
-    options = options_of(parser, name)
+    command = _command(parser, name)
+    rest = _with_late_arguments(command, args, rest)
+    options = list(command._option_string_actions)
     args.words = arguments
     if name in ("train", "tune"):
         args.fields, rest = _fields(rest)
@@ -89,8 +91,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def options_of(parser: argparse.ArgumentParser, name: str) -> list[str]:
     """The options of a command, as they are written."""
+    return list(_command(parser, name)._option_string_actions)
+
+
+def _command(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return list(commands.choices[name]._option_string_actions)
+    chosen: argparse.ArgumentParser = commands.choices[name]
+    return chosen
+
+
+def _with_late_arguments(command: argparse.ArgumentParser, args: argparse.Namespace, rest: list[str]) -> list[str]:
+    """Take optional arguments behind an option, where argparse does not look for them; what is left of the rest."""
+    for action in command._actions:
+        is_missing = not action.option_strings and action.nargs == "?" and getattr(args, action.dest) is None
+        if is_missing and rest and not rest[0].startswith("-"):
+            value, *rest = rest
+            setattr(args, action.dest, action.type(value) if callable(action.type) else value)
+    return rest
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:

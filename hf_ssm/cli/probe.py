@@ -241,7 +241,7 @@ def _write(
         if args.genome is not None:
             with Genome(args.genome) as genome:
                 entries = track_entries(probe.tokenizer, data, examples, results, genome.contigs)
-                write_track(folder / TRACK_NAME, genome.contigs, entries, "effect", folder / "unused")
+                write_track(folder / TRACK_NAME, genome.contigs, entries, "effect")
         if not plotting.can_plot():
             print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
         _draw(folder, args, probe, data, examples, results, source, names)

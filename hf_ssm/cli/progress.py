@@ -23,7 +23,8 @@ class TrainingProgress(RunProgress):
     """
 
     def __init__(self) -> None:
-        self.console = Console(file=sys.stdout)
+        # Jupyter sets FORCE_COLOR, by which rich takes a pipe for a terminal.
+        self.console = Console(file=sys.stdout, force_terminal=sys.stdout.isatty())
         self.bar: Progress | None = None
         self.loss: float | None = None
         self.columns: list[str] | None = None

@@ -20,6 +20,7 @@ from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import join_table, write_in_parts
 from hf_ssm.inference.saturation import Saturation
+from hf_ssm.utils.files import file_names
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
 # Bases of a region that are timed at once.
@@ -45,7 +46,8 @@ def saturate_regions(
         else TargetSaturation(args, model, genome)
     )
     track_names = [f"{score}_{statistic}" for score in saturation.columns for statistic in args.track or ()]
-    paths = {name: args.output.with_name(f"{args.output.stem}.{name}.bw") for name in track_names}
+    texts = file_names(track_names)
+    paths = {name: args.output.with_name(f"{args.output.stem}.{texts[name]}.bw") for name in track_names}
     tracks = TrackFiles(args, genome, within, paths)
 
     def compute(one_region: list[Region]) -> pa.Table:
@@ -96,8 +98,8 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
     frame = table.to_pandas().rename(columns={"pos": "position"})
     for number, (contig, first, last) in enumerate(regions, start=1):
         inside = (frame["chrom"] == contig) & (frame["position"] > first) & (frame["position"] <= last)
-        for score in scores if inside.any() else ():
-            ending = f"{number}.{score}" if len(regions) > 1 else score
+        for score, text in file_names(scores).items() if inside.any() else ():
+            ending = f"{number}.{text}" if len(regions) > 1 else text
             path = output.with_name(f"{output.stem}.{ending}.png")
             title = f"{contig}:{first + 1}-{last}"
             plotting.plot_saturation(frame[inside], score, path, title=title)

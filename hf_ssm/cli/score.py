@@ -32,11 +32,11 @@ from hf_ssm.cli.tracks import check_score_tracks, run_base_tracks
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
-from hf_ssm.data.vcf import AnnotatedVcf, is_vcf
+from hf_ssm.data.vcf import VCF_OUTPUTS, AnnotatedVcf, is_vcf
 from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
+from hf_ssm.inference.parts import TABLE_OUTPUTS, check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.score import REASONS, VariantScorer
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import check_not_input, write_text_atomically
@@ -56,6 +56,9 @@ _PART = 64
 def run_score(args: argparse.Namespace) -> None:
     """`hf-ssm score`: scores of variants, of all substitutions of regions, a dependency map, or tracks."""
     check_score_tracks(args)
+    evaluation = (args.label_column, args.positive, args.by, args.match_group)
+    if args.variants is None and any(value is not None for value in evaluation):
+        raise ValueError("--label-column, --positive, --by and --match-group are for VARIANTS: leave them out")
     track = args.track if args.saturate is None else None
     if sum(given is not None for given in (args.variants, args.saturate, args.dependencies, track)) != 1:
         raise ValueError(
@@ -69,7 +72,6 @@ def run_score(args: argparse.Namespace) -> None:
     texts = args.saturate if args.dependencies is None else [args.dependencies]
     if texts is not None and args.genome is None:
         raise ValueError(f"{option} needs the sequence: give --genome FASTA")
-    evaluation = (args.positive, args.by, args.match_group)
     if args.label_column is None and any(value is not None for value in evaluation):
         raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
     if args.svg and texts is None:
@@ -77,8 +79,8 @@ def run_score(args: argparse.Namespace) -> None:
     check_effects(args)
     if args.dependencies is not None:
         check_dependencies(args)
-    elif args.saturate is not None or not is_vcf(args.output):
-        check_table_output(args.output)
+    else:
+        check_table_output(args.output, (*TABLE_OUTPUTS, *VCF_OUTPUTS) if args.saturate is None else TABLE_OUTPUTS)
     check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))

@@ -3,12 +3,13 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pyarrow as pa
 
 from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS
+from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS, INFO_PREFIX
 from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, load_sequence_model, with_progress
 from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
@@ -80,22 +81,15 @@ class TrackFiles:
         for name, path in self._paths.items():
             if path is None:
                 continue
-            index = path.with_name(f"{path.name}.tbi")
-            if path == main and staged is not None:
-                write_track(staged, self._genome.contigs, tracks[name](), name, index)
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(path, path.with_name(f".{path.stem}.tmp{path.suffix}")) as temporary:
-                    write_track(temporary, self._genome.contigs, tracks[name](), name, index)
+            with nullcontext(staged) if path == main and staged is not None else _replacing(path) as temporary:
+                write_track(temporary, self._genome.contigs, tracks[name](), name, path)
             print(f"{path} holds the track {name}.")
         if self._by_region is not None and self._regions is not None:
             statistics = RegionStatistics(self._regions, list(tracks))
             for name, entries_of in tracks.items():
                 for entries in entries_of():
                     statistics.add(name, *entries)
-            with replacing(
-                self._by_region, self._by_region.with_name(f".{self._by_region.stem}.tmp{self._by_region.suffix}")
-            ) as temporary:
+            with _replacing(self._by_region) as temporary:
                 join_table(iter([statistics.table()]), temporary)
             print(f"{self._by_region} holds the mean, maximum and sum of {len(self._regions.regions)} regions.")
         if self._session is not None:
@@ -103,6 +97,11 @@ class TrackFiles:
             annotations = [] if self._annotation is None else [self._annotation]
             write_session(self._session, self._genome, files, annotations, locus)
             print(f"{self._session} opens the tracks in a genome browser.")
+
+
+def _replacing(path: Path) -> AbstractContextManager[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return replacing(path, path.with_name(f".{path.stem}.tmp{path.suffix}"))
 
 
 def entries_of_rows(
@@ -171,9 +170,11 @@ def run_base_tracks(args: argparse.Namespace) -> None:
     """`hf-ssm score --track`: likelihood and entropy of each base of a genome, or of regions."""
     if args.genome is None:
         raise ValueError("--track needs the sequence: give --genome FASTA")
-    unused = {"--scores": args.scores, "--horizon": args.horizon, "--label-column": args.label_column}
-    if given := [name for name, value in unused.items() if value is not None]:
-        raise ValueError(f"{given[0]} is for scores of variants, not for --track {args.track[0]}: leave it out")
+    unused = ("scores", "target", "horizon", "shifts", "flank", "per_strand", "info_prefix", "svg")
+    defaults = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
+    if given := [name for name in unused if getattr(args, name) != defaults.get(name)]:
+        option = given[0].replace("_", "-")
+        raise ValueError(f"--{option} is for scores of variants, not for --track {args.track[0]}: leave it out")
     check_track(args.output, "output")
     with Genome(args.genome) as genome:
         regions = None if args.regions is None else read_regions(args.regions, genome)

@@ -91,7 +91,8 @@ def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun
         raise ValueError(f"--push-to-hub: the settings stand for {len(grid)} runs: push the best one (`hf-ssm push`)")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError(f"the settings stand for {len(grid)} runs, which one process trains: leave the launcher out")
-    planned = {each.name: run_settings.resolve(each.sections) for each in grid}
+    begun = _begun_rates(args.output, grid) if args.resume else {}
+    planned = {each.name: run_settings.resolve(begun.get(_is_fresh(each), {}), each.sections) for each in grid}
     first = planned[grid[0].name]
     if args.dry_run:
         print(f"{len(grid)} runs:", *planned, "The first one:", sep="\n")
@@ -124,6 +125,21 @@ def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun
     best = max(outcomes, key=lambda name: outcomes[name].benefit)
     if not outcomes[best].problem:
         suggest((command("report", args.output / best), "theory report of the best run"), file=sys.stdout)
+
+
+def _is_fresh(run: GridRun) -> bool:
+    return run.sections["model"].get("checkpoint") is None
+
+
+def _begun_rates(output: Path, grid: list[GridRun]) -> dict[bool, Sections]:
+    """The learning rate of the runs that have begun, by `_is_fresh`: they may have begun under another default."""
+    rates: dict[bool, Sections] = {}
+    for each in grid:
+        path = output / each.name / folder.SETTINGS_NAME
+        if path.is_file():
+            rate = run_settings.read_settings_file(path)["training"]["learning_rate"]
+            rates[_is_fresh(each)] = {"training": {"learning_rate": rate}}
+    return rates
 
 
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:

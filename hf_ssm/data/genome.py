@@ -16,10 +16,12 @@ from hf_ssm.data.files import compression, decompress, is_compressed, opened
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.isolation import run_python
 
-__all__ = ["Genome", "Interval", "import_pysam", "quiet", "read_bed"]
+__all__ = ["Genome", "Interval", "import_pysam", "index_suffix", "quiet", "read_bed", "write_index"]
 
 # The last block of a complete bgzip file (SAM specification, section 4.1.2).
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+# Larger positions need another index than .tbi (tabix specification).
+_LAST_OF_TBI = 2**29
 # The log of htslib bypasses Python's stderr; in a process of its own it can be read.
 _INDEX = "import sys, pysam; pysam.faidx(*sys.argv[1:])"
 
@@ -42,6 +44,31 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         pysam.set_verbosity(verbosity)
+
+
+def index_suffix(last: int) -> str:
+    """The suffix of the index of a file with positions up to `last`: ".tbi" or, beyond its limit, ".csi"."""
+    return ".csi" if last > _LAST_OF_TBI else ".tbi"
+
+
+def write_index(path: Path, output: Path, last: int, **options: Any) -> None:
+    """Index a file compressed by bgzip, which is to replace `output`, with the index beside `output`.
+
+    An index of the earlier output in the other format is deleted: htslib would prefer a `.csi` file.
+
+    Args:
+        path: The file, sorted by position.
+        output: The name that the file will have.
+        last: Its largest position.
+        **options: Columns of the file, for `pysam.tabix_index`.
+    """
+    suffix = index_suffix(last)
+    index = Path(f"{path}{suffix}")
+    with quiet():
+        import_pysam().tabix_index(str(path), force=True, index=str(index), csi=suffix == ".csi", **options)
+    for other in {".csi", ".tbi"} - {suffix}:
+        Path(f"{output}{other}").unlink(missing_ok=True)
+    os.replace(index, f"{output}{suffix}")
 
 
 class Genome:

@@ -13,7 +13,8 @@ _LETTERS_OF = {
     **{"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC"},
     **{"B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"},
 }
-_NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
+# A line of JASPAR: the base, if it is given, and the numbers, in brackets or not.
+_JASPAR_LINE = re.compile(r"\s*([ACGTUacgtu])?[\s|:]*\[?([^][]*)\]?\s*")
 
 
 def check_tangermeme(purpose: str) -> None:
@@ -75,7 +76,10 @@ def _meme(text: str, path: Path) -> list[tuple[str, np.ndarray]]:
     try:
         motifs = read_meme(str(path))
     except (ValueError, IndexError, AttributeError) as error:
-        raise ValueError(f"{path.name} is no MEME file: {error}.") from error
+        raise ValueError(
+            f"{path.name} is no MEME file of DNA: each matrix needs its width (w=) and, from the next line on, as many "
+            "lines of four probabilities."
+        ) from error
     # A name that occurs twice, or a motif that breaks off.
     for name in names:
         if names.count(name) > 1:
@@ -86,12 +90,21 @@ def _meme(text: str, path: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def _jaspar(text: str, path: Path) -> list[tuple[str, np.ndarray]]:
-    """A line with ">" and the name, then four lines of counts: of A, C, G and T."""
+    """A line with ">" and the name, then four lines of counts: of A, C, G and T, or of the bases that they name."""
     motifs = []
     for block in text.split(">")[1:]:
         header, *lines = (line for line in block.splitlines() if line.strip())
-        rows = [[float(number) for number in _NUMBER.findall(line)] for line in lines]
-        if len(rows) != 4 or len({len(row) for row in rows}) != 1:
-            raise ValueError(f"{path.name}, motif {header.strip()!r}: give four lines with as many counts each.")
-        motifs.append((" ".join(header.split()), np.array(rows)))
+        matches = [_JASPAR_LINE.fullmatch(line) for line in lines]
+        try:
+            rows = [([*map(float, match[2].split())], (match[1] or "").upper()) for match in matches if match]
+        except ValueError:
+            rows = []
+        bases = "".join(base for _, base in rows).replace("U", "T")
+        where = f"{path.name}, motif {header.strip()!r}"
+        if len(rows) != len(lines) or len({len(row) for row, _ in rows}) != 1 or len(rows) != 4:
+            raise ValueError(f"{where}: give four lines with as many counts each.")
+        if bases and sorted(bases) != list("ACGT"):
+            raise ValueError(f"{where}: the lines are those of {bases}, not of A, C, G, T.")
+        order = [(bases or "ACGT").index(base) for base in "ACGT"]
+        motifs.append((" ".join(header.split()), np.array([rows[number][0] for number in order])))
     return motifs

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.genome import Genome, import_pysam
-from hf_ssm.utils.files import write_text_atomically
+from hf_ssm.data.genome import Genome, import_pysam, index_suffix, write_index
+from hf_ssm.utils.files import file_names, write_text_atomically
 
 __all__ = [
     *("SESSION_FORMATS", "TRACK_FORMATS", "Entries", "averaged", "check_session", "check_track", "import_pybigwig"),
@@ -66,8 +66,6 @@ def check_session(path: Path) -> None:
 def track_paths(path: Path, names: Sequence[str]) -> dict[str, Path]:
     """The file of each track: `path` for a single one, otherwise with the name before the suffix.
 
-    Letters that file names should not have become "_".
-
     Example:
         >>> track_paths(Path("a.bw"), ["likelihood", "entropy"])
         {'likelihood': Path('a.likelihood.bw'), 'entropy': Path('a.entropy.bw')}
@@ -76,10 +74,7 @@ def track_paths(path: Path, names: Sequence[str]) -> dict[str, Path]:
         return {names[0]: path}
     suffix = next(end for end in sorted(TRACK_FORMATS, key=len, reverse=True) if path.name.lower().endswith(end))
     stem, ending = path.name[: -len(suffix)], path.name[-len(suffix) :]
-    safe = {name: "".join(c if c.isalnum() or c in "._-" else "_" for c in name) for name in names}
-    if len(set(safe.values())) < len(names):
-        safe = {name: f"{number}_{safe[name]}" for number, name in enumerate(names)}
-    return {name: path.with_name(f"{stem}.{safe[name]}{ending}") for name in names}
+    return {name: path.with_name(f"{stem}.{text}{ending}") for name, text in file_names(names).items()}
 
 
 def averaged(
@@ -113,7 +108,9 @@ def averaged(
         yield Entries(chrom, borders[:-1][kept], borders[1:][kept], sums[kept] / covering[kept])
 
 
-def write_track(path: Path, contigs: Mapping[str, int], track: Iterable[Entries], name: str, index: Path) -> None:
+def write_track(
+    path: Path, contigs: Mapping[str, int], track: Iterable[Entries], name: str, output: Path | None = None
+) -> None:
     """Write a track as bigWig (single precision), as bedGraph, or as bedGraph compressed by bgzip, with an index.
 
     Args:
@@ -121,7 +118,8 @@ def write_track(path: Path, contigs: Mapping[str, int], track: Iterable[Entries]
         contigs: Length of each contig of the genome, in its order; all are in the header of a bigWig file.
         track: The entries, in the order of the contigs. Values that are not finite are left out.
         name: Name of the track, in the first line of a plain bedGraph file.
-        index: Path of the index of tabix, for bedGraph compressed by bgzip.
+        output: What the file replaces afterwards, beside which the index of tabix is written, for bedGraph compressed
+            by bgzip; default `path`.
 
     Raises:
         ValueError: No entry has a value.
@@ -134,7 +132,10 @@ def write_track(path: Path, contigs: Mapping[str, int], track: Iterable[Entries]
     if path.suffix.lower() in _BIGWIG:
         _write_bigwig(path, contigs, first, some)
     else:
-        _write_bedgraph(path, first, some, name, index)
+        _write_bedgraph(path, first, some, name)
+    if path.suffix.lower() == ".gz":
+        columns = {"seq_col": 0, "start_col": 1, "end_col": 2, "zerobased": True, "keep_original": True}
+        write_index(path, output or path, max(contigs.values()), **columns)
 
 
 def _finite(entries: Entries) -> Entries:
@@ -156,19 +157,15 @@ def _write_bigwig(path: Path, contigs: Mapping[str, int], first: Entries, rest: 
         file.close()
 
 
-def _write_bedgraph(path: Path, first: Entries, rest: Iterable[Entries], name: str, index: Path) -> None:
-    pysam = import_pysam()
+def _write_bedgraph(path: Path, first: Entries, rest: Iterable[Entries], name: str) -> None:
     is_compressed = path.suffix.lower() == ".gz"
     label = name.replace('"', "'")
-    with pysam.BGZFile(str(path), "w") if is_compressed else path.open("wb") as file:
+    with import_pysam().BGZFile(str(path), "w") if is_compressed else path.open("wb") as file:
         # tabix takes a line of browsers for an entry.
         file.write((f"#{label}\n" if is_compressed else f'track type=bedGraph name="{label}"\n').encode())
         for chrom, *columns in _chained(first, rest):
             rows = zip(*(column.tolist() for column in columns), strict=True)
             file.write("".join(f"{chrom}\t{start}\t{end}\t{value:.9g}\n" for start, end, value in rows).encode())
-    if is_compressed:
-        options = {"seq_col": 0, "start_col": 1, "end_col": 2, "zerobased": True, "keep_original": True, "force": True}
-        pysam.tabix_index(str(path), index=str(index), **options)
 
 
 def _chained(first: Entries, rest: Iterable[Entries]) -> Iterator[Entries]:
@@ -223,7 +220,7 @@ def write_session(
         form = "bigwig" if file.suffix.lower() in _BIGWIG else "bedgraph"
         entry: dict[str, object] = {"name": name, "type": "wig", "format": form, "url": relative(file)}
         if file.suffix.lower() == ".gz":
-            entry["indexURL"] = f"{entry['url']}.tbi"
+            entry["indexURL"] = f"{entry['url']}{index_suffix(max(genome.contigs.values()))}"
         entries.append({**entry, "autoscale": True})
     content = {"reference": reference, **({} if locus == "all" else {"locus": locus}), "tracks": entries}
     write_text_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -50,8 +50,8 @@ class Windows:
     """Sequences of equal length around a variant, `(reference, alternative)`.
 
     Attributes:
-        forward: Both begin with the bases left of the variant.
-        reverse: Of the other strand: both begin with the complement of the bases right of it.
+        forward: The windows of the forward strand, which begin with the bases left of the variant.
+        reverse: Those of the reverse strand, which begin with the complement of the bases right of the variant.
         before: Number of these bases in `forward` and in `reverse`; the alleles follow them.
         is_substitution: Whether both alleles have one length, so that the bases around them are at equal places.
     """

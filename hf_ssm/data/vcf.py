@@ -1,7 +1,6 @@
 """VCF files with scores in INFO fields: every line of the input is kept as it stands, and fields are added to it."""
 
 import gzip
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,7 +11,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from hf_ssm.data.files import bare_suffix, compression
-from hf_ssm.data.genome import Genome, import_pysam, quiet
+from hf_ssm.data.genome import Genome, import_pysam, write_index
 from hf_ssm.data.variants import contig_of
 
 __all__ = ["VCF_OUTPUTS", "AnnotatedVcf", "is_vcf"]
@@ -21,8 +20,6 @@ VCF_OUTPUTS = (".vcf", ".vcf.gz")
 """Suffixes of VCF files that are written; ".vcf.gz" is compressed by bgzip and has a tabix index."""
 
 _PREFIX = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
-# Larger positions need another index than .tbi (tabix specification).
-_LAST_OF_TBI = 2**29
 # Significant digits of numbers: htslib reads them in single precision.
 _DIGITS = 9
 
@@ -61,8 +58,11 @@ class AnnotatedVcf:
         self._is_compressed = output.suffix == ".gz"
         self._descriptions = dict(descriptions)
         self._fields = {name: f"{prefix}_{re.sub(r'[^0-9A-Za-z_.]', '_', name)}" for name in descriptions}
-        if len(set(self._fields.values())) < len(self._fields):
-            raise ValueError(f"output {str(output)!r}: two columns have one name in VCF: {', '.join(self._fields)}.")
+        names = list(self._fields.values())
+        if equal := [name for name in self._fields if names.count(self._fields[name]) > 1]:
+            raise ValueError(
+                f"output {str(output)!r}: the columns {', '.join(equal)} have equal names in VCF: write a table."
+            )
         with self._lines() as lines:
             header = [line.decode(errors="replace") for line in _header(lines)]
             if taken := _ids("INFO", header).intersection(self._fields.values()):
@@ -109,14 +109,13 @@ class AnnotatedVcf:
         if not rows.is_finished:
             raise ValueError(f"{str(self._source)!r} has changed while its variants were scored: repeat the command.")
         if self._is_compressed:
-            suffix = ".csi" if self._last_position > _LAST_OF_TBI else ".tbi"
-            index = Path(f"{path}{suffix}")
-            with quiet():
-                import_pysam().tabix_index(str(path), preset="vcf", force=True, index=str(index), csi=suffix == ".csi")
-            os.replace(index, f"{self._output}{suffix}")
+            write_index(path, self._output, self._last_position, preset="vcf")
 
     def _lines(self) -> IO[bytes]:
-        return gzip.open(self._source) if compression(self._source) else self._source.open("rb")  # type: ignore[return-value]
+        # `opened` would take errors of the output for those of the source.
+        open_bytes: Any = gzip.open if compression(self._source) else open
+        lines: IO[bytes] = open_bytes(self._source, "rb")
+        return lines
 
     def _declarations(self, types: Mapping[str, str]) -> Iterator[str]:
         """Lines of the header: contigs that it lacks, and the fields."""
@@ -133,15 +132,16 @@ class AnnotatedVcf:
         text = line.rstrip(b"\r\n")
         cells = text.split(b"\t")
         chrom, ref = cells[0].decode(), cells[3].decode()
-        alleles = [rows.values_of((chrom, int(cells[1]), ref, alt)) for alt in cells[4].decode().split(",")]
+        alts: list[str | None] = [None] if cells[4] == b"." else [*cells[4].decode().split(",")]
+        alleles = [rows.values_of((chrom, int(cells[1]), ref, alt)) for alt in alts]
         added = [
             f"{field}={','.join(map(_text, values))}".encode()
             for field, values in zip(self._fields.values(), zip(*alleles, strict=True), strict=True)
             if cells[4] != b"." and any(value not in (None, "") for value in values)
         ]
         if added:
-            kept = [] if cells[7] in (b".", b"") else [cells[7]]
-            cells[7] = b";".join([*kept, *added])
+            fields = cells[7].rstrip(b";")
+            cells[7] = b";".join([*([] if fields in (b".", b"") else [fields]), *added])
         return b"\t".join(cells) + line[len(text) :]
 
 
@@ -165,11 +165,10 @@ class _Rows:
     def is_finished(self) -> bool:
         return self._next is None
 
-    def values_of(self, allele: tuple[str, int, str, str]) -> list[Any]:
+    def values_of(self, allele: tuple[str, int, str, str | None]) -> list[Any]:
         """The values of an allele, which is that of the next row or has none."""
         row = self._next
-        alt = None if allele[3] == "." else allele[3]
-        if row is None or (row["chrom"], row["pos"], row["ref"], row["alt"]) != (*allele[:3], alt):
+        if row is None or (row["chrom"], row["pos"], row["ref"], row["alt"]) != allele:
             return [None] * len(self._names)
         self._next = next(self._rows, None)
         return [row[name] for name in self._names]
@@ -193,7 +192,7 @@ def _header(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 def _ids(kind: str, header: Sequence[str]) -> set[str]:
     """The IDs that the header declares."""
-    matches = (re.match(rf"##{kind}=<(?:.*,)?ID=([^,>]+)", line) for line in header)
+    matches = (re.match(rf'##{kind}=<(?:[^"]*,)?ID=([^,>]+)', line) for line in header)
     return {match[1] for match in matches if match}
 
 

@@ -54,7 +54,7 @@ DESCRIPTIONS = {
 }
 """What each score is."""
 
-_NO_LIKELIHOOD = "no base of the window has one before it"
+_NO_LIKELIHOOD = "no base of the window has another base before it"
 WHY_MISSING = {
     **{prefix + "llr": _NO_LIKELIHOOD for prefix in _FORMS},
     "next_token": "no base before the variant",
@@ -108,7 +108,7 @@ def unique_texts(pairs: Sequence[Pair]) -> tuple[list[Encoded], list[tuple[int, 
 
 
 class _Likelihoods(NamedTuple):
-    """Log-likelihoods of both windows, and tokens of each; `ratio` is more precise than the difference of both."""
+    """Log-likelihoods of the two windows and their numbers of tokens; `ratio` is more precise than `alt - ref`."""
 
     ratio: float
     ref: float

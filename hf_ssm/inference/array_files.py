@@ -6,7 +6,7 @@ Legend: `N` rows, `D` width of the hidden states.
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-__all__ = ["import_anndata", "write_h5ad", "write_npz"]
+__all__ = ["check_array_columns", "import_anndata", "write_h5ad", "write_npz"]
+
+
+def check_array_columns(path: Path, names: Iterable[str]) -> None:
+    """Raise `ValueError` if the format of a file has no room for a column of the input."""
+    for name in names:
+        if path.suffix == ".npz" and name == "facts":
+            raise ValueError("the input has a column 'facts', which the output needs: rename it.")
+        if path.suffix == ".h5ad" and (name in ("", "_index") or "/" in name):
+            raise ValueError(f"the input has a column {name!r}, which .h5ad files cannot have: rename it.")
 
 
 def write_npz(tables: Iterator[pa.Table], path: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:
@@ -30,12 +39,11 @@ def write_npz(tables: Iterator[pa.Table], path: Path, names: Sequence[str], fact
         facts: What is known of all rows, in JSON types.
 
     Raises:
-        ValueError: A column is called "facts".
+        ValueError: As for `check_array_columns`.
     """
     remaining = list(tables)
     others = [name for name in remaining[0].column_names if name not in names]
-    if "facts" in others:
-        raise ValueError("the input has a column 'facts', which the output needs: rename it.")
+    check_array_columns(path, others)
     rows = sum(table.num_rows for table in remaining)
     with zipfile.ZipFile(path, "w") as archive:
         for name in others:
@@ -78,9 +86,11 @@ def write_h5ad(tables: Iterator[pa.Table], path: Path, names: Sequence[str], fac
 
     Raises:
         ImportError: anndata is not installed.
+        ValueError: As for `check_array_columns`.
     """
     anndata = import_anndata()
     remaining = list(tables)
+    check_array_columns(path, remaining[0].column_names)
     rows = sum(table.num_rows for table in remaining)
     others = pa.concat_tables([table.drop_columns(list(names)) for table in remaining])
     columns = {name: _observation(others[name]) for name in others.column_names}
@@ -112,14 +122,19 @@ def _observation(column: pa.ChunkedArray) -> Any:
         return np.full(len(column), np.nan)
     if pa.types.is_boolean(column.type) and column.null_count:
         return pd.array(column.to_pylist(), dtype="boolean")
-    if pa.types.is_primitive(column.type):
+    if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return column.to_pandas().to_numpy()
-    texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in column.to_pylist()]
+    # Lists, times and other types as texts.
+    texts = [None if value is None else _text(value) for value in column.to_pylist()]
     if not column.null_count:
         return pd.Series(texts, dtype=object)
     # Categories have missing values, which texts do not.
     known = sorted({text for text in texts if text is not None})
     return pd.Series(pd.Categorical(texts, pd.Index(known, dtype=object)))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str) if isinstance(value, list | dict) else str(value)
 
 
 def import_anndata() -> Any:

@@ -1,4 +1,4 @@
-"""Texts of DNA as tokens, of which each stands for one base."""
+"""DNA as tokens, with one token for each base."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,18 @@ from hf_ssm.data.records import Record
 from hf_ssm.inference.likelihoods import without_end
 from hf_ssm.inference.model import Encoded, SequenceModel
 
-__all__ = ["BASES", "BaseTokens", "base_ids", "base_tokens"]
+__all__ = ["BASES", "PAIRS", "PAIRS_WITH_N", "BaseTokens", "base_ids", "base_tokens", "ids_of_letters"]
 
 BASES = "ACGT"
+PAIRS = "AACAGATCCGCTGGTTA"
+"""A text with all pairs of bases, in which every merge of a tokenizer shows."""
+PAIRS_WITH_N = PAIRS + "NNCNGNTNA"
+"""The same with N as a fifth letter."""
 
 
 @dataclass(frozen=True)
 class BaseTokens:
-    """The tokens of a text, of which each letter has one.
+    """The tokens of a text with one token for each letter.
 
     Attributes:
         encoded: The tokens, with special ones.
@@ -56,9 +60,29 @@ def base_tokens(model: SequenceModel, text: str, purpose: str, remedy: str) -> B
     return BaseTokens(encoded, before, model.unknown_letters(record, encoded))
 
 
+def ids_of_letters(tokens: BaseTokens, text: str, letters: str, purpose: str, remedy: str) -> Tensor:
+    """The id of each letter, which must be the same at all places of a text.
+
+    Args:
+        tokens: The tokens of the text.
+        text: The letters.
+        letters: The letters whose ids are returned; the text has each of them.
+        purpose, remedy: As for `base_tokens`.
+
+    Raises:
+        ValueError: The token of a letter depends on its place, as in a vocabulary of word pieces.
+    """
+    pairs = list(zip(text, tokens.bases.tolist(), strict=True))
+    ids = [{token for other, token in pairs if other == letter} for letter in letters]
+    if any(len(of_letter) > 1 for of_letter in ids):
+        raise ValueError(f"{purpose} needs a tokenizer with one token for each base, wherever it stands; {remedy}.")
+    return torch.tensor([of_letter.pop() for of_letter in ids])
+
+
 def base_ids(model: SequenceModel, keeps_case: bool, purpose: str, remedy: str) -> Tensor:
     """Ids of the four bases as capitals, and of those that replace lower-case letters: `(2, 4)`."""
-    cases = (BASES, BASES.lower() if keeps_case else BASES)
-    return torch.stack(
-        [torch.cat([base_tokens(model, base, purpose, remedy).bases for base in case]) for case in cases]
-    )
+    rows = []
+    for letters, text in ((BASES, PAIRS), (BASES.lower(), PAIRS.lower()) if keeps_case else (BASES, PAIRS)):
+        tokens = base_tokens(model, text, purpose, remedy)
+        rows.append(ids_of_letters(tokens, text, letters, purpose, remedy))
+    return torch.stack(rows)

@@ -6,6 +6,7 @@ elements", Methods; the block score is that of the code of the paper. Logarithms
 Legend: `N` positions of the region, `R` rows of the map, `T` targets, `L` tokens of the context, `V` vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +67,8 @@ class DependencyMap:
         The score of a block is the first quartile of its entries, so that it is large only if most entries are. A block
         of the kind "site" lies on the diagonal: neighbouring bases that depend on each other, as those of a motif; its
         score is the block score of the paper. A block of the kind "pair" has two separate sites; the entries are those
-        of both directions. From the highest score on, blocks are left out that overlap one of the same kind before
-        them (a pair: in both sites), and those with other letters than A, C, G and T.
+        of i on j and of j on i. Blocks are chosen from the highest score on. A block that overlaps a chosen block of
+        its kind (a pair: in both sites) is left out, and so is a block with other letters than A, C, G and T.
 
         Args:
             size: Bases of a site, default 6, as in the paper.
@@ -119,8 +120,8 @@ class DependencyMap:
 
 
 def _quartiles(blocks: np.ndarray) -> np.ndarray:
-    """First quartile of the entries of each block `(blocks, ...)` that have a value; one strand has half of them."""
-    flat = blocks.reshape(len(blocks), -1)
+    """First quartile of the finite entries of each block `(blocks, ...)`; NaN for a block without any."""
+    flat = blocks.reshape(len(blocks), math.prod(blocks.shape[1:]))
     scores = np.full(len(flat), np.nan)
     usable = np.isfinite(flat).any(1)
     scores[usable] = np.nanquantile(flat[usable], 0.25, axis=1)
@@ -159,9 +160,9 @@ def dependency_map(
     the three substitutions at i and the four bases k at j. The odds are those among the four bases.
 
     A masked model reads the sequence without a mask, as in the paper, and predicts all positions at once: a map costs
-    3 N + 1 contexts. A causal model predicts a base from those before it: one strand gives j > i, the other one j < i.
-    Mutants share the states before the substitution. For a masked model, the effects of a substitution are averaged
-    over both strands before the maximum.
+    about 3 N contexts for each strand. The effects of a substitution are averaged over both strands before the maximum.
+    A causal model predicts a base from the bases before it: the forward strand gives j > i, the reverse strand j < i.
+    Mutants share the states before the substitution.
 
     Args:
         model: A causal or masked language model of hf_ssm or transformers.
@@ -170,7 +171,8 @@ def dependency_map(
         start, stop: The region: first base, counted from 0, and the one after the last; default: all.
         window: Bases of the context, with the region in its middle, default 1024; fewer at the ends of the sequence.
         both_strands: Read both strands, default True.
-        keep_case: Whether lower-case letters stay so, and are replaced by such. By default they are read as capitals.
+        keep_case: Whether lower-case letters are kept, and replaced by lower-case letters. By default they are read as
+            capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
 
     Returns:
@@ -217,6 +219,8 @@ class DependencyMapper:
                 f"the region has {stop - start} bases, but the context `window`={self.window}: give a shorter region, "
                 "or a larger window (--window)."
             )
+        if set(BASES).isdisjoint(sequence[start:stop].upper()):
+            raise ValueError(f"`start`={start}, `stop`={stop}: the region has no A, C, G or T: give another region.")
         begin, end = self._context(sequence, start, stop)
         tokens = base_tokens(self.model, self.letters.read(sequence[begin:end]), *_NEEDS)
         if why := self.letters.fault(tokens.is_unknown):

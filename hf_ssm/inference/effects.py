@@ -141,7 +141,7 @@ class Effects:
         return torch.stack([logits.softmax(-1)[..., self._indices], chosen - torch.stack(others, dim=-1)])
 
     def _token_reading(self, pair: Pair, values: Sequence[np.ndarray]) -> _Reading:
-        """Sums over the tokens of both windows `(S, T, C)`, and differences of those that both have."""
+        """Sums over the tokens of each window `(S, T, C)`, and the differences at the tokens that both windows have."""
         behind = max(0, pair.length - pair.before - max(pair.alleles))
         left, right = pair.before, behind
         if self._flank is not None:

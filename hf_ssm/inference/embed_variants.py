@@ -189,6 +189,6 @@ def _where(variant: Variant) -> str:
 
 
 def _first_difference(pair: Sequence[str]) -> int:
-    """The first letter at which two windows differ, for equal ones that in the middle."""
+    """The first letter at which two windows differ; for equal windows, the letter in the middle."""
     differing = (number for number, letters in enumerate(zip(*pair, strict=True)) if letters[0] != letters[1])
     return next(differing, len(pair[0]) // 2)

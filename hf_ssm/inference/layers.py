@@ -35,8 +35,8 @@ class Layers:
         dtype: Of the hidden states of the first layer.
 
     Raises:
-        ValueError: No layer, an unknown one or one that is named twice; a model that returns no hidden states; a module
-            that the model does not call, or whose output has another shape; layers of different widths.
+        ValueError: No layer, an unknown layer or a layer that is named twice; a model that returns no hidden states; a
+            module that the model does not call, or whose output has another shape; layers of different widths.
     """
 
     def __init__(self, reader: SequenceModel, asked: int | str | Sequence[int | str], prefix: str = ""):

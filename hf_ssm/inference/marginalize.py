@@ -40,6 +40,18 @@ class Insertion(NamedTuple):
     strand: str
     position: int
 
+    @property
+    def best(self) -> np.ndarray:
+        """One-hot most probable bases `(4, W)`; 0 where all four are equal.
+
+        Of equally probable bases it is the first one of A, C, G and T, on strand "-" its complement, so that the bases
+        of the strands are reverse complements.
+        """
+        turn = -1 if self.strand == "-" else 1
+        matrix = self.matrix[::turn, ::turn]
+        one_hot = np.eye(4)[matrix.argmax(0)].T * (matrix.max(0) > matrix.min(0))
+        return np.asarray(one_hot[::turn, ::turn])
+
 
 def marginalize(
     model: Any,
@@ -59,8 +71,8 @@ def marginalize(
     """Mean effect of putting a motif into backgrounds, against the same backgrounds without it.
 
     The motif replaces as many bases. An effect is the change of the log-odds of a class (in nats), of the value of a
-    regressor, or of the log-likelihood of the whole sequence under a language model (in nats; of a masked one, the
-    pseudo-log-likelihood). Needs tangermeme, the extra `genomics`.
+    regressor, or of the log-likelihood of the whole sequence under a language model (in nats; for a masked model,
+    the pseudo-log-likelihood). Needs tangermeme, the extra `genomics`.
 
     Args:
         model: A classifier or regressor of sequences, or a language model, of hf_ssm or transformers.
@@ -179,13 +191,15 @@ class Marginalizer:
     ) -> Iterator[Insertion]:
         """Each motif on each strand at each position; the arguments are those of `marginalize`."""
         if position is not None and scan is not None:
-            raise ValueError(f"`position`={position}, `scan`={scan}: give one of them.")
+            raise ValueError(f"`position`={position}, `scan`={scan}: give either a position or a scan.")
         if scan is not None and scan < 1:
             raise ValueError(f"`scan`={scan}: give a positive number of bases.")
         for name, matrix in motifs.items():
             width = matrix.shape[1]
             if width > self.length:
-                raise ValueError(f"motif {name!r} has {width} bases, the backgrounds {self.length}: give longer ones.")
+                raise ValueError(
+                    f"motif {name!r} has {width} bases, the backgrounds {self.length}: give longer backgrounds."
+                )
             middle = self.length // 2 - width // 2
             starts = (
                 [middle if position is None else position] if scan is None else range(0, self.length - width + 1, scan)
@@ -208,7 +222,7 @@ class Marginalizer:
             drawn = [substitute(self.one_hot, motif, start=insertion.position) for motif in self._motifs(insertion)]
             before = self._values_before()
             effects = torch.stack([self._values(one_hot) for one_hot in drawn]).mean(0) - before
-            count, inserted = len(effects), _text(_most_probable(insertion.matrix))
+            count, inserted = len(effects), _text(insertion.best)
             # Of one background, there is no standard error.
             spread = effects.std(0) / count**0.5 if count > 1 else torch.full_like(effects[0], torch.nan)
             for column, name in enumerate(self._outputs):
@@ -226,9 +240,9 @@ class Marginalizer:
 
     def _motifs(self, insertion: Insertion) -> Iterator[Tensor]:
         """One-hot motifs `(1 or B, 4, W)`, 0 where the background stays."""
-        best = _most_probable(insertion.matrix)
+        best = insertion.best
         if self.samples is None:
-            yield torch.from_numpy(best).to(torch.int8)[None]
+            yield torch.from_numpy(np.ascontiguousarray(best)).to(torch.int8)[None]
             return
         # The same letters for an insertion, whichever others a command computes.
         key = zlib.crc32(f"{insertion.name} {insertion.strand} {insertion.position}".encode())
@@ -250,12 +264,6 @@ class Marginalizer:
         check_finite(logits)
         values = log_odds(logits) if self.model.is_exclusive else logits
         return values[:, list(self._outputs.values())]
-
-
-def _most_probable(matrix: np.ndarray) -> np.ndarray:
-    """One-hot most probable bases `(4, W)`, the first of equal ones; 0 where all four are equal."""
-    best = np.eye(4)[matrix.argmax(0)].T
-    return np.asarray(best * (matrix.max(0) > matrix.min(0)))
 
 
 def _text(one_hot: np.ndarray) -> str:

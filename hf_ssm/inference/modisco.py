@@ -18,7 +18,6 @@ from hf_ssm.data.motif_files import check_tangermeme
 from hf_ssm.data.records import as_records
 from hf_ssm.inference.model import check_finite
 from hf_ssm.inference.one_hot import OneHotModel, one_hot_of
-from hf_ssm.probes.attributions import check_strands
 from hf_ssm.probes.deep_lift import deep_lift_rules
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
@@ -75,7 +74,8 @@ def base_attributions(
         sequences: DNA of one length, without N: texts, mappings with a column "sequence", or a Dataset. Lower-case
             letters are read as capitals.
         target: Number of the class or value; default: class 1 of two, or the only value. The explained output is the
-            log-odds of one of two classes, the log-probability of one of more, a value, or a log-likelihood.
+            log-odds of the class if there are two, its log-probability if there are more, the value, or the
+            log-likelihood.
         method: "deep_lift" (default): DeepLIFT by the rules of `hf_ssm.deep_lift_rules`, the mean over references;
             the sum of the attributions is the difference between the output and that of the references.
             "in_silico_mutagenesis": the output with each base at each position minus the mean over the four bases;
@@ -117,13 +117,11 @@ class BaseAttributor:
             raise ValueError(f"`references`={references}: give a positive number.")
         self.method, self.references, self.seed = method, references, seed
         self._scalar = _Scalar(model, target)
-        if method == "deep_lift":
-            check_strands(method, model.model)
-            if not model.is_differentiable:
-                raise ValueError(
-                    f"'deep_lift' needs a classifier or regressor with one token for each base, not a "
-                    f"{type(model.model).__name__} with this tokenizer: use 'in_silico_mutagenesis'."
-                )
+        if method == "deep_lift" and not model.is_differentiable:
+            raise ValueError(
+                "'deep_lift' needs a classifier or regressor that reads one strand, with one token for each base; this "
+                f"{type(model.model).__name__} reads two, or its tokenizer joins bases: use 'in_silico_mutagenesis'."
+            )
 
     def check(self, sequences: Sequence[str]) -> Tensor:
         """The one-hot sequences; raises `ValueError` for letters other than A, C, G, T, or different lengths."""

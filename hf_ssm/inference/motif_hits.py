@@ -44,7 +44,8 @@ def motif_hits(
 
     Occurrences on both strands are those of FIMO (Grant et al. 2011) with uniform background frequencies, by memelite,
     which comes with tangermeme (the extra `genomics`). For a table of substitutions, the importance of a base is the
-    mean loss of the score over its substitutions: positive where they lower the score.
+    mean loss of the score over its substitutions: positive where they lower the score. That of an absolute score
+    (`abs_...`) or of `embedding_distance` is its mean.
 
     Args:
         table: Rows with a position (`pos` or `position`), a base (`ref` or `token`), a score, and, if there are several
@@ -101,14 +102,17 @@ def _stretches(frame: pd.DataFrame, score: str | None) -> Iterator[_Stretch]:
     position, base = _column(frame, _POSITIONS, "positions"), _column(frame, _BASES, "bases")
     value = _column(frame, _SCORES if score is None else (score,), "scores")
     group = next((name for name in _GROUPS if name in frame.columns), None)
+    if not pd.api.types.is_numeric_dtype(frame[value]):
+        raise ValueError(f"the column {value!r} of the table holds no numbers: give another score.")
     keys = ([] if group is None else [group]) + [position, base]
     frame = frame.assign(**{base: frame[base].astype(str).str.upper()}).dropna(subset=[value])
     frame = frame[frame[base].isin(list("ACGT"))]
     if frame.empty:
         raise ValueError(f"no base of the table has a number in the column {value!r}.")
     means = frame.groupby(keys, sort=False)[value].mean().reset_index()
-    # Substitutions that lower the score make a base important.
-    importance = means[value].to_numpy(dtype=float) * (-1 if "alt" in frame.columns else 1)
+    # Substitutions that lower a score, or whose distance or absolute score is large, make a base important.
+    is_loss = "alt" in frame.columns and not value.startswith("abs_") and value != "embedding_distance"
+    importance = means[value].to_numpy(dtype=float) * (-1 if is_loss else 1)
     groups = [""] * len(means) if group is None else means[group].astype(str).tolist()
     places = means[position].to_numpy(dtype=int)
     borders = [

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.data.records import Record, check_dna
-from hf_ssm.inference.base_tokens import BASES, base_tokens
+from hf_ssm.inference.base_tokens import BASES, PAIRS_WITH_N, base_tokens, ids_of_letters
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite
 from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 
 __all__ = ["OneHotModel", "one_hot_of", "sequences_of"]
 
@@ -58,7 +59,7 @@ class OneHotModel(nn.Module):
     The outputs `(B, K)` are the logits of a classifier or the values of a regressor; of a causal language model, the
     log-likelihood of each sequence in nats, with K = 1; of a masked one, its pseudo-log-likelihood: the sum of the
     log-probabilities of the tokens, each masked alone, which costs L passes. Those of classifiers and regressors are
-    differentiable if the tokenizer has one token for each base.
+    differentiable if the tokenizer has one token for each base, and the model does not read both strands by itself.
 
     Args:
         model: The model.
@@ -100,14 +101,17 @@ class OneHotModel(nn.Module):
 
     def _base_template(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Ids of the special tokens before the letters, of A, C, G, T and N, and of those behind the letters."""
-        if not self.reader.takes("inputs_embeds"):
+        # The embeddings of such models are those of two strands.
+        is_of_strands = isinstance(self.model, SSMPreTrainedModel) and self.model.config.reads_both_strands(False)
+        if is_of_strands or not self.reader.takes("inputs_embeds"):
             return None
         try:
-            tokens = base_tokens(self.reader, f"{BASES}N", "", "")
+            tokens = base_tokens(self.reader, PAIRS_WITH_N, "", "")
+            letters = ids_of_letters(tokens, PAIRS_WITH_N, f"{BASES}N", "", "")
         except ValueError:
             return None
-        ids, stop = tokens.encoded.ids, tokens.before + len(BASES) + 1
-        return ids[: tokens.before], tokens.bases, ids[stop:]
+        ids = tokens.encoded.ids
+        return ids[: tokens.before], letters, ids[tokens.before + len(PAIRS_WITH_N) :]
 
     def forward(self, one_hot: Tensor) -> Tensor:
         """The outputs `(B, K)` of one-hot sequences `(B, 4, L)`, which have 0 at letters such as N."""

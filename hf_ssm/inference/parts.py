@@ -89,7 +89,8 @@ def write_in_parts(
         check_table_output(output)
         join = join_table
     joined_by = join
-    workers, parts = launched_workers(), Parts(output, settings, overwrite)
+    # The number of a part means the same items only as long as the parts have one size.
+    workers, parts = launched_workers(), Parts(output, {**settings, "part_size": part_size}, overwrite)
     with ExitStack() as stack:
         finished = workers.by_first(lambda: stack.enter_context(parts).finished)
         if finished is None:
@@ -143,10 +144,10 @@ def with_input_columns(records: Sequence[Record], counts: Sequence[int], results
     return pa.table({name: [row.get(name) for row in rows] for name in names} | dict(results))
 
 
-def check_table_output(output: Path) -> None:
-    """Raise `ValueError` unless the suffix is one of `TABLE_OUTPUTS`."""
-    if output.suffix not in TABLE_OUTPUTS:
-        raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(TABLE_OUTPUTS)}.")
+def check_table_output(output: Path, formats: tuple[str, ...] = TABLE_OUTPUTS) -> None:
+    """Raise `ValueError` unless the suffix is one of `formats`."""
+    if not output.suffix or not output.name.endswith(formats):
+        raise ValueError(f"output {str(output)!r}: the suffix must be one of {', '.join(formats)}.")
 
 
 def join_table(tables: Iterator[pa.Table], path: Path) -> None:
@@ -232,6 +233,9 @@ class Parts:
                 f"({', '.join(changed)}): {remedy}, or repeat the earlier command."
             )
         if earlier is not None and stored is None and not self._overwrite:
+            if not self._numbers():
+                # What a command left that was killed after its output, while it removed the folder.
+                shutil.rmtree(self.folder, ignore_errors=True)
             raise ValueError(f"output {str(self.output)!r} exists: {remedy}.")
         if stored is None:
             if self.folder.exists():

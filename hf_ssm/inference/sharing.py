@@ -86,7 +86,7 @@ class Workers:
         return error is not None
 
     def by_first(self, function: Callable[[], T]) -> T:
-        """The result of a function that the first process calls; its error is that of all."""
+        """The result of a function that the first process calls; all processes raise its error."""
         value: Any = None
         error = None
         if self.rank == 0:

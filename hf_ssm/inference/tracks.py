@@ -28,6 +28,7 @@ __all__ = ["BASE_TRACKS", "BaseTracks", "Chunk", "base_likelihoods", "entries_of
 BASE_TRACKS = ("likelihood", "entropy")
 """Names of the per-base measures of language models."""
 
+_BASES_PER_CALL = 2**17
 _NEEDS = "a measure of each base", "`hf-ssm score` takes variants with any tokenizer"
 
 
@@ -59,8 +60,8 @@ def base_likelihoods(
 
     Returns:
         A Dataset with a row for each base: `position` (counted from 0), `base`, `likelihood`, the log-probability of
-        the base among all tokens, and `entropy`, that of the probabilities of A, C, G and T, scaled to a sum of 1; both
-        in nats. `None` for other letters than these four, where more than half of a window is unknown, and for a base
+        the base among all tokens, and `entropy`, that of the probabilities of A, C, G and T, scaled to a sum of 1, in
+        nats. `None` for other letters than these four, where more than half of a window is unknown, and for a base
         that no strand predicts.
 
     Raises:
@@ -117,7 +118,8 @@ class BaseTracks:
         # Bases before and after the measured ones, in the direction of the strand.
         self._before = window - self.step if self._is_causal else window // 2
         self._after = 0 if self._is_causal else window - window // 2 - 1
-        self.chunks_per_call = max(1, 8 * model.max_tokens_per_batch // window) if self._is_causal else 1
+        # Not of the size of a batch, with which a command may continue that ran out of memory.
+        self.chunks_per_call = max(1, _BASES_PER_CALL // window) if self._is_causal else 1
         self._letters = WindowLetters(model, keep_case)
         self._bases = base_ids(model, self._letters.keeps_case, *_NEEDS)
 

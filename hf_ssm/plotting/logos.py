@@ -1,6 +1,7 @@
 """Effects per base as a sequence logo: the height of each letter is its effect."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ _COLOURS = {"A": style.PALETTE[2], "C": style.PALETTE[0], "G": style.PALETTE[4],
 _PER_ROW, _MOST_ROWS = 100, 30
 # Share of its column that a letter fills.
 _WIDTH = 0.92
+_LABEL_SIZE = 9
 
 
 @style.figure_style()
@@ -68,7 +70,9 @@ def plot_logo(
         axes.ticklabel_format(axis="x", style="plain", useOffset=False)
         axes.grid(visible=False)
     axes.set_xlabel("position")
-    figure.supylabel(style.literal(label), fontsize=9)
+    # A letter is about 0.55 times as wide as it is high; a long label gets several lines.
+    letters = max(10, int(figure.get_figheight() * 72 / (0.55 * _LABEL_SIZE)))
+    figure.supylabel(style.literal(textwrap.fill(label, letters)), fontsize=_LABEL_SIZE)
     return style.finish_figure(figure, path, title)
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, load_dataset
@@ -22,6 +23,7 @@ from hf_ssm.data.loading import cut_missing_splits
 from hf_ssm.data.preparation import prepare
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.tables import TABLE_SUFFIXES
+from hf_ssm.inference.parts import file_facts
 from hf_ssm.suites.task import Task
 from hf_ssm.utils.files import replacing, write_text_atomically
 
@@ -79,7 +81,7 @@ class TaskData:
 
 
 def load_task(task: Task, folder: Path, mirror: Path | None = None, limits: Limits = NO_LIMITS) -> TaskData:
-    """The rows of a task, from the stored table of an earlier call with the same arguments if there is one.
+    """The rows of a task, from the stored table of an earlier call with the same arguments and files if there is one.
 
     Args:
         task: The task.
@@ -95,7 +97,7 @@ def load_task(task: Task, folder: Path, mirror: Path | None = None, limits: Limi
     path = folder / f"{task.name}{'.csv.gz' if is_of_sequences else '.parquet'}"
     facts_path = folder / f"{task.name}.json"
     source = _source(task, mirror)
-    wanted = {"task": task.to_dict(), "source": source, **dataclasses.asdict(limits)}
+    wanted = {"task": task.to_dict(), "source": source, "files": _files_of(source), **dataclasses.asdict(limits)}
     if path.is_file() and facts_path.is_file():
         facts = json.loads(facts_path.read_text(encoding="utf-8"))
         if facts["data"] == wanted and facts["digest"] == _digest(path):
@@ -125,6 +127,13 @@ def _read_splits(path: Path, digest: str) -> dict[str, tuple[list[str], np.ndarr
 def _source(task: Task, mirror: Path | None) -> str:
     local = None if mirror is None else mirror / task.dataset
     return str(local) if local is not None and local.exists() else task.dataset
+
+
+def _files_of(source: str) -> list[list[Any]]:
+    """What identifies the content of a table, or of a folder; empty for a data set of the Hub."""
+    path = Path(source)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [file_facts(file) for file in files if file.is_file()]
 
 
 def _sequences(task: Task, source: str, limits: Limits) -> tuple[DatasetDict, tuple[str, ...]]:

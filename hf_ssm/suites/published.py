@@ -52,9 +52,9 @@ _GUE = (
 _TRAITGYM: dict[str, Any] = {"kind": "variants", "dataset": "songlab/TraitGym", "metric": "auprc", "by": "chrom"}
 
 # Marin et al. 2024 (BEND), github.com/frederikkemarin/BEND, data at sid.erda.dk: tab-separated files with the columns
-# chromosome, start (0-based), end, ref, alt and label (0, 1); windows of 512 bases, area under the ROC curve. BEND
-# takes the cosine distance of the embeddings at the variant; here it is the Euclidean distance of their means.
-_BEND: dict[str, Any] = {"kind": "variants", "metric": "auroc", "orientation": "distance"}
+# chromosome, start (0-based), end, ref, alt and label (0, 1); area under the ROC curve of the cosine distance of the
+# embeddings at the variant, with 256 bases on each side (scripts/predict_variant_effects.py), on the forward strand.
+_BEND: dict[str, Any] = {"kind": "variants", "metric": "auroc", "orientation": "distance", "window": 513}
 _BEND_COLUMNS = {"chromosome": "chrom", "start": "start", "ref": "ref", "alt": "alt"}
 
 _GRCH38 = "--genome FILE, the human reference GRCh38"

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from hf_ssm.suites.data import NO_LIMITS, Limits
 from hf_ssm.suites.runner import Run
 from hf_ssm.suites.task import Suite, Task
 from hf_ssm.utils.files import write_text_atomically
@@ -44,8 +45,15 @@ def table_lines(runs: Sequence[Run]) -> list[str]:
     return [*lines, *(["", "Not measured:", "", *problems] if problems else [])]
 
 
-def write_results(suite: Suite, runs: Sequence[Run], output: Path) -> list[Path]:
+def write_results(suite: Suite, runs: Sequence[Run], output: Path, limits: Limits = NO_LIMITS) -> list[Path]:
     """Write `results.json`, `results.md`, and for each model of tasks on the Hub `.eval_results/SUITE.yaml`.
+
+    Args:
+        suite: The suite.
+        runs: The results.
+        output: The folder.
+        limits: Limits of the data. With any, there are no evaluation results for the Hub: they are not those of the
+            data set.
 
     Returns:
         The files of evaluation results, `OUTPUT/eval_results/MODEL/.eval_results/SUITE.yaml`: copy the folder
@@ -65,7 +73,9 @@ def write_results(suite: Suite, runs: Sequence[Run], output: Path) -> list[Path]
     write_text_atomically(output / RESULTS_NAME, f"{text}\n")
     write_text_atomically(output / TABLE_NAME, "\n".join([f"# {suite.name}", "", *table_lines(runs)]) + "\n")
     tasks = {task.name: task for task in suite.tasks}
-    written = []
+    written: list[Path] = []
+    if limits != NO_LIMITS:
+        return written
     for model in dict.fromkeys(run.model for run in runs if run.how not in ("words", "trained") and not run.is_random):
         chosen = [run for run in runs if run.model == model and run.results]
         entries = [entry for run in chosen if (entry := _entry(suite, tasks[run.task], run)) is not None]
@@ -84,7 +94,7 @@ def _entry(suite: Suite, task: Task, run: Run) -> EvalResultEntry | None:
     if not _HUB_ID.fullmatch(task.dataset) or Path(task.dataset).suffix or math.isnan(run.value):
         return None
     spread = f", standard deviation {run.deviation:.4f} over {len(run.seeds)} seeds" if run.deviation else ""
-    limited = f", test rows: {run.rows.get('test', run.rows.get(task.split))}"
+    rows = f", test rows: {run.rows.get('test', run.rows.get(task.split))}"
     is_commit = re.fullmatch(r"[0-9a-f]{40}", task.revision or "") is not None
     return EvalResultEntry(
         dataset_id=task.dataset,
@@ -92,7 +102,7 @@ def _entry(suite: Suite, task: Task, run: Run) -> EvalResultEntry | None:
         value=round(run.value, 6),
         dataset_revision=task.revision if is_commit else None,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        notes=f"{task.metric}, {run.how}{spread}{limited}, measured by `hf-ssm benchmark {suite.name}`",
+        notes=f"{task.metric}, {run.how}{spread}{rows}, measured by `hf-ssm benchmark {suite.name}`",
     )
 
 

@@ -16,7 +16,15 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
 from hf_ssm.suites.data import NO_LIMITS, Limits, TaskData, load_task
-from hf_ssm.suites.supervised import embeddings, fine_tune, kmer_classifier, linear_classifier, with_random_weights
+from hf_ssm.suites.supervised import (
+    PENALTIES,
+    embeddings,
+    fine_tune,
+    kmer_classifier,
+    linear_classifier,
+    untrained,
+    with_random_weights,
+)
 from hf_ssm.suites.task import Suite, Task
 from hf_ssm.suites.variants import score_task
 from hf_ssm.tuning.runs import without_progress_bars
@@ -134,7 +142,8 @@ def run_suite(
         contenders: The models; none for the baseline only.
         output: Folder of the rows, the measurements and the runs. A call with the same arguments continues.
         seeds: Number of seeds, from 0, of runs and of random weights.
-        with_random: Whether random weights of the configuration of each checkpoint are measured, too.
+        with_random: Whether random weights of the configuration of each checkpoint, and of the models that settings
+            train, are measured, too.
         genome: Reference of the variants of tasks without one.
         mirror: As for `load_task`.
         limits: Limits of the data of all tasks.
@@ -182,6 +191,8 @@ def _check(suite: Suite, contenders: Sequence[Contender], genome: Path | None, s
 
 # Of a task, and of the reference genome of its variants.
 _CellsOf = Callable[[Task, Path | None], list[_Cell]]
+# Of the data of a task, and of a seed; without a seed, of the weights of a checkpoint.
+_ModelOf = Callable[[TaskData, int | None], SequenceModel]
 
 
 def _rows(
@@ -190,17 +201,27 @@ def _rows(
     """Name of each row of the table of a task, whether its weights are random, and its measurements."""
     yield BASELINE, False, _baseline_cells
     for contender in contenders:
+        model_of = _model_of(contender, output)
         if contender.settings is not None:
             yield contender.name, False, partial(_training_cells, contender, seeds, both_strands, output)
-        if contender.load is None:
-            continue
-        model = cache(contender.load)
-        if contender.settings is None:
-            yield contender.name, False, partial(_cells, model, contender.facts, [None], both_strands)
+        else:
+            yield contender.name, False, partial(_cells, model_of, contender.facts, [None], both_strands)
         if with_random:
             facts = {"random weights": contender.facts}
+            if contender.load is None:
+                facts["settings"] = contender.settings
             name = f"{contender.name} (random weights)"
-            yield name, True, partial(_cells, model, facts, list(seeds), both_strands)
+            yield name, True, partial(_cells, model_of, facts, list(seeds), both_strands)
+
+
+def _model_of(contender: Contender, output: Path) -> _ModelOf:
+    """The checkpoint (seed `None`), or a model with random weights: of its configuration, or of the settings."""
+    if contender.load is None:
+        settings = contender.settings or {}
+        # The folder is only compared with the inputs.
+        return lambda data, seed: untrained(data, settings, int(seed or 0), output / "runs" / data.task.name)
+    load = cache(contender.load)
+    return lambda data, seed: load() if seed is None else with_random_weights(load(), seed)
 
 
 def _baseline_cells(task: Task, genome: Path | None) -> list[_Cell]:
@@ -210,11 +231,11 @@ def _baseline_cells(task: Task, genome: Path | None) -> list[_Cell]:
         with Genome(genome) as reference:
             return score_task(data, reference, None) | {"parameters": None}
 
-    return [_Cell("words", None, {"genome": genome and file_facts(genome)}, measure)]
+    return [_Cell("words", None, {"genome": genome and file_facts(genome), "penalties": PENALTIES}, measure)]
 
 
 def _cells(
-    load: Callable[[], SequenceModel],
+    model_of: _ModelOf,
     facts: Any,
     seeds: Sequence[int | None],
     both_strands: bool,
@@ -224,7 +245,7 @@ def _cells(
     """Linear probes, or scores of variants, of a model as it is (seed `None`) or with random weights."""
 
     def measure(data: TaskData, seed: int | None) -> dict[str, Any]:
-        model = load() if seed is None else with_random_weights(load(), seed)
+        model = model_of(data, seed)
         count = sum(parameter.numel() for parameter in model.model.parameters())
         if genome is not None:
             with Genome(genome) as reference:
@@ -235,6 +256,7 @@ def _cells(
 
     how = "linear probe" if genome is None else "zero-shot"
     facts = {"model": facts, "both_strands": both_strands, "genome": genome and file_facts(genome)}
+    facts |= {} if genome is not None else {"penalties": PENALTIES}
     return [_Cell(how, seed, facts, partial(measure, seed=seed)) for seed in seeds]
 
 

@@ -6,7 +6,7 @@ Legend: `n` rows, `D` width of an embedding.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,41 +23,61 @@ from hf_ssm.suites.data import TaskData
 from hf_ssm.suites.metrics import METRICS, measure, standard_error
 from hf_ssm.training import launch, run
 from hf_ssm.training.run import RunProgress
-from hf_ssm.training.settings import resolve
+from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.tuning.runs import can_resume, without_progress_bars
 
-__all__ = ["WORD_LENGTHS", "embeddings", "fine_tune", "kmer_classifier", "linear_classifier", "with_random_weights"]
+__all__ = [
+    "PENALTIES",
+    "WORD_LENGTHS",
+    "embeddings",
+    "fine_tune",
+    "kmer_classifier",
+    "linear_classifier",
+    "untrained",
+    "with_random_weights",
+    "word_counts",
+]
 
 WORD_LENGTHS = (3, 4, 5, 6)
 """Letters of the words of the baseline."""
 
-_PENALTIES = (0.01, 0.1, 1.0)
+PENALTIES = (0.001, 0.01, 0.1, 1.0)
+"""Inverse penalties C of the logistic regressions."""
 
-Splits = Mapping[str, tuple[Sequence[str], np.ndarray]]
+# Settings, a classifier, and its inputs of each split.
+_Candidate = tuple[dict[str, Any], Any, Mapping[str, Any]]
 
 
 def kmer_classifier(data: TaskData) -> dict[str, Any]:
     """Logistic regression on the counts of words of k letters A, C, G and T, in either case.
 
-    k is that of `WORD_LENGTHS` with the best validation metric. Other words are not counted.
+    k of `WORD_LENGTHS` and the penalty are those of the best validation metric. Other words are not counted.
 
     Returns:
-        What `_scored` returns, and `chosen`: k.
+        What `_scored` returns, and `chosen`: k and the inverse penalty C.
     """
-    from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    splits, best = data.splits(), None
-    for length in WORD_LENGTHS:
-        words = ["".join(letters) for letters in product("acgt", repeat=length)]
-        counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words)
-        counts = {name: counter.transform(sequences).astype(np.float64) for name, (sequences, _) in splits.items()}
-        model = _fitted(LogisticRegression(max_iter=2000), counts["train"], splits["train"][1])
-        value = measure(data.task.metric, splits["validation"][1], _probabilities(model, counts["validation"], data))
-        if best is None or value > best[0]:
-            best = value, length, _probabilities(model, counts["test"], data)
-    assert best is not None
-    return _scored(data, splits["test"][1], best[2], best[0]) | {"chosen": {"k": best[1]}}
+    def candidates() -> Iterator[_Candidate]:
+        for length in WORD_LENGTHS:
+            counts = {name: word_counts(sequences, length) for name, (sequences, _) in data.splits().items()}
+            for penalty in PENALTIES:
+                yield {"k": length, "C": penalty}, LogisticRegression(C=penalty, max_iter=2000), counts
+
+    return _best(data, candidates())
+
+
+def word_counts(sequences: Sequence[str], length: int) -> Any:
+    """How often each sequence contains each word of `length` letters A, C, G and T, in either case.
+
+    Returns:
+        A sparse float64 matrix `(sequences, 4**length)`, with the words in alphabetical order.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = ["".join(letters) for letters in product("acgt", repeat=length)]
+    counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words, dtype=np.float64)
+    return counter.transform(sequences)
 
 
 def linear_classifier(data: TaskData, vectors: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -74,15 +94,22 @@ def linear_classifier(data: TaskData, vectors: Mapping[str, np.ndarray]) -> dict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    splits, best = data.splits(), None
-    for penalty in _PENALTIES:
-        regression = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
-        model = _fitted(regression, vectors["train"], splits["train"][1])
-        value = measure(data.task.metric, splits["validation"][1], _probabilities(model, vectors["validation"], data))
-        if best is None or value > best[0]:
-            best = value, penalty, _probabilities(model, vectors["test"], data)
-    assert best is not None
-    return _scored(data, splits["test"][1], best[2], best[0]) | {"chosen": {"C": best[1]}}
+    regressions = {penalty: LogisticRegression(C=penalty, max_iter=2000) for penalty in PENALTIES}
+    return _best(
+        data, (({"C": c}, make_pipeline(StandardScaler(), model), vectors) for c, model in regressions.items())
+    )
+
+
+def _best(data: TaskData, candidates: Iterable[_Candidate]) -> dict[str, Any]:
+    """The test metrics of the classifier with the best validation metric, and its settings as `chosen`."""
+    splits, best, chosen, predicted = data.splits(), -np.inf, {}, None
+    for settings, classifier, inputs in candidates:
+        model = _fitted(classifier, inputs["train"], splits["train"][1])
+        value = measure(data.task.metric, splits["validation"][1], _probabilities(model, inputs["validation"], data))
+        if predicted is None or value > best:
+            best, chosen, predicted = value, settings, _probabilities(model, inputs["test"], data)
+    assert predicted is not None
+    return _scored(data, splits["test"][1], predicted, best) | {"chosen": chosen}
 
 
 def embeddings(model: SequenceModel, sequences: Sequence[str], both_strands: bool = False) -> np.ndarray:
@@ -125,11 +152,7 @@ def fine_tune(
     Returns:
         What `_scored` returns, and the number of parameters.
     """
-    sections = {name: dict(layer.get(name, {})) for name in ("model", "data", "training")}
-    sections["model"]["task"] = "sequence-classification"
-    sections["data"] |= {"dataset": str(data.path)}
-    sections["training"]["seed"] = seed
-    settings = resolve(sections)
+    settings = _settings(data, layer, seed)
     launch.begin(settings)
     with launch.locked(output), without_progress_bars():
         result = run.train(
@@ -179,6 +202,21 @@ def _scored(data: TaskData, labels: np.ndarray, probabilities: np.ndarray, valid
         "validation": validation,
         "chance": measure(metric, labels, constant),
     }
+
+
+def untrained(data: TaskData, layer: Mapping[str, Mapping[str, Any]], seed: int, output: Path) -> SequenceModel:
+    """The model that `fine_tune` trains with these arguments, with random weights; nothing is written."""
+    with without_progress_bars():
+        planned = run.plan(_settings(data, layer, seed), output, choose=True)
+    return with_random_weights(SequenceModel(planned.model, planned.data.processor), seed)
+
+
+def _settings(data: TaskData, layer: Mapping[str, Mapping[str, Any]], seed: int) -> RunSettings:
+    sections = {name: dict(layer.get(name, {})) for name in ("model", "data", "training")}
+    sections["model"]["task"] = "sequence-classification"
+    sections["data"] |= {"dataset": str(data.path)}
+    sections["training"]["seed"] = seed
+    return resolve(sections)
 
 
 def with_random_weights(model: SequenceModel, seed: int) -> SequenceModel:

@@ -35,7 +35,7 @@ class Task:
         by: For variants: a column, such as `chrom` or a group of matched variants; the metric is the mean over its
             values, weighted by their numbers of variants.
         orientation: For variants, what a high risk is: `"signed"`, a low log-likelihood ratio; `"absolute"`, a large
-            one of either sign; `"distance"`, a large distance of the embeddings.
+            one of either sign; `"distance"`, a large cosine distance of the hidden states at the variant.
         window: For variants: bases of a window.
         genome: For variants: FASTA file of the reference; default: that of the call.
         keep_case: Whether lower-case (soft-masked) letters stay so; by default they are read as capitals.

@@ -8,12 +8,14 @@ from datasets import Dataset, concatenate_datasets
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.data.variants import Windows, as_variants, windows_of
+from hf_ssm.inference.embed_variants import VariantEmbedder
 from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.score import score_variants
 from hf_ssm.suites.data import TaskData
+from hf_ssm.suites.task import Task
 
-__all__ = ["WORD_LENGTH", "score_task", "word_scores"]
+__all__ = ["WORD_LENGTH", "cosine_distances", "score_task", "word_scores"]
 
 WORD_LENGTH = 6
 """k of the baseline. There are no validation variants to choose it by."""
@@ -23,16 +25,15 @@ _CODES[np.frombuffer(b"ACGTacgt", dtype=np.uint8)] = [0, 1, 2, 3] * 2
 _BY_HEAD = {"causal": "llr", "masked": "masked_log_odds"}
 
 
-def score_task(
-    data: TaskData, genome: Genome, model: SequenceModel | None, both_strands: bool = True
-) -> dict[str, Any]:
+def score_task(data: TaskData, genome: Genome, model: SequenceModel | None) -> dict[str, Any]:
     """Score the variants of a task by a model, or by the words around them, and compare the scores with the labels.
+
+    Likelihoods are averaged over both strands.
 
     Args:
         data: The task.
         genome: The reference.
         model: The model; `None` for `word_scores`.
-        both_strands: Average over both strands.
 
     Returns:
         The metric of the task with its standard error (bootstrap of the variants, or of the groups), both areas, the
@@ -45,8 +46,11 @@ def score_task(
     if model is None:
         name = "llr"
         scored = variants.add_column(name, word_scores(variants, genome, task.window))
+    elif task.orientation == "distance":
+        name = "cosine_distance"
+        scored = variants.add_column(name, cosine_distances(variants, genome, model, task))
     else:
-        name = "embedding_distance" if task.orientation == "distance" else _BY_HEAD.get(str(model.head), "")
+        name = _BY_HEAD.get(str(model.head), "")
         if not name:
             raise ValueError(f"task {task.name!r} needs a language model, not a {type(model.model).__name__}")
         scored = score_variants(
@@ -56,7 +60,6 @@ def score_task(
             genome,
             scores=[name],
             window=task.window,
-            both_strands=both_strands,
             keep_case=task.keep_case,
             max_tokens_per_batch=model.max_tokens_per_batch,
         )
@@ -64,7 +67,7 @@ def score_task(
         # The areas are those of low scores.
         values = [None if value is None else -abs(value) for value in scored[name]]
         scored = concatenate_datasets([scored.remove_columns(name), Dataset.from_dict({name: values})], axis=1)
-    rows = {row["metric"]: row for row in evaluate_scores(scored, "label", by=task.by)}
+    rows = {row["metric"]: row for row in evaluate_scores(scored, "label", by=task.by, scores=[name])}
     row = rows[task.metric]
     return {
         "value": row["value"],
@@ -74,6 +77,30 @@ def score_task(
         "chance": row["chance"],
         "variants": row["variants"],
     }
+
+
+def cosine_distances(variants: Dataset, genome: Genome, model: SequenceModel, task: Task) -> list[float]:
+    """Cosine distances, as in BEND, between the last hidden states of the two alleles at the variant (forward strand).
+
+    Returns:
+        Of each variant, from 0 to 2; NaN for variants without windows.
+    """
+    embedder = VariantEmbedder(
+        model.model,
+        model.tokenizer,
+        genome,
+        pooling="center",
+        window=task.window,
+        keep_case=task.keep_case,
+        max_tokens_per_batch=model.max_tokens_per_batch,
+    )
+    distances: list[float] = []
+    for group in embedder.groups(as_variants(variants)):
+        table = embedder.table(group)
+        ref, alt = (np.stack(table[f"embedding_{allele}"].to_numpy()).astype(float) for allele in ("ref", "alt"))
+        lengths = np.linalg.norm(ref, axis=1) * np.linalg.norm(alt, axis=1)
+        distances += (1 - (ref * alt).sum(1) / lengths).tolist()
+    return distances
 
 
 def word_scores(variants: Dataset, genome: Genome, window: int, length: int = WORD_LENGTH) -> list[float | None]:

@@ -54,6 +54,8 @@ _DATA_TYPES: dict[str, Any] = {
 _OF_STREAMS = ("shuffle_buffer", "epoch_rows", "classes")
 DEFAULT_SHUFFLE_BUFFER = 1000
 _WITHOUT_EFFECT_ON_ROWS = ("num_proc",)
+# torch reads them back from the checkpoint of the optimizer.
+_OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 # Fields of the training arguments that options of the command determine.
 _MANAGED = {
     "output_dir": "--output",
@@ -90,7 +92,8 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
-    "learning_rate": 1e-3,
+    # Of fresh models; docs/experiments/tuning.md compares the rates.
+    "learning_rate": 3e-3,
     # Published fine-tuning of such models diverges without these three.
     "lr_scheduler_type": "cosine",
     "warmup_steps": 0.1,
@@ -105,6 +108,8 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "logging_first_step": True,
     "report_to": "none",
 }
+FINE_TUNING_RATE = 1e-3
+"""Default of `training.learning_rate` for runs that start from a checkpoint."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -198,7 +203,8 @@ class RunSettings:
             `hf_ssm.data.features.fit_extractor`), `num_proc` (processes that tokenize), `streaming` (whether training
             rows are read while the model trains), for streams `shuffle_buffer`, `epoch_rows` (of one pass) and
             `classes`, and arguments of the loader.
-        training: Fields of `SSMTrainingArguments`.
+        training: Fields of `SSMTrainingArguments`. The default `learning_rate` is 3e-3 for a fresh model and 1e-3 for a
+            checkpoint.
     """
 
     model: dict[str, Any]
@@ -268,7 +274,8 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
             merged[section].update(values)
     model = {**MODEL_DEFAULTS, **merged["model"]}
     data = {**DATA_DEFAULTS, **merged["data"]}
-    training = {**TRAINING_DEFAULTS, **merged["training"]}
+    by_start = {} if model["checkpoint"] is None else {"learning_rate": FINE_TUNING_RATE}
+    training = {**TRAINING_DEFAULTS, **by_start, **merged["training"]}
     if model["checkpoint"] is None:  # a checkpoint determines its family
         model["family"] = model["family"] or DEFAULT_FAMILY
     if "save_strategy" not in merged["training"]:  # the best model is known only among those saved
@@ -285,11 +292,20 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
 
 
 def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise a `ValueError` if a run is resumed with another model or other data than in its `stored` settings."""
-    for section in ("model", "data"):
-        # Runs of earlier versions lack settings.
-        now, then = getattr(settings, section), {**DATA_DEFAULTS, **stored.get(section, {})}
-        for key in now:
+    """Raise a `ValueError` if a run is resumed with other settings than `stored` where they have to stay.
+
+    These are the model, the data, and what the optimizer reads back from its checkpoint, such as the learning rate.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(SSMTrainingArguments)}
+    # Runs of earlier versions lack settings.
+    begun = {
+        "model": stored.get("model", {}),
+        "data": {**DATA_DEFAULTS, **stored.get("data", {})},
+        "training": {**defaults, **stored.get("training", {})},
+    }
+    for section, then in begun.items():
+        now = getattr(settings, section)
+        for key in now if section != "training" else now.keys() & _OF_OPTIMIZER:
             if now[key] != then.get(key) and key not in _WITHOUT_EFFECT_ON_ROWS:
                 raise ValueError(
                     f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} "

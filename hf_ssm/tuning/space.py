@@ -42,7 +42,7 @@ class SearchSpace:
 
     Args:
         config: The configuration of the models, fresh ones; each trial changes a copy.
-        learning_rate: The middle of the range.
+        learning_rate: The middle of the range; default: that of `hf-ssm train` for fresh models.
         alpha: Whether α is searched too. On the tasks of the project's pilot it gave nothing.
         beta: Whether β is searched too. On the tasks of the project's pilot it gave nothing.
 
@@ -51,7 +51,7 @@ class SearchSpace:
         ValueError: `learning_rate` is not positive, or `alpha` is set for a model without frequencies.
     """
 
-    def __init__(self, config: SSMConfig, learning_rate: float = 1e-3, *, alpha: bool = False, beta: bool = False):
+    def __init__(self, config: SSMConfig, learning_rate: float = 3e-3, *, alpha: bool = False, beta: bool = False):
         if not isinstance(config, SSMConfig):
             raise TypeError(f"`config` must be a configuration of hf_ssm, got {type(config).__name__}.")
         if not learning_rate > 0:

@@ -15,8 +15,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
-    *("TEMPORARY_PREFIX", "check_not_input", "delete_temporary", "lock_file", "replacing", "scratch_folder"),
-    *("staged_files", "unlock_file", "write_text_atomically"),
+    *("TEMPORARY_PREFIX", "check_not_input", "delete_temporary", "file_names", "lock_file", "replacing"),
+    *("scratch_folder", "staged_files", "unlock_file", "write_text_atomically"),
 ]
 
 TEMPORARY_PREFIX = ".hf_ssm-"
@@ -158,6 +158,17 @@ def write_text_atomically(path: str | Path, text: str) -> None:
     path = Path(path)
     with staged_files(path.parent) as scratch:
         (scratch / path.name).write_text(text, encoding="utf-8")
+
+
+def file_names(names: Sequence[str]) -> dict[str, str]:
+    """Names for files, from names of columns: other characters than letters, digits and "._-" become "_".
+
+    Names that would be equal, in file systems that ignore case too, begin with their number.
+    """
+    texts = ["".join(c if c.isalnum() or c in "._-" else "_" for c in name) for name in names]
+    if len({text.lower() for text in texts}) < len(texts):
+        texts = [f"{number}_{text}" for number, text in enumerate(texts)]
+    return dict(zip(names, texts, strict=True))
 
 
 def lock_file(path: Path, busy: str) -> FileLock:

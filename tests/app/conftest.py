@@ -74,9 +74,9 @@ def forgetful_address(checkpoint: Path) -> Iterator[str]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium."""
+    """Chromium. Playwright keeps an event loop running until the file ends; `asyncio.run` fails beside it."""
     sync_api = pytest.importorskip("playwright.sync_api", reason='playwright is not installed: "hf_ssm[browser]"')
     if not CHROMIUM.is_file():
         pytest.skip(f"no browser: {CHROMIUM} does not exist")

@@ -37,6 +37,3 @@ def test_real_sizes_need_a_gpu() -> None:
     done = run("scan", interpreted=True)
     assert done.returncode == 2
     assert "add --tiny" in done.stderr
-    done = run("nothing", interpreted=True)
-    assert done.returncode == 2
-    assert "unknown section nothing" in done.stderr

@@ -1,4 +1,4 @@
-"""The Triton kernels compile for every GPU, and take the resources that the table states; predictions are current."""
+"""The check of `make test-kernels` can fail, and the table of predictions is current."""
 
 import json
 import os
@@ -19,14 +19,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, env=environment, check=False
     )
-
-
-@pytest.mark.slow
-def test_every_configuration_takes_the_resources_in_the_table():
-    done = run("resources", "--check", "--if-changed", "--processes", "1")
-    if done.returncode == 3:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -44,19 +44,19 @@ def is_equal(found: list[tuple[int, int, float]], rows: list[tuple[int, int, flo
 @pytest.mark.parametrize("name", ["t.bw", "t.bigWig"])
 def test_bigwig(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    write_track(path, CONTIGS, track(), "x", tmp_path / "no")
+    write_track(path, CONTIGS, track(), "x")
     with pyBigWig.open(str(path)) as file:
         assert list(file.chroms().items()) == list(CONTIGS.items())
         for chrom, rows in expected().items():
             assert is_equal(list(file.intervals(chrom) or ()), rows)
         assert file.stats("z", 5, 6)[0] == pytest.approx(-1 / 3, rel=1e-6)
     first = path.read_bytes()
-    write_track(path, CONTIGS, track(), "x", tmp_path / "no")
+    write_track(path, CONTIGS, track(), "x")
     assert path.read_bytes() == first and [each.name for each in tmp_path.iterdir()] == [name]
 
 
 def test_bedgraph(tmp_path: Path) -> None:
-    write_track(tmp_path / "t.bedgraph", CONTIGS, track(), 'the "x"', tmp_path / "no")
+    write_track(tmp_path / "t.bedgraph", CONTIGS, track(), 'the "x"')
     head, *lines = (tmp_path / "t.bedgraph").read_text().splitlines()
     assert head == "track type=bedGraph name=\"the 'x'\""
     fields = [line.split("\t") for line in lines]
@@ -65,13 +65,18 @@ def test_bedgraph(tmp_path: Path) -> None:
         assert is_equal([(int(s), int(e), float(v)) for c, s, e, v in fields if c == chrom], rows)
 
 
-def test_bedgraph_with_an_index(tmp_path: Path) -> None:
-    small = {name: min(length, 2**29) for name, length in CONTIGS.items()}
-    entries = [each for each in track() if each.chrom != "chr10"]
-    write_track(tmp_path / "t.bedgraph.gz", small, entries, "x", tmp_path / "t.bedgraph.gz.tbi")
-    with pysam.TabixFile(str(tmp_path / "t.bedgraph.gz")) as file:
-        assert file.contigs == ["z", "a"]
+@pytest.mark.parametrize(("longest", "suffix", "other"), [(2**29, ".tbi", ".csi"), (2**29 + 1, ".csi", ".tbi")])
+def test_bedgraph_with_an_index(tmp_path: Path, longest: int, suffix: str, other: str) -> None:
+    """Of a large genome as `.csi`; the index of an earlier file, which htslib might prefer, is deleted."""
+    path, contigs = tmp_path / "t.bedgraph.gz", {**CONTIGS, "chr10": longest}
+    far = Entries("chr10", np.array([longest - 1]), np.array([longest]), np.array([1.5]))
+    Path(f"{path}{other}").write_bytes(b"old")
+    write_track(path, contigs, [*(each for each in track() if each.chrom == "z"), far, track()[-1]], "x")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, f"{path.name}{suffix}"]
+    with pysam.TabixFile(str(path), index=f"{path}{suffix}") as file:
+        assert file.contigs == ["z", "chr10", "a"]
         assert list(file.fetch("z", 5, 9)) == ["z\t5\t6\t-0.333333333", "z\t8\t12\t1e-12"]
+        assert list(file.fetch("chr10", longest - 2, longest)) == [f"chr10\t{longest - 1}\t{longest}\t1.5"]
         assert list(file.fetch("a", 10, 11)) == ["a\t10\t20\t2.5"]
 
 
@@ -79,7 +84,7 @@ def test_a_track_without_values_is_not_written(tmp_path: Path) -> None:
     nothing = [Entries("z", np.array([0]), np.array([1]), np.array([np.nan]))]
     for path in (tmp_path / "t.bw", tmp_path / "t.bedgraph"):
         with pytest.raises(ValueError, match="track 'x': no base has a value"):
-            write_track(path, CONTIGS, nothing, "x", tmp_path / "no")
+            write_track(path, CONTIGS, nothing, "x")
     assert not list(tmp_path.iterdir())
 
 
@@ -112,7 +117,8 @@ def test_names_of_several_tracks() -> None:
         "a/b": folder / "t.a_b.BEDGRAPH.gz",
         "c": folder / "t.c.BEDGRAPH.gz",
     }
-    assert len(set(track_paths(Path("t.bw"), ["a/b", "a b"]).values())) == 2
+    for names in (["a/b", "a b"], ["A", "a"]):
+        assert len({str(path).lower() for path in track_paths(Path("t.bw"), names).values()}) == 2
     with pytest.raises(ValueError, match=r"--track 't\.wig': the suffix must be one of \.bw, \.bigwig, \.bedgraph"):
         check_track(Path("t.wig"), "--track")
 

@@ -53,8 +53,24 @@ def test_records_stay_as_they_are(source: Path, tmp_path: Path) -> None:
         ]
 
 
+def test_unusual_records_and_headers(tmp_path: Path) -> None:
+    """A missing allele beside another one, a ";" at the end of INFO, other encodings, no end of the last line."""
+    source, output = tmp_path / "v.vcf", tmp_path / "o.vcf"
+    head = ["##fileformat=VCFv4.2", '##INFO=<ID=own_llr2,Number=A,Type=Float,Description="\xe9,ID=x">', COLUMNS]
+    rows = ["c1\t5\t.\tA\tC,.\t.\t.\tDP=7;", "c1\t6\t.\tA\t.\t.\t.\t;", "c1\t7\tx\tA\tG\t.\t.\t;"]
+    source.write_bytes("\n".join([*head, *rows]).encode("latin-1"))
+    AnnotatedVcf(source, output, {"llr": ""}, None, "own").write(iter([table_of(source)]), output)
+    lines = output.read_bytes().split(b"\n")
+    assert lines[:2] == source.read_bytes().split(b"\n")[:2]
+    assert [line.split(b"\t")[7] for line in lines[-3:]] == [b"DP=7;own_llr=0,0.333333333", b";", b"own_llr=1"]
+    with pytest.raises(ValueError, match="has an INFO field 'own_llr2' already"):
+        AnnotatedVcf(source, output, {"llr2": ""}, None, "own")
+
+
 def test_index_of_large_positions(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "o.vcf.gz"
+    # The index of an earlier output.
+    Path(f"{output}.tbi").write_bytes(b"old")
     AnnotatedVcf(source, output, TEXTS, None).write(iter([table_of(source)]), output)
     assert sorted(path.name for path in tmp_path.glob("o.*")) == ["o.vcf.gz", "o.vcf.gz.csi"]
     with pysam.VariantFile(str(output)) as file:
@@ -77,7 +93,7 @@ def test_alleles_without_a_row_have_no_value(source: Path, tmp_path: Path) -> No
 def test_names_that_a_file_cannot_have(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "o.vcf"
     for texts, prefix, message in [
-        ({"a b": "", "a-b": ""}, "own", "two columns have one name in VCF"),
+        ({"a b": "", "a-b": ""}, "own", "the columns a b, a-b have equal names in VCF"),
         ({"llr": ""}, "1x", "`info_prefix`='1x'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -20,14 +20,15 @@ from hf_ssm.ops.backends import use_backend
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Pages whose blocks take many seconds, and repeat what other tests cover. Exporters use deprecated names of their own.
-SLOW = {"how-to/export.md", "how-to/hub.md", "how-to/tune.md"}
-TOLERANT = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"),
-]
+# Exporters use deprecated names of their own.
+TOLERANT = {"how-to/export.md", "how-to/hub.md", "how-to/tune.md"}
+# Pages whose blocks take many seconds, and repeat what other tests cover: `make test-docs`.
+SLOW = {*TOLERANT, *("how-to/motifs.md", "how-to/tracks.md", "how-to/train.md", "how-to/training.md", "index.md")}
+EXPORTERS = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"
+)
 PAGES = [
-    pytest.param(page, marks=TOLERANT if page in SLOW else ())
+    pytest.param(page, marks=[pytest.mark.docs] * (page in SLOW) + [EXPORTERS] * (page in TOLERANT))
     for page in sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
     if re.search(r"^ *```(python|bash)", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
 ]

@@ -1,7 +1,7 @@
 """`examples/get_data.py` with the loopback Hub."""
 
 import gzip
-import importlib.util
+import importlib
 import io
 import struct
 from collections import Counter
@@ -14,15 +14,13 @@ from PIL import Image
 
 from hf_ssm.data import load_sequences
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "get_data.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("get_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("get_data")
 
 
 @pytest.fixture(autouse=True)

@@ -60,13 +60,14 @@ def one_strand(model: Any, text: str, first: int, last: int, ends: bool, is_caus
     return effects
 
 
-def expected(model: Any, ends: bool, is_causal: bool, both: bool) -> np.ndarray:
-    around = (WINDOW - (STOP - START)) // 2
-    text = SEQUENCE.upper()[START - around : STOP + around]
-    effects = [one_strand(model, text, around, around + STOP - START, ends, is_causal)]
+def expected(model: Any, ends: bool, is_causal: bool, both: bool, start: int = START, stop: int = STOP) -> np.ndarray:
+    around = (WINDOW - (stop - start)) // 2
+    left, right = min(around, start), min(around, len(SEQUENCE) - stop)
+    text = SEQUENCE.upper()[start - left : stop + right]
+    effects = [one_strand(model, text, left, left + stop - start, ends, is_causal)]
     if both:
         other = "".join(COMPLEMENT[letter] for letter in reversed(text))
-        effects.append(one_strand(model, other, around, around + STOP - START, ends, is_causal)[::-1, ::-1, ::-1])
+        effects.append(one_strand(model, other, right, right + stop - start, ends, is_causal)[::-1, ::-1, ::-1])
     counts = sum(np.isfinite(one) for one in effects)
     sums = sum(np.nan_to_num(one) for one in effects)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
@@ -121,6 +122,17 @@ def test_against_a_double_loop(make_model: Any, name: str, ends: bool, both: boo
     one_way = np.triu(np.ones_like(matrix), 1) if is_causal and not both else 1 - np.eye(len(matrix))
     assert (np.isfinite(found.matrix) == is_known[:, None] * one_way).all()
     assert np.nanmax(found.matrix) > 0.01
+
+
+@pytest.mark.parametrize("name", ["S5 ForMaskedLM", "S4 ForCausalLM"])
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (3, 9), (53, 60)])
+def test_at_the_ends_of_a_sequence(make_model: Any, name: str, start: int, stop: int) -> None:
+    """The context is shorter on one side."""
+    model, tokenizer = model_of(name, make_model), hf_ssm.build_dna_tokenizer()
+    found = hf_ssm.dependency_map(model, tokenizer, SEQUENCE, start, stop, window=WINDOW).matrix
+    effects = expected(model, False, "Causal" in name, True, start, stop)
+    largest = np.where(np.isnan(effects), -1, effects).max(1)
+    np.testing.assert_allclose(np.nan_to_num(found, nan=-1), largest, rtol=1e-6, atol=1e-9)
 
 
 def test_blocks_are_the_strongest_ones_that_do_not_overlap() -> None:
@@ -180,6 +192,10 @@ def test_errors(make_model: Any) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             hf_ssm.dependency_map(causal, tokenizer, SEQUENCE, **arguments)
+    with pytest.raises(ValueError, match="the region has no A, C, G or T: give another region"):
+        hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "n" * 6, 10, 16)
+    # No site of two known bases.
+    assert len(hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "NANCN", 10, 15).blocks(2)) == 0
     with pytest.raises(ValueError, match="60% of the window are N"):
         hf_ssm.dependency_map(causal, tokenizer, "ACGT" + "N" * 6)
     with pytest.raises(ValueError, match="is no language model, which a dependency map needs"):

@@ -1,5 +1,6 @@
 """`marginalize` against plain loops over sequences in float64, which share no code with it."""
 
+import itertools
 import math
 import random
 import statistics
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_ssm
@@ -155,6 +156,53 @@ def test_other_heads_and_both_strands(make_model: Any) -> None:
     check(row, pseudo_likelihood, "TGA")
 
 
+@pytest.mark.parametrize("option", [{"rc_equivariant": True}, {"rc_conjoin": "eval"}])
+def test_models_that_read_both_strands(make_model: Any, option: dict[str, Any]) -> None:
+    model, tokenizer = make_model("S4", "ForSequenceClassification", **option).double(), hf_ssm.build_dna_tokenizer()
+    (row,) = hf_ssm.marginalize(model, tokenizer, ["TGAC"], BACKGROUNDS, position=3)
+    check(row, lambda text: log_odds(logits_of(model, tokenizer, text), 1), "TGAC")
+
+
+def test_of_equally_probable_bases_the_strands_take_complements(make_model: Any) -> None:
+    model, tokenizer = make_model("S4", "ForSequenceClassification").double(), hf_ssm.build_dna_tokenizer()
+    rows = hf_ssm.marginalize(model, tokenizer, ["TGASTCR"], BACKGROUNDS, position=5, reverse_complement=True)
+    assert [row["inserted"] for row in rows] == ["TGACTCA", turned("TGACTCA")]
+    for row in rows:
+        check(row, lambda text: log_odds(logits_of(model, tokenizer, text), 1), row["inserted"])
+
+
+def splitting_tokenizers() -> dict[str, PreTrainedTokenizerFast]:
+    """Tokenizers that read "ACGTN" as five tokens, and other sequences otherwise."""
+    merged = models.BPE(vocab={**VOCABULARY, "TT": 12}, merges=[("T", "T")], unk_token="[UNK]")
+    letters = {"[UNK]": 0, "[PAD]": 1} | {letter: 2 + number for number, letter in enumerate("ACGTN")}
+    pieces = letters | {f"##{letter}": 7 + number for number, letter in enumerate("ACGTN")}
+    words = letters | {"".join(word): 7 + n for n, word in enumerate(itertools.product("ACGT", repeat=5))}
+    backends = {
+        "merges of some pairs": Tokenizer(merged),
+        "word pieces": Tokenizer(models.WordPiece(pieces, unk_token="[UNK]")),
+        "words of five letters": Tokenizer(models.WordLevel(words, unk_token="[UNK]")),
+    }
+    backends["words of five letters"].pre_tokenizer = pre_tokenizers.Split(Regex("[ACGT]{5}|."), "isolated")
+    return {
+        name: PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]")
+        for name, backend in backends.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["merges of some pairs", "word pieces", "words of five letters"])
+def test_tokens_that_depend_on_their_neighbours_are_read_as_texts(make_model: Any, name: str) -> None:
+    tokenizer = splitting_tokenizers()[name]
+    model = make_model("S4", "ForSequenceClassification", vocab_size=1040).double()
+    texts = [text.upper().replace("N", "A") for text in BACKGROUNDS]
+    module = OneHotModel(model, tokenizer)
+    expected = torch.tensor([logits_of(model, tokenizer, text) for text in texts], dtype=torch.double)
+    torch.testing.assert_close(module(one_hot_of(texts)), expected, rtol=1e-12, atol=1e-12)
+    assert not module.is_differentiable
+    masked = make_model("S4", "ForMaskedLM", vocab_size=1040)
+    with pytest.raises(ValueError, match="a dependency map needs a tokenizer with one token for each base"):
+        hf_ssm.dependency_map(masked, tokenizer, "ACGGTGACGTAG", 2, 8)
+
+
 def test_samples_approach_the_mean_over_the_matrix(make_model: Any) -> None:
     model, tokenizer = make_model("S4", "ForSequenceClassification").double(), hf_ssm.build_dna_tokenizer()
     matrix = np.array([[0.2, 0.25, 0.0], [0.8, 0.25, 0.5], [0.0, 0.25, 0.5], [0.0, 0.25, 0.0]])
@@ -200,6 +248,11 @@ def test_motif_files(tmp_path: Path) -> None:
     assert list(found) == ["MA0001.1 AGL3", "MA0002.1 X"]
     np.testing.assert_allclose(found["MA0001.1 AGL3"][:, 2], np.array([79, 4, 3, 11]) / 97)
     np.testing.assert_allclose(found["MA0002.1 X"], [[0.25, 0], [0, 0.75], [0, 0.25], [0.75, 0]])
+    # Rows by their names; numbers with or without digits before the point.
+    (tmp_path / "n.pfm").write_text(">m\nT | .5 1e1\ng | 0.25 0\nC: 5. 0\nA[ 0 30 ]\n>n\r\n1\r\n2\r\n3\r\n4\r\n")
+    found = read_motifs(tmp_path / "n.pfm")
+    np.testing.assert_allclose(found["m"], np.array([[0, 30], [5, 0], [0.25, 0], [0.5, 10]]) / [5.75, 40])
+    np.testing.assert_allclose(found["n"][:, 0], [0.1, 0.2, 0.3, 0.4])
     np.testing.assert_allclose(motif_of_letters("sn"), [[0, 0.25], [0.5, 0.25], [0.5, 0.25], [0, 0.25]])
     for text, message in (
         ("nothing", "x holds no motif: give a MEME file or one of JASPAR"),
@@ -208,6 +261,9 @@ def test_motif_files(tmp_path: Path) -> None:
         (MEME.replace("0.5 0.2 0.3 0.0", "0.5 0.2"), "x is no MEME file"),
         (MEME.replace("0.5 0.2 0.3 0.0", "0 0 0 0"), "motif 'MA2 second one': the numbers are no probabilities"),
         (JASPAR.replace("3 0\n", "3 0 1\n"), "motif 'MA0002.1 X': give four lines"),
+        (JASPAR.replace("0 1.5\n", "0 1,5\n"), "motif 'MA0002.1 X': give four lines"),
+        (JASPAR.replace("C  [", "A  ["), "the lines are those of AAGT, not of A, C, G, T"),
+        (MEME.replace("w= 2", ""), "each matrix needs its width"),
         (JASPAR.replace("1 0\n", "-1 0\n"), "motif 'MA0002.1 X': the numbers are no probabilities"),
         (JASPAR + JASPAR, "two motifs of the name"),
     ):
@@ -222,7 +278,7 @@ def test_errors(make_model: Any) -> None:
         (["TGE"], {}, "motif 'TGE': give letters of DNA"),
         (["A" * 25], {}, "has 25 bases, the backgrounds 24"),
         (["TGA"], {"position": 22}, "`position`=22: motif 'TGA' has 3 bases; give 0 to 21"),
-        (["TGA"], {"position": 2, "scan": 2}, "give one of them"),
+        (["TGA"], {"position": 2, "scan": 2}, "give either a position or a scan"),
         (["TGA"], {"scan": 0}, "`scan`=0: give a positive"),
         (["TGA"], {"samples": 0}, "`samples`=0: give a positive"),
         (["TGA"], {"target": "x"}, "`target`='x': the model has LABEL_0, LABEL_1"),

@@ -1,5 +1,6 @@
 """`motif_hits` against enumeration of all words, and `base_attributions` against plain passes of the model."""
 
+import contextlib
 import itertools
 import math
 import random
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_ssm
 from hf_ssm.data.motif_files import motif_of_letters
@@ -79,10 +80,17 @@ def test_hits_of_tokens_and_errors() -> None:
         (4, 10, "TGACTCA", pytest.approx(6 / 7)),
         (4, 10, "TGAGTCA", pytest.approx(6 / 7)),
     ]
+    # Distances and absolute scores of substitutions are large where they matter; others are low.
+    distances = {"pos": tokens["position"], "ref": tokens["token"], "alt": ["A"] * 12}
+    for name, sign in (("embedding_distance", 1), ("abs_llr", 1), ("llr", -1), ("next_token", -1)):
+        table = distances | {name: tokens["effect"]}
+        first = hf_ssm.motif_hits(table, {"AP1": motif_of_letters("TGASTCA")}, score=name, threshold=0.01)[0]
+        assert first["importance"] == pytest.approx(sign * 6 / 7)
     for change, options, message in (
         ({"position": None}, {}, "no column of positions"),
         ({}, {"score": "llr"}, r"no column of scores \(llr\); it has row, position, token, effect"),
         ({"effect": [math.nan] * 12}, {}, "no base of the table has a number in the column 'effect'"),
+        ({}, {"score": "token"}, "the column 'token' of the table holds no numbers"),
         ({}, {"threshold": 2.0}, "`threshold`=2.0: give a p-value"),
     ):
         columns = {name: values for name, values in (tokens | change).items() if values is not None}
@@ -141,6 +149,18 @@ def test_deep_lift_is_complete_and_linear_in_the_hypothetical_bases(
     np.testing.assert_allclose(alone.hypothetical[0], found.hypothetical[2], rtol=1e-5, atol=1e-7)
 
 
+def test_attention_has_rules_and_incomplete_attributions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    bert = BertForSequenceClassification(BertConfig(**sizes, vocab_size=12, initializer_range=0.4)).double().eval()
+    arguments = bert, hf_ssm.build_dna_tokenizer(), SEQUENCES[:2]
+    found = hf_ssm.base_attributions(*arguments, references=2)
+    np.testing.assert_allclose(found.total, found.difference, rtol=1e-5)
+    monkeypatch.setattr("hf_ssm.inference.modisco.deep_lift_rules", lambda model: contextlib.nullcontext())
+    with pytest.raises(ValueError, match=r"no rules for some operations of BertFor.* miss the change of the output by"):
+        hf_ssm.base_attributions(*arguments, references=2)
+
+
 def test_in_silico_mutagenesis_beside_a_loop(make_model: Any) -> None:
     tokenizer = hf_ssm.build_dna_tokenizer()
     model = make_model("S5", "ForSequenceClassification").double()
@@ -164,7 +184,11 @@ def test_errors_of_attributions(make_model: Any) -> None:
         ((model, tokenizer, ["ACGT", "ACNT"], 0), {}, "sequence 1 has other letters than A, C, G and T"),
         ((model, joined, SEQUENCES, 0), {}, "'deep_lift' needs .* one token for each base"),
         ((make_model("S4", "ForCausalLM"), tokenizer, SEQUENCES), {}, "'deep_lift' needs a classifier"),
-        ((both, tokenizer, SEQUENCES), {}, "'deep_lift' has no rules for models that read both strands"),
+        (
+            (both, tokenizer, SEQUENCES),
+            {},
+            "needs a classifier or regressor of one strand.* use 'in_silico_mutagenesis'",
+        ),
         ((model, tokenizer, SEQUENCES, 0), {"method": "x"}, "`method`"),
         ((model, tokenizer, SEQUENCES, 0), {"references": 0}, "`references`=0"),
     ):

@@ -171,7 +171,9 @@ def test_parts_whose_output_or_settings_changed(tmp_path, change):
         write(output)
     else:
         (tmp_path / ".o.csv.parts" / "settings.json").write_text("[{")
-        with pytest.raises(ValueError, match=r"other settings \(window, layers\): choose.*--overwrite-output"):
+        with pytest.raises(
+            ValueError, match=r"other settings \(window, layers, part_size\): choose.*--overwrite-output"
+        ):
             write(output)
         assert output.read_text() == "mine"
         write(output, overwrite=True)

@@ -34,6 +34,14 @@ ONE_PER_FAMILY = [
 ]
 # One for each way of remembering.
 SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd")
+SPLITS = [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)]
+# Each way of remembering with both sides, and each side with each split of the prompt.
+PADDED_PROMPTS = [
+    (name, side, pieces[(index + 2 * (side == "right")) % 4])
+    for index, name in enumerate(SHORT)
+    for pieces in [[(12,), (4, 4, 4), (6, 6), (1,) * 12]]
+    for side in ("left", "right")
+]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
@@ -68,7 +76,8 @@ def read(model, ids, pieces, cache=None, mask=None):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_token_by_token_equals_the_whole(make, name):
-    model, length = make(name), 1050
+    # Beyond the taps that long convolutions keep in blocks; a state has no length.
+    model, length = make(name), 1050 if name in ("hyena", "s4d-sobolev") else 130
     ids = torch.randint(0, 12, (2, length))
     whole = model(ids, use_cache=False)
     assert whole.past_key_values is None
@@ -85,8 +94,14 @@ def test_a_cache_changes_no_digit_of_what_is_said_of_a_prompt(make, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("pieces", [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)])
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        (name, pieces)
+        for index, name in enumerate(VARIANTS)
+        for pieces in (SPLITS if name in ("s4", "mamba-sobolev") else [SPLITS[index % len(SPLITS)]])
+    ],
+)
 def test_any_split_gives_the_same(make, name, pieces):
     model = make(name)
     ids = torch.randint(0, 12, (2, 300))
@@ -167,7 +182,7 @@ def test_prefill_in_inference_mode_then_gradients(make, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SHORT)
 def test_offloaded_weights(make, name):
     """accelerate brings weights for the time of a module's forward alone."""
     model = make(name)
@@ -195,7 +210,7 @@ def test_labels_beside_the_mask_of_the_whole(make):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SHORT)
 def test_generate_with_and_without_cache(make, name):
     model = make(name)
     ids = torch.randint(0, 12, (2, 9))
@@ -243,9 +258,7 @@ def test_left_padded_batch_generates_what_each_row_does(make, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", SHORT)
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("pieces", [(12,), (4, 4, 4), (6, 6), (1,) * 12])
+@pytest.mark.parametrize(("name", "side", "pieces"), PADDED_PROMPTS)
 def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
     """Each row continues from its own last token, wherever its padding is and however the prompt is split."""
     model = make(name)

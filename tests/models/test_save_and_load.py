@@ -1,6 +1,7 @@
 """Saving, and loading with the Auto classes in a new process."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,12 @@ AUTO_CLASSES = {
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
 }
 RELOAD = """
-import json, sys, torch, transformers, hf_ssm
+import json, pickle, sys, torch, transformers
 from pathlib import Path
 from safetensors.torch import load_file, save_file
+# Before anything else imports hf_ssm: an unpickled configuration registers the models.
+config = pickle.loads(Path(sys.argv[1], "config.pkl").read_bytes())
+assert type(transformers.AutoModel.from_config(config)).__name__ == "S4Model"
 logits, configs = {}, {}
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     if not folder.is_dir():
@@ -57,6 +61,7 @@ def test_every_head_reloads_bit_equal_in_a_new_process(make_model, make_batch, t
             (folder / "spec.json").write_text(json.dumps({"auto": auto}))
             expected[name] = model(**inputs)[0].detach()
             configs[name] = {"class": name, "config": model.config.to_json_string()}
+    (tmp_path / "config.pkl").write_bytes(pickle.dumps(hf_ssm.S4Config(hidden_size=8)))
     subprocess.run([sys.executable, "-c", RELOAD, str(tmp_path)], check=True)
     found = load_file(tmp_path / "logits.safetensors")
     assert found.keys() == expected.keys()
@@ -169,19 +174,6 @@ def test_autocast_leaves_the_scan_in_float32(make_model, flags: dict) -> None:
     torch.testing.assert_close(found.tau, whole.tau, rtol=0.05, atol=0)
     size = whole.last_hidden_state.abs().max().item()
     torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1 * size)
-
-
-@pytest.mark.slow
-def test_an_unpickled_configuration_registers_the_models(tmp_path: Path) -> None:
-    import pickle
-
-    (tmp_path / "config.pkl").write_bytes(pickle.dumps(hf_ssm.S4Config(hidden_size=8)))
-    code = (
-        "import pickle, sys, transformers; config = pickle.load(open(sys.argv[1], 'rb')); "
-        "print(type(transformers.AutoModel.from_config(config)).__name__)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "config.pkl")]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "S4Model"
 
 
 @pytest.mark.parametrize("family", ["Hyena", "S4"])

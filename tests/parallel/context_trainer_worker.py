@@ -42,7 +42,6 @@ RESUMED = ("S4D", "Mamba-2")
 # Model, layout of the rows, and arguments of the Trainer or changes of the configuration.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "S4D": ("S4D", "right", {"tau_weight": 0.1, "gradient_accumulation_steps": 2}),
-    "S4D, pooled": ("S4", "left", {"tau_weight": 0.1, "gradient_accumulation_steps": 2, "rescale_init": True}),
     "S4D, batch norm": ("S4D, batch norm", "right", {}),
     "Hyena": ("Hyena", "packed", {"label_smoothing_factor": 0.1, "tau_weight": 0.1}),
     "Hyena, own loss": ("Hyena", "right", {"compute_loss_func": "mean", "gradient_accumulation_steps": 2}),

@@ -1,14 +1,47 @@
-"""Workers of tests with several processes: a script of its own in each, joined by `torch.distributed`."""
+"""Processes of tests: a script or module in each, forked from a server that has imported the packages and run nothing.
 
+Each import of torch, transformers and hf_ssm takes seconds of a core, a fork takes milliseconds.
+"""
+
+import multiprocessing
 import os
+import runpy
 import socket
-import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _LONGEST = 900
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "accelerate", "datasets", "hf_ssm.cli", "hf_ssm"])
+
+
+def start(log: Path, program: str | Path, *arguments: object, **environment: str) -> BaseProcess:
+    """Start a script (a path) or a module (its name) as `__main__` in a new process, which prints to a file.
+
+    The packages read the environment when they were imported, before `environment` was set: changes reach only what is
+    read later.
+    """
+    words = [str(program), *map(str, arguments)]
+    process = _CONTEXT.Process(target=_run, args=(str(log), words, {**os.environ, **environment}))
+    process.start()
+    return process
+
+
+def _run(log: str, words: list[str], environment: dict[str, str]) -> None:
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = words
+    if words[0].endswith(".py"):
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def run_workers(worker: str | Path, folder: Path, size: int, *arguments: str) -> None:
@@ -23,22 +56,19 @@ def run_workers(worker: str | Path, folder: Path, size: int, *arguments: str) ->
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     logs = [folder / f"{rank}.log" for rank in range(size)]
-    processes = []
-    for rank, log in enumerate(logs):
-        places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        with log.open("w", encoding="utf-8") as file:
-            command = [sys.executable, worker, folder, *arguments]
-            environment = {**os.environ, **shared, **places}
-            processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
+    processes = [
+        start(log, worker, folder, *arguments, **shared, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+        for rank, log in enumerate(logs)
+    ]
     end = time.monotonic() + _LONGEST
     # After a failure of one, the others would wait for it.
-    while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+    while any(process.exitcode is None for process in processes) and not any(process.exitcode for process in processes):
         if time.monotonic() > end:
             break
         time.sleep(0.05)
     for process in processes:
         process.kill()
-        process.wait()
-    codes = [process.returncode for process in processes]
+        process.join()
+    codes = [process.exitcode or 0 for process in processes]
     texts = [log.read_text(encoding="utf-8")[-3000:] for code, log in zip(codes, logs, strict=True) if code > 0]
     assert not any(codes), "\n".join([f"exit codes {codes}", *texts])

@@ -11,8 +11,8 @@ from launching import run_workers
 
 pytestmark = pytest.mark.slow
 
-SHARDED = ("S4D", "Hyena", "S5", "Mamba", "Mamba-2")
-ANALYSED = ("S4D", "Hyena", "Mamba")
+SHARDED = ("S4D", "S5", "Mamba-2")
+ANALYSED = ("S4D", "Hyena")
 # With one group of four processes, the others with two groups of two.
 OF_FOUR = ("S4D, batch norm", "Hyena, own loss", "Mamba, pooled", "float32")
 TRAINED = [("4" if case in OF_FOUR else "2", case) for case in worker.CASES]

@@ -33,8 +33,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return {name: {"first": ours[name], "second": theirs[name]} for name in ours}
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("name", worker.CASES)
+@pytest.mark.parametrize(("name", "precision"), worker.RUNS)
 def test_a_split_model_equals_the_whole_one(found, name, precision):
     for errors in found[f"{name}, {precision}"].values():
         for quantity, error in errors.items():

@@ -13,7 +13,7 @@ texts = ["ACGTA", "GGCAT", "TTACG", "CATGA"]
 searched = []
 search = probe._search
 probe._search = lambda sequence, advance: searched.append(sequence) or search(sequence, advance)
-together = probe.run(texts, output=sys.argv[1], progress=False)
+together = probe.run(texts, output=f"{sys.argv[1]}/probe.safetensors", progress=False)
 assert len(searched) == 2
 assert together.indices == [0, 1, 2, 3], together.indices
 for text, result in zip(texts, together, strict=True):

@@ -1,45 +1,23 @@
 """Two processes share the sequences of a run, and the first one merges the results."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_workers
 
 from hf_ssm.probes import MaskingResults
 from hf_ssm.probes.resuming import ResultsFile
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+WORKER = Path(__file__).with_name("shared_worker.py")
 
 
 @pytest.mark.slow
-def test_two_processes_find_the_same_as_one(tmp_path):
-    output = tmp_path / "probe.safetensors"
+def test_two_processes_find_the_same_as_one(tmp_path, monkeypatch):
     # The environment that `accelerate launch` and `torchrun` set.
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "ACCELERATE_USE_CPU": "true"}
-    environment = {**os.environ, **shared, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "shared_worker.py"), str(output)]
-    workers = [
-        subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE)
-        for rank in "01"
-    ]
-    try:
-        errors = [worker.communicate(timeout=600)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], errors
-    assert MaskingResults.load(output).indices == [0, 1, 2, 3]
-    assert [path.name for path in tmp_path.iterdir()] == ["probe.safetensors"]
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    run_workers(WORKER, tmp_path, 2)
+    assert MaskingResults.load(tmp_path / "probe.safetensors").indices == [0, 1, 2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {"probe.safetensors", "0.log", "1.log"}
 
 
 class SecondOfTwo:

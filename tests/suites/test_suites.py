@@ -1,5 +1,6 @@
 """Suites: data in the formats of published ones, results against plain implementations, continuation."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,7 +13,9 @@ import pytest
 import torch
 from datasets import Dataset
 from suite_stand_ins import WORDS, plain_area, plain_metric, plain_regression, sequences, variants
+from transformers import set_seed
 
+from hf_ssm import S4Config, S4ForSequenceClassification, build_dna_tokenizer
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.inference.model import SequenceModel
@@ -83,6 +86,12 @@ def test_stored_rows_are_used_again_unless_the_task_or_the_table_changes(mirror:
     assert {len(text) for text in few.splits()["train"][0]} == {30}
     few.path.write_bytes(b"damaged")
     assert load_task(task, tmp_path, mirror).digest == data.digest
+    # An edited table is read again.
+    own = Task("own", str(own_table(tmp_path, {"train": 40, "test": 20})), **COLUMNS)
+    first = load_task(own, tmp_path / "own")
+    own_table(tmp_path, {"train": 40, "test": 24})
+    second = load_task(own, tmp_path / "own")
+    assert (first.rows["test"], second.rows["test"]) == (20, 24) and first.digest != second.digest
 
 
 def own_table(folder: Path, counts: dict[str, int], classes: int = 2, seed: int = 1) -> Path:
@@ -121,7 +130,7 @@ def test_linear_probe(reader: SequenceModel, tmp_path: Path, classes: int, metri
     center, scale = expected["train"].mean(0), expected["train"].std(0)
     inputs = {split: (values - center) / scale for split, values in expected.items()}
     best, value = -1.0, None
-    for penalty in (0.01, 0.1, 1.0):
+    for penalty in (0.001, 0.01, 0.1, 1.0):
         predicted = {
             split: plain_regression(inputs["train"], splits["train"][1], inputs[split], penalty)
             for split in ("validation", "test")
@@ -136,14 +145,15 @@ def test_linear_probe(reader: SequenceModel, tmp_path: Path, classes: int, metri
 
 
 def test_kmers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts of words, and their length, by dictionaries; the regression from its objective."""
+    """Counts of words by dictionaries, the regression from its objective; both settings chosen by validation rows."""
     monkeypatch.setattr(supervised, "WORD_LENGTHS", (1, 2))
+    monkeypatch.setattr(supervised, "PENALTIES", (0.02, 0.5))
     path = own_table(tmp_path, {"train": 60, "val": 24, "test": 36})
     data = load_task(Task("own", str(path), metric="auroc", keep_case=True, **COLUMNS), tmp_path / "data")
     splits = data.splits()
     assert any(text.islower() for text in splits["train"][0])
-    best, value, length = -1.0, None, 0
-    for k in (1, 2):
+    best, value, settings_of_best = -1.0, None, {}
+    for k, penalty in itertools.product((1, 2), (0.02, 0.5)):
         words = ["".join(letters) for letters in itertools.product("ACGT", repeat=k)]
         counts = {
             split: np.array(
@@ -152,15 +162,15 @@ def test_kmers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for split, (texts, _) in splits.items()
         }
         predicted = {
-            split: plain_regression(counts["train"].astype(float), splits["train"][1], counts[split])
+            split: plain_regression(counts["train"].astype(float), splits["train"][1], counts[split], penalty)
             for split in ("validation", "test")
         }
         chosen = plain_metric("auroc", splits["validation"][1].tolist(), predicted["validation"].tolist())
         if chosen > best:
-            best, length = chosen, k
+            best, settings_of_best = chosen, {"k": k, "C": penalty}
             value = plain_metric("auroc", splits["test"][1].tolist(), predicted["test"].tolist())
     result = kmer_classifier(data)
-    assert result["chosen"] == {"k": length} and result["value"] == close(value, rel=1e-6)
+    assert result["chosen"] == settings_of_best and result["value"] == close(value, rel=1e-6)
 
 
 def test_long_sequences_are_read_in_windows(make_model: Any, reader: SequenceModel) -> None:
@@ -273,6 +283,33 @@ def test_bed_files_of_bend(mirror: Path, tmp_path: Path) -> None:
         load_task(task, tmp_path / "other")
 
 
+def test_distances_of_bend(mirror: Path, tmp_path: Path, reader: SequenceModel) -> None:
+    """The cosine distance at the variant, 256 bases (here 20) on each side, from the states of whole windows."""
+    task = dataclasses.replace(task_of("bend-variants", "variant_effects_disease"), window=41)
+    assert task_of("bend-variants", "variant_effects_disease").window == 513
+    reader.model.double()
+    (_, run) = run_suite(
+        Suite("s", (task,)), [Contender("m", lambda: reader)], tmp_path, with_random=False, mirror=mirror,
+        genome=mirror / "genome.fa",
+    )  # fmt: skip
+    labels, distances = [], []
+    with Genome(mirror / "genome.fa") as genome:
+        for row in load_task(task, tmp_path / "data", mirror).variants():
+            text, place = genome.fetch(row["chrom"], 0, 1500).upper(), row["pos"] - 1
+            states = []
+            for letters in (text, text[:place] + row["alt"] + text[place + 1 :]):
+                window = letters[max(0, place - 20) : place + 21]
+                ids = torch.tensor([reader.tokenizer.convert_tokens_to_ids(list(window))])
+                with torch.no_grad():
+                    states.append(reader.model.model(ids).last_hidden_state[0, min(20, place)])
+            if window.count("N") <= len(window) / 2:
+                labels.append(bool(row["label"]))
+                distances.append(1 - torch.cosine_similarity(*states, dim=0).item())
+    assert len(distances) == run.results[0]["variants"] > 20
+    assert run.results[0]["chosen"] == {"score": "cosine_distance"}
+    assert run.value == close(plain_area("auroc", labels, distances), rel=1e-6)
+
+
 def settings(**model: Any) -> dict[str, Any]:
     size = {"family": "s4", "hidden_size": 4, "num_hidden_layers": 1, "state_size": 4, "bidirectional": True}
     return {"model": size | model, "training": {"num_train_epochs": 1, "per_device_train_batch_size": 16}}
@@ -315,6 +352,7 @@ def test_killed_and_continued(
         ("lm", "linear probe", ()),
         ("lm (random weights)", "linear probe", (0, 1)),
         ("fresh", "trained", (0, 1)),
+        ("fresh (random weights)", "linear probe", (0, 1)),
     ]
     assert names == [("virus_covid", *row) for row in rows]
     # Other facts of a model: only its results are measured again.
@@ -322,6 +360,33 @@ def test_killed_and_continued(
     other = [contenders[0], Contender("fresh", settings=settings(state_size=2), facts="fresh")]
     run_suite(suite, other, tmp_path / "killed", seeds=1, mirror=mirror)
     assert calls == ["virus_covid 0"]
+
+
+def test_random_weights_of_settings(tmp_path: Path) -> None:
+    """Fresh models of the configuration that the settings train, by means of hidden states; nothing is trained."""
+    path = own_table(tmp_path, {"train": 60, "val": 24, "test": 36})
+    task = Task("own", str(path), metric="auroc", **COLUMNS)
+    contender = Contender("fresh", settings=settings(rc_conjoin="eval"))
+    runs = run_suite(Suite("mine", (task,)), [contender], tmp_path / "out", seeds=2)
+    data, random_run = load_task(task, tmp_path / "out" / "data"), runs[-1]
+    assert random_run.model == "fresh (random weights)" and random_run.is_random and runs[1].how == "trained"
+    values = []
+    for seed, result in enumerate(random_run.results):
+        set_seed(seed)
+        config = S4Config(hidden_size=4, num_hidden_layers=1, state_size=4, bidirectional=True, num_labels=2)
+        plain = S4ForSequenceClassification(config).eval()
+        tokenizer = build_dna_tokenizer()
+        vectors = {
+            split: torch.stack([plain_mean(plain, tokenizer, text) for text in texts]).double().numpy()
+            for split, (texts, _) in data.splits().items()
+        }
+        expected = linear_classifier(data, vectors)
+        assert result["value"] == close(expected["value"], rel=1e-6)
+        assert result["chosen"] == expected["chosen"] and result["parameters"] == plain.num_parameters()
+        values.append(vectors["test"])
+    assert not np.allclose(*values)
+    without = run_suite(Suite("mine", (task,)), [contender], tmp_path / "out", seeds=2, with_random=False)
+    assert [run.model for run in without] == ["k-mers", "fresh"]
 
 
 def test_report(reader: SequenceModel, mirror: Path, tmp_path: Path) -> None:
@@ -339,6 +404,9 @@ def test_report(reader: SequenceModel, mirror: Path, tmp_path: Path) -> None:
         "k-mers", "user/lm", "user/lm (random weights)", "bad", "bad (random weights)",
     ]  # fmt: skip
     assert lines[-1] == "- own, bad (random weights): no weights here"
+    # Numbers of a sample of the rows are none of the data set.
+    assert not write_results(suite, runs, tmp_path / "out", Limits(max_rows=10))
+    assert not (tmp_path / "out" / "eval_results").exists()
     (path,) = write_results(suite, runs, tmp_path / "out")
     assert path == tmp_path / "out" / "eval_results" / "user_lm" / ".eval_results" / "mine.yaml"
     from huggingface_hub import parse_eval_result_entries

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import datasets
+
 from hf_ssm.data import fasta, tokenized
 from hf_ssm.training import launch
 from hf_ssm.training.inputs import load_data
@@ -20,6 +22,7 @@ def counted(function, counts, name):
 
 
 def main(folder: Path) -> None:
+    datasets.config.HF_DATASETS_CACHE = str(folder / "cache")
     counts = {"files": 0, "batches": 0}
     fasta._lines = counted(fasta._lines, counts, "files")
     tokenized._Encoder.__call__ = counted(tokenized._Encoder.__call__, counts, "batches")

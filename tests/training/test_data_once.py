@@ -1,14 +1,11 @@
 """Data that are loaded once: by the first rank of a machine, whose files the others map, or for several runs."""
 
 import json
-import os
 import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_workers
 
 from hf_ssm.training import run
 from hf_ssm.training.inputs import load_data
@@ -21,20 +18,7 @@ HERE = Path(__file__).parent
 def test_one_rank_reads_and_tokenizes(tmp_path) -> None:
     rng = random.Random(0)
     (tmp_path / "genome.fa").write_text(">a\n" + "".join(rng.choices("ACGT", k=4000)) + "\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common |= {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    common |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / "data_worker.py", tmp_path],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    run_workers(HERE / "data_worker.py", tmp_path, 2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     # A batch for each of the three splits.
     assert first["counts"] == {"files": 1, "batches": 3}

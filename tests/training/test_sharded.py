@@ -55,10 +55,10 @@ def finish(*running: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of two processes, with activation checkpointing, of which one is continued by four processes and by one."""
+    """Runs of two processes, with activation checkpointing, of which one is continued by one process."""
     folder = tmp_path_factory.mktemp("sharded")
     finish(launch(2, "train", folder, *together.options(8), more=("--fsdp_activation_checkpointing", "true")))
-    finish(launch(4, "resume", folder), launch(1, "resume", folder))
+    finish(launch(1, "resume", folder))
     return folder
 
 
@@ -98,18 +98,17 @@ def test_the_command_trains_as_one_process(sharded: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 4])
-def test_another_number_of_processes_resumes(sharded: Path, processes: int) -> None:
+def test_another_number_of_processes_resumes(sharded: Path) -> None:
     """`torch.distributed.checkpoint` writes weights and the state of the optimizer in parts."""
-    expected, found = (torch.load(sharded / f"optimizer{end}.pt") for end in ("", f"-{processes}"))
+    expected, found = (torch.load(sharded / f"optimizer{end}.pt") for end in ("", "-1"))
     assert expected.keys() == found.keys() and "model.layers.0.mixer.scan.A_log" in expected
     for name, state in expected.items():
         assert state["exp_avg"].count_nonzero() > 0
         assert all(torch.equal(torch.as_tensor(found[name][key]), torch.as_tensor(state[key])) for key in state), name
-    check_weights(sharded / f"resumed-{processes}", load_file(sharded / "checkpoints" / "model.safetensors"))
+    check_weights(sharded / "resumed-1", load_file(sharded / "checkpoints" / "model.safetensors"))
     before = load_file(sharded / "checkpoints" / "checkpoint-2" / "model.safetensors")
     with pytest.raises(AssertionError):
-        check_weights(sharded / f"resumed-{processes}", before)
+        check_weights(sharded / "resumed-1", before)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from hf_ssm import HyenaConfig, S4Config, SSMTrainer
 from hf_ssm.training import SSMTrainingArguments
-from hf_ssm.training.settings import resolve
+from hf_ssm.training.settings import TRAINING_DEFAULTS, resolve
 from hf_ssm.tuning.space import SearchSpace
 
 optuna = pytest.importorskip("optuna", reason="the extra tuning is not installed")
@@ -41,6 +41,12 @@ def test_ranges():
     weights = [trial["tau_weight"] for trial in trials]
     assert 0 in weights and any(1e-6 <= weight <= 1e-1 for weight in weights) and max(weights) <= 1e-1
     assert not {"frequency_scale", "sobolev_order"} & set(trials[0])
+
+
+def test_default_rate_is_that_of_the_command():
+    rates = [trial["learning_rate"] for trial in sampled(SearchSpace(S4Config(**SIZES)))]
+    middle = TRAINING_DEFAULTS["learning_rate"]
+    assert middle / 10 <= min(rates) < middle / 3 and 3 * middle < max(rates) <= middle * 10
 
 
 def test_optional_flags_and_models_without_step_sizes():

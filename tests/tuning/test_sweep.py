@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from hf_ssm import cli
+from hf_ssm.cli import train as train_command
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.training.settings import parse_assignments, resolve
+from hf_ssm.training.settings import TRAINING_DEFAULTS, parse_assignments, resolve
 from hf_ssm.tuning.sweep import expand, merged
 
 DATA = {"dataset": "planted-motifs", "length": 24, "num_train": 24, "num_validation": 12, "num_test": 8}
@@ -105,6 +106,32 @@ def _train_over_a_list(capsys, tmp_path):
     assert (output / "seed=1" / "model.safetensors").stat().st_mtime_ns == written
     assert cli.main(["train", "--resume", "--output", str(output), "--set", "model.hidden_size=8"]) == 2
     assert f"--resume: the settings are not those of {output}/grid.yaml" in capsys.readouterr().err
+
+
+def test_a_grid_continues_with_the_learning_rate_with_which_it_began(capsys, tmp_path, monkeypatch):
+    """Runs that had not begun take the rate of those that had, not the default of a later version."""
+    config, output = tmp_path / "grid.yaml", tmp_path / "grid"
+    config.write_text(yaml.safe_dump({**TINY, "training": {**TINY["training"], "seed": [0, 1]}}))
+    train_once, trained = train_command.train_once, []
+
+    def interrupted(settings, folder, *args, **options):
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(folder.name)
+        return train_once(settings, folder, *args, **options)
+
+    with use_backend("torch"):
+        with monkeypatch.context() as patch:
+            patch.setitem(TRAINING_DEFAULTS, "learning_rate", 0.07)
+            patch.setattr(train_command, "train_once", interrupted)
+            assert cli.main(["train", "--config", str(config), "--output", str(output)]) != 0
+        assert "seed=0 (1 of 2)" in capsys.readouterr().out and trained == ["seed=0"]
+        written = (output / "seed=0" / "model.safetensors").stat().st_mtime_ns
+        assert cli.main(["train", "--resume", "--output", str(output)]) == 0
+    assert "(1 of 2)" not in capsys.readouterr().out
+    settings = [yaml.safe_load((output / f"seed={seed}" / "train_config.yaml").read_text()) for seed in (0, 1)]
+    assert [each["training"]["learning_rate"] for each in settings] == [0.07, 0.07]
+    assert (output / "seed=0" / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_a_list_needs_a_validation_split(capsys, tmp_path):

@@ -114,7 +114,7 @@ def test_a_lucky_seed_is_not_adopted(tmp_path):
 
 @pytest.mark.parametrize(
     ("effects", "fifth", "rate"),
-    [({"x3": 0.1, "x10": 0.15}, "learning_rate_x10", 0.01), ({"rescale": 0.1}, "learning_rate_x0.33", 0.000333333)],
+    [({"x3": 0.1, "x10": 0.15}, "learning_rate_x10", 0.03), ({"rescale": 0.1}, "learning_rate_x0.33", 0.001)],
 )
 def test_with_one_change_that_helps_the_learning_rate_is_explored(tmp_path, effects, fifth, rate):
     simulation = Simulation(effects)

@@ -32,7 +32,7 @@ def add_benchmark(parser: argparse.ArgumentParser) -> None:
     add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
     seeds = "seeds of runs and of random weights (default: %(default)s)"
     add("--seeds", metavar="N", type=int, default=3, help=seeds)
-    add("--without-random", action="store_true", help="do not measure checkpoints with random weights")
+    add("--without-random", action="store_true", help="do not measure random weights of the models")
     add("--both-strands", action="store_true", help="average embeddings and predictions over both strands")
     group = parser.add_argument_group("model")
     add = group.add_argument

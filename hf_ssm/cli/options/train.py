@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, _Option]] = {
             int,
             "sequences per step and device (default: 32)",
         ),
-        "learning_rate": ("--learning-rate RATE", float, "peak rate (default: 1e-3)"),
+        "learning_rate": ("--learning-rate RATE", float, "peak rate (default: 3e-3, with --model 1e-3)"),
         "seed": ("--seed N", int, "of weights, order and dropout (data.seed: of the splits)"),
         "report_to": ("--report-to NAME", str, "also log to trackio, tensorboard or wandb (default: none)"),
     },

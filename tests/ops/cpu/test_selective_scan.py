@@ -1,8 +1,6 @@
 """The compiled selective scan: values and gradients against the reference, and requirements of autograd and export."""
 
 import multiprocessing
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching import run_workers
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
@@ -290,7 +289,7 @@ def test_python_threads_at_once():
 
 # In processes of their own: a forked child of this one, which has run many threads by then, might wait for ever.
 ONE_OF_TWO = """
-import sys, torch
+import os, torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from hf_ssm.ops.selective_scan import selective_scan
@@ -303,8 +302,8 @@ class Scan(torch.nn.Module):
     def forward(self, u, B):
         return selective_scan(u, u, self.A, B, B, delta_softplus=True)
 
-rank = int(sys.argv[1])
-distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+rank = int(os.environ["RANK"])
+distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model, u, B = Scan(), torch.randn(2, 30, 20), torch.randn(2, 30, 4)
 parallel = DistributedDataParallel(model)
@@ -317,10 +316,8 @@ distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_two_processes_of_gloo(tmp_path):
-    commands = [[sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path / "meet")] for rank in range(2)]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [process.communicate(timeout=600)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
+    (tmp_path / "one_of_two.py").write_text(ONE_OF_TWO)
+    run_workers(tmp_path / "one_of_two.py", tmp_path, 2)
 
 
 @pytest.mark.parametrize("batch", [15, 16, 33, 70])
