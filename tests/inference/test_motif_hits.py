@@ -187,7 +187,7 @@ def test_errors_of_attributions(make_model: Any) -> None:
         (
             (both, tokenizer, SEQUENCES),
             {},
-            "needs a classifier or regressor of one strand.* use 'in_silico_mutagenesis'",
+            "needs a classifier or regressor that reads one strand.* reads two.* use 'in_silico_mutagenesis'",
         ),
         ((model, tokenizer, SEQUENCES, 0), {"method": "x"}, "`method`"),
         ((model, tokenizer, SEQUENCES, 0), {"references": 0}, "`references`=0"),
