@@ -17,8 +17,12 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "s4d": {"filter_type": "s4d"},
     },
     "Hyena2": {
-        "short": {"layer_types": ["short_conv", "full_attention"]},
-        "medium": {"layer_types": ["medium_conv", "long_conv"], "medium_filter_length": 12},
+        "short": {"num_hidden_layers": 2, "layer_types": ["short_conv", "full_attention"]},
+        "medium": {
+            "num_hidden_layers": 2,
+            "layer_types": ["medium_conv", "long_conv"],
+            "medium_filter_length": 12,
+        },
     },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
