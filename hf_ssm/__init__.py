@@ -22,6 +22,7 @@ _LAZY = {
     "base_attributions": "hf_ssm.inference",
     "build_byte_tokenizer": "hf_ssm.tokenization",
     "build_dna_tokenizer": "hf_ssm.tokenization",
+    "build_evo2_tokenizer": "hf_ssm.tokenization",
     "build_listops_tokenizer": "hf_ssm.tokenization",
     "build_word_tokenizer": "hf_ssm.tokenization",
     "compress": "hf_ssm.analysis.compression",

@@ -98,6 +98,9 @@ def make_model() -> Callable[..., Any]:
             defaults |= {"max_position_embeddings": 64, "filter_order": 16}
         if family in ("SSD", "Mamba3"):
             defaults |= {"head_dim": 4, "n_groups": 2}
+        if family == "Hyena2":
+            # One layer of each kind.
+            defaults |= {"num_hidden_layers": 4, "vocab_size": 12, "num_attention_heads": 2, "medium_filter_length": 9}
         config = getattr(hf_ssm, f"{family}Config")(**(defaults | arguments))
         return getattr(hf_ssm, f"{family}{head}")(config).eval()
 

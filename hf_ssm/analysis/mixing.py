@@ -142,4 +142,6 @@ def measure_mixed_tau(model: Any, batch: Mapping[str, Any]) -> Tensor:
     with observing(blocks, meter), evaluating(model):
         inner(**model_inputs(batch, next(inner.parameters()).device), use_cache=False)
     layers = [[operator for _, operator in operators_in(block)] for block in blocks]
-    return torch.stack([torch.stack([tau for op in layer for tau in meter.taus[op]]).mean() for layer in layers])
+    return torch.stack(
+        [torch.stack([tau for op in layer for tau in meter.taus[op]]).mean() for layer in layers if layer]
+    )

@@ -116,9 +116,7 @@ def _bundle(name: str, config_class: Any, narrowing: Narrowing) -> dict[str, str
     elsewhere = in_runtime | {statement.key for statement in configuration}
     modeling = [s for s in used.statements if s.key not in elsewhere]
     # Whoever opens the file looks for the mixer first.
-    mixers = [
-        (m.__module__, m.__name__) for cls in classes[:1] if isinstance(m := getattr(cls, "mixer_class", None), type)
-    ]
+    mixers = [(m.__module__, m.__name__) for cls in classes[:1] if callable(m := getattr(cls, "mixer_class", None))]
     modeling = in_reading_order(sources, modeling, used.attributes, homes[1], [*mixers, *roots[1:]])
     stems = _file_stems(family)
     writer = _Writer(sources, used.attributes, homes)

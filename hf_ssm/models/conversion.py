@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
@@ -130,12 +131,26 @@ def _read_config(source: str | Path) -> dict[str, Any]:
         # Its `model_type` is none of transformers.
         return {name: value for name, value in _read_json(Path(source, "params.json")).items() if name != "model_type"}
     if Path(source).is_dir() and not Path(source, "config.json").is_file():
+        yaml_files = sorted(path for ending in ("yml", "yaml") for path in Path(source).glob(f"*.{ending}"))
+        if len(yaml_files) == 1:
+            return _read_yaml(yaml_files[0])
         raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
     try:
         path = Path(str(cached_file(source, "config.json")))
     except OSError as error:
         raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and not on the Hub: {error}") from error
     return _read_json(path, source)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Content of the configuration of a checkpoint (Evo 2) whose library writes YAML."""
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(path)!r} must hold fields, got {type(found).__name__}")
+    return found
 
 
 def _read_json(path: Path, source: str | Path | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
     parameter_quantity = "mlp"
 
-    def __init__(self, config):
+    def __init__(self, config, layer_idx: int = 0):
         super().__init__()
         depth = config.num_mlp_layers
         sizes = [config.hidden_size, *[config.mlp_size] * (depth - 1), config.hidden_size]
@@ -47,7 +47,7 @@ class Block(GradientCheckpointingLayer):
     # Of all parameters of the mixer that its modules do not describe.
     parameter_quantity = "projection"
 
-    def __init__(self, config, layer_idx: int, mixer: Callable[..., nn.Module]):
+    def __init__(self, config, layer_idx: int, mixer: Callable[..., nn.Module], mlp: Callable[..., nn.Module] = MLP):
         super().__init__()
         self.norm_first = config.norm_first
         self.use_residual = config.use_residual
@@ -59,7 +59,7 @@ class Block(GradientCheckpointingLayer):
         self.tie_dropout = config.tie_dropout
         has_mlp = config.mlp_size is not None
         self.norm2 = build_norm(config) if has_mlp else None
-        self.mlp = MLP(config) if has_mlp else None
+        self.mlp = mlp(config, layer_idx) if has_mlp else None
 
     def forward(
         self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_ssm.ops.context import is_in_backward
 from hf_ssm.utils.processes import Processes, all_processes
 
-__all__ = ["GatedRMSNorm", "MaskedBatchNorm", "build_norm", "normalized"]
+__all__ = ["GatedRMSNorm", "MaskedBatchNorm", "RMSPlusNorm", "build_norm", "normalized"]
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
@@ -105,6 +105,19 @@ class GatedRMSNorm(nn.Module):
         return nn.functional.rms_norm(grouped, grouped.shape[-1:], None, self.epsilon).flatten(-2)
 
 
+class RMSPlusNorm(nn.RMSNorm):
+    """RMS norm with ε beside the root, w ⊙ x / (rms(x) + ε), as in StripedHyena; in float32 or better."""
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """Initial values by name."""
+        return {"weight": torch.ones(self.weight.shape)}
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        precise = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        normed = precise / precise.square().mean(-1, keepdim=True).sqrt().add(self.eps or 0.0)
+        return (self.weight * normed).to(hidden_states.dtype)
+
+
 def build_norm(config) -> nn.Module:
     """The norm of a configuration, for `normalized`.
 
@@ -112,7 +125,9 @@ def build_norm(config) -> nn.Module:
     """
     if config.norm_type == "none":
         return nn.Identity()
-    kind = {"batch": MaskedBatchNorm, "layer": nn.LayerNorm, "rms": nn.RMSNorm}[config.norm_type]
+    kind = {"batch": MaskedBatchNorm, "layer": nn.LayerNorm, "rms": nn.RMSNorm, "rms_plus": RMSPlusNorm}[
+        config.norm_type
+    ]
     return kind(config.hidden_size, eps=config.layer_norm_epsilon)
 
 

@@ -33,6 +33,9 @@ class Observer:
         """Called by an operator before it mixes positions; returns a factor that its kernel is multiplied by."""
         raise NotImplementedError
 
+    def skip(self) -> None:
+        """Called by a mixer that has no operator, such as attention, instead."""
+
     def results(self) -> tuple[Tensor, ...]:
         """What the block returns beside its hidden states."""
         return ()
@@ -44,7 +47,7 @@ def measured_tau(operator: SequenceOperator, reading: Reading, processes: Proces
 
 
 class TauMeter(Observer):
-    """Computes τ of each block, the mean over its operators and their groups, with gradients.
+    """Computes τ of each block, the mean over its operators and their groups, with gradients; none of attention.
 
     In a distributed run (`torch.distributed`, several processes) the rows of all processes are one batch for τ in
     training mode; all processes have to compute τ together, as they do in data parallel training. In evaluation mode
@@ -55,6 +58,7 @@ class TauMeter(Observer):
 
     def __init__(self) -> None:
         self.taus: list[Tensor] = []
+        self.is_skipped = False
 
     def begin(self) -> "TauMeter":
         return TauMeter()
@@ -65,7 +69,12 @@ class TauMeter(Observer):
     def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
         self.taus.append(measured_tau(operator, reading, self.processes(operator)))
 
+    def skip(self) -> None:
+        self.is_skipped = True
+
     def results(self) -> tuple[Tensor, ...]:
+        if self.is_skipped and not self.taus:
+            return ()
         if not self.taus:
             raise ValueError("τ needs a block whose operators call `observe`, see `SequenceOperator`; here none did.")
         return (torch.stack(self.taus).mean(),)
@@ -86,6 +95,10 @@ class _Both(Observer):
     def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor | None:
         factor, other = self.first(operator, reading), self.second(operator, reading)
         return other if factor is None else factor
+
+    def skip(self) -> None:
+        self.first.skip()
+        self.second.skip()
 
     def results(self) -> tuple[Tensor, ...]:
         return *self.first.results(), *self.second.results()

@@ -26,6 +26,7 @@ QUANTITIES: dict[str, str] = {
     "filter_frequency": "frequencies of Hyena's filters",
     "filter_amplitude": "amplitudes of the sinusoid filters",
     "filter_mlp": "MLP of the implicit filters",
+    "filter_taps": "taps of the explicit filters",
     "short_convolution": "short convolutions",
     "projection": "projections of the mixers",
     "mlp": "MLPs of the blocks",

@@ -26,11 +26,22 @@ def as_real(state: Tensor) -> Tensor:
     return torch.cat([state.real, state.imag], dim=-1) if state.is_complex() else state
 
 
+def _of_equal_length(values: Sequence[Tensor]) -> list[Tensor]:
+    """`(B, P, ...)` with zeros before the positions of those which have fewer: keys and values of attention."""
+    longest = max(value.shape[1] if value.dim() > 1 else 0 for value in values)
+    shorter = [longest - value.shape[1] if value.dim() > 1 else 0 for value in values]
+    return [
+        torch.cat([value.new_zeros(len(value), count, *value.shape[2:]), value], dim=1) if count else value
+        for value, count in zip(values, shorter, strict=True)
+    ]
+
+
 class LayerState:
     """The state of one layer; its mixer fills it.
 
     Attributes:
-        tensors: Recurrent states by name, each with the batch as first dimension. In a state that an exported program
+        tensors: Recurrent states by name, each with the batch as first dimension, and keys and values of attention,
+            whose second dimension is the positions. In a state that an exported program
             has returned, or that was read from a file, complex states are real, with the real parts before the
             imaginary parts along the last dimension.
         streams: Running long convolutions by name.
@@ -138,7 +149,8 @@ class LayerState:
             values = [part.tensors[name] for part in parts]
             # Those that were read from a file are real, and remain so where nothing was read since.
             is_complex = any(value.is_complex() for value in values)
-            self.tensors[name] = torch.cat([from_real(value) for value in values] if is_complex else values)
+            values = [from_real(value) for value in values] if is_complex else values
+            self.tensors[name] = torch.cat(_of_equal_length(values))
         self.streams = {
             name: type(stream).join([part.streams[name] for part in parts]) for name, stream in parts[0].streams.items()
         }

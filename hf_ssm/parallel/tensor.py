@@ -199,6 +199,10 @@ def _sizes(block: Block) -> dict[str, int]:
                 "parameters by FSDP2 instead."
             )
         return sizes | {"hidden_size" if mixer.in_proj is None else "intermediate_size": mixer.scan.channels}
+    if not _operators(mixer):
+        raise ValueError(
+            f"{type(mixer).__name__} cannot be split over processes: shard the model's parameters by FSDP2 instead."
+        )
     for operator in _operators(mixer):
         if type(mixer) not in _MIXERS and not hasattr(operator, "channel_axes"):
             raise ValueError(

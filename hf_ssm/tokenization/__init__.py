@@ -7,7 +7,7 @@ from hf_ssm.tokenization.dna import (
     needs_capitals,
     reads_only_dna,
 )
-from hf_ssm.tokenization.text import BYTE_SPECIAL_TOKENS, build_byte_tokenizer
+from hf_ssm.tokenization.text import BYTE_SPECIAL_TOKENS, build_byte_tokenizer, build_evo2_tokenizer
 from hf_ssm.tokenization.words import (
     LISTOPS_WORDS,
     WORD_SPECIAL_TOKENS,
@@ -23,6 +23,7 @@ __all__ = [
     "WORD_SPECIAL_TOKENS",
     "build_byte_tokenizer",
     "build_dna_tokenizer",
+    "build_evo2_tokenizer",
     "build_listops_tokenizer",
     "build_plant_dna_tokenizer",
     "build_word_tokenizer",

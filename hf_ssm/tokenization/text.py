@@ -1,5 +1,7 @@
 """Tokenizer of UTF-8 bytes."""
 
+from typing import Any
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -56,6 +58,32 @@ def build_byte_tokenizer(
         eos_token="[EOS]" if add_eos else None,
         split_special_tokens=not special_tokens_in_text,
     )
+
+
+def build_evo2_tokenizer(model_max_length: int | None = None, padding_side: str = "right") -> PreTrainedTokenizerFast:
+    """Build the tokenizer of Evo 2: the id of a byte of the UTF-8 text is its value, and nothing is added.
+
+    The bytes 0 and 1, which no text of DNA holds, stand for the end of a sequence and padding. Capitals and lower case
+    are different tokens, and the 256 ids beyond the bytes are not used.
+
+    Args:
+        model_max_length: Longest input in tokens, used by `truncation=True`; None (the default) means no limit.
+        padding_side: "right" (default), or "left" for `generate`.
+
+    Returns:
+        A fast tokenizer with the outputs `input_ids` and `attention_mask`.
+
+    Raises:
+        ValueError: `model_max_length` or `padding_side` is invalid.
+    """
+    characters = _byte_characters()
+    vocabulary = {character: byte for byte, character in enumerate(characters)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    named = {"eos_token": characters[0], "pad_token": characters[1]}
+    options: dict[str, Any] = {"eos_token": None, "pair_separator": None, "split_special_tokens": True}
+    return finish(backend, characters[:2], model_max_length, padding_side, named=named, **options)
 
 
 def _byte_characters() -> list[str]:

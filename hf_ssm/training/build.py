@@ -62,7 +62,7 @@ def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
         return chosen
     config_type = config_class(str(settings.model["family"]))
     names = {config_type.attribute_map.get(name, name) for name in settings.config_fields}
-    if "bidirectional" not in names and reads_only_dna(data.tokenizer):
+    if config_type.can_be_two_sided and "bidirectional" not in names and reads_only_dna(data.tokenizer):
         chosen["bidirectional"] = True
         logger.warning(
             "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "

@@ -41,8 +41,8 @@ class TauTerm:
 
     @staticmethod
     def of(model: Any, outputs: Any) -> Tensor:
-        """τ of each layer, `(num_hidden_layers,)`: the mean over the replicas of `torch.nn.DataParallel`."""
-        return outputs.tau.unflatten(0, (-1, model.config.num_hidden_layers)).mean(dim=0)
+        """τ of each layer that has a kernel, `(num_tau_layers,)`: the mean over replicas of `torch.nn.DataParallel`."""
+        return outputs.tau.unflatten(0, (-1, model.config.num_tau_layers)).mean(dim=0)
 
     def record(self, tau: Tensor, *others: Tensor, steps: int = 1) -> None:
         """Add τ of each layer, and other scalars that are divided by `steps` already, with the weight 1 / `steps`."""

@@ -46,7 +46,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
             Afterwards `hf_ssm.analysis.mixing.measure_mixed_tau` is 1 instead, and the mean over channels is not.
 
     Returns:
-        τ of each layer before it was rescaled, `(num_hidden_layers,)`.
+        τ of each layer with a kernel before it was rescaled, `(config.num_tau_layers,)`.
 
     Raises:
         TypeError: An argument of another type.
@@ -104,9 +104,8 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     try:
         with observing(blocks, rescaler):
             model(**inputs, use_cache=False)
-        taus = torch.stack(
-            [torch.stack([tau for op in layer for tau, _ in rescaler.taus.get(op, [])]).mean() for layer in layers]
-        )
+        kernels = [[tau for op in layer for tau, _ in rescaler.taus.get(op, [])] for layer in layers if layer]
+        taus = torch.stack([torch.stack(values).mean() for values in kernels])
         _reshard(model)
         for operator, taus_of_groups in rescaler.taus.items():
             _scale_shards_(operator, taus_of_groups)

@@ -90,6 +90,7 @@ def test_ruff_finds_no_undefined_or_unused_name_and_hardly_another_layout(folder
         (hf_ssm.SelectiveSSMConfig(num_blocks=4, use_input_bias=True), ["class SelectiveScan("]),
         (hf_ssm.SSDConfig(), ["SelectiveMixer"]),
         (hf_ssm.ConvS5Config(), ["SSMForCausalLM"]),
+        (hf_ssm.Hyena2Config(), ["ImplicitFilter", "StateSpaceFilter", "dplr_kernel"]),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
 )

@@ -16,6 +16,14 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "implicit": {"max_position_embeddings": 64, "filter_order": 16},
         "s4d": {"filter_type": "s4d"},
     },
+    "Hyena2": {
+        "short": {"num_hidden_layers": 2, "layer_types": ["short_conv", "full_attention"]},
+        "medium": {
+            "num_hidden_layers": 2,
+            "layer_types": ["medium_conv", "long_conv"],
+            "medium_filter_length": 12,
+        },
+    },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "Mamba3": {"rank2": {"head_dim": 16, "n_groups": 2, "mimo_rank": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},

@@ -32,7 +32,8 @@ class SSMModelOutput(ModelOutput):
         past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
             after the final norm; each in the shape of `last_hidden_state`.
-        tau: With `output_tau=True`, τ of each layer, `(num_hidden_layers,)` (Liu & Li 2024, eq. (6)).
+        tau: With `output_tau=True`, τ of each layer that has a kernel, `(config.num_tau_layers,)`: all but attention
+            (Liu & Li 2024, eq. (6)).
     """
 
     last_hidden_state: Tensor | None = None
@@ -52,7 +53,8 @@ class SSMModel(SSMPreTrainedModel):
         self.build_embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            Block(config, layer_idx, type(self).mixer_class) for layer_idx in range(config.num_hidden_layers)
+            Block(config, layer_idx, type(self).mixer_class, type(self).mlp_class)
+            for layer_idx in range(config.num_hidden_layers)
         )
         self.norm = build_norm(config) if config.has_final_norm else None
         self.gradient_checkpointing = False

@@ -193,6 +193,8 @@ class SSMConfig(PreTrainedConfig):
     }
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
     count_fields: ClassVar[tuple[str, ...]] = ()
+    # Whether `bidirectional=True` is possible.
+    can_be_two_sided: ClassVar[bool] = True
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
 
     vocab_size: int = 12
@@ -408,6 +410,11 @@ class SSMConfig(PreTrainedConfig):
     def num_mlp_layers(self) -> int:
         """Linear maps of each block's MLP."""
         return 2
+
+    @property
+    def num_tau_layers(self) -> int:
+        """Layers that have a kernel, and so τ."""
+        return self.num_hidden_layers
 
     @property
     def has_final_norm(self) -> bool:

@@ -5,6 +5,7 @@ A family has its converters in modules `convert_<library>.py` in its folder, eac
 checkpoints.
 """
 
+import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
@@ -240,12 +241,13 @@ def _read_weights(
     return {key: tensor for file in files for key, tensor in load_weights(file).items()}
 
 
-def load_state_dict(path: str | Path) -> dict[str, Tensor]:
+def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
     """Load the state dict of a `.safetensors` file, or of a file of `torch.save`, without running code.
 
     Args:
         path: The file. A dictionary from `torch.save` may also have the state dict under `state_dict`,
-            `model_state_dict` or `model`.
+            `model_state_dict` or `model`. Entries `*._extra_state` (of Transformer Engine) are left out.
+        opened: A file object with the content of a checkpoint in parts, which is read instead.
 
     Raises:
         ValueError: A damaged file, a pickle that contains code, or a file without a state dict.
@@ -254,7 +256,9 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load_file(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        # The type of extra states, which are bytes.
+        with torch.serialization.safe_globals([io.BytesIO]):
+            found = torch.load(opened or path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged pickle fails in as many ways as there are instructions in it.
         raise ValueError(
@@ -263,11 +267,14 @@ def load_state_dict(path: str | Path) -> dict[str, Tensor]:
     for name in _NESTED:
         if isinstance(found, dict) and isinstance(found.get(name), dict):
             found = found[name]
+    if isinstance(found, dict):
+        found = {name: value for name, value in found.items() if not str(name).endswith("._extra_state")}
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):
         raise ValueError(f"{str(path)!r} holds no state dict (names and tensors)")
-    check_claims(path, found)
+    if opened is None:
+        check_claims(path, found)
     return found
 
 

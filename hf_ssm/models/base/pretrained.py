@@ -18,6 +18,7 @@ from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one
 from hf_ssm.models.base.weights import check_fit
 from hf_ssm.models.views.extra_inputs import declaring
 from hf_ssm.models.views.strands import complements
+from hf_ssm.modules.block import MLP
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
@@ -46,6 +47,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     # Processes with parts of one sequence would not exchange the states between them.
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]
+    mlp_class: ClassVar[Callable[..., nn.Module]] = MLP
     # Whether `forward` arranges rows by the views of `models/views`.
     has_views: ClassVar[bool] = True
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.

@@ -190,7 +190,9 @@ def check_fit(model_class: Any, source: Any, arguments: Mapping[str, Any]) -> No
     config = arguments.get("config")
     if not isinstance(config, PreTrainedConfig):
         config_class = model_class.config_class
-        changes = {name: value for name, value in arguments.items() if name in config_class.known_arguments()}
+        # The argument dtype="auto" (the type of the file) is no value of a configuration.
+        known = config_class.known_arguments()
+        changes = {name: value for name, value in arguments.items() if name in known and value != "auto"}
         config = config_class.from_pretrained(base if config is None else config, **fetching, **changes)
     names = weight_names(arguments.get("variant"), arguments.get("use_safetensors"))
     files = weight_files(base, names, **fetching)

@@ -1,0 +1,323 @@
+"""Models of StripedHyena 2: the filters of its convolutions, the mixers, the gated MLP and the classes.
+
+Legend: `B` batch, `L` length, `D` channels, `G` groups of channels that share a filter, `K` taps, `N` exponentials.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM
+from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
+from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.attention import SelfAttention
+from hf_ssm.modules.filters.base import LongFilter
+from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
+from hf_ssm.modules.roles import ParameterRole
+from hf_ssm.modules.rows import Halo, Rows
+from hf_ssm.modules.short_convolution import ShortConvolution
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.lti.diagonal import diagonal_kernel
+from hf_ssm.ops.lti.discretize import zoh
+from hf_ssm.ops.lti.exported import ExportedSystem, exported_system
+from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence
+from hf_ssm.ops.lti.transfer import diagonal_response, taps_response
+from hf_ssm.ops.short_conv import short_conv, short_conv_extend
+
+# Decay rates of the medium filters, over their length.
+_SLOWEST, _FASTEST = 1.0, 100.0
+
+
+class Hyena2Mixer(nn.Module):
+    """y = W_out (q ⊙ (h ∗ (k ⊙ v))), with [q, k, v] = short(W_in x): two gates around a convolution."""
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size, kind = config.hidden_size, config.layer_types[layer_idx].removesuffix("_conv")
+        self.in_proj = nn.Linear(size, 3 * size, bias=config.use_qkv_bias)
+        self.short_filter = ShortConvolution(3 * size, config.conv_kernel, bias=config.use_conv_bias)
+        if kind == "long":
+            steps = (config.time_step_min, config.time_step_max)
+            modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps)
+            self.long_conv = LongConvolution.from_config(config, layer_idx, modal)
+        else:
+            groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
+            explicit = ExplicitFilter(size, groups, taps, decays=kind == "medium" and config.medium_filter_decay)
+            self.long_conv = WindowConvolution.from_config(config, layer_idx, explicit, use_skip=kind == "medium")
+        self.out_proj = nn.Linear(size, size, bias=config.use_bias)
+
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        # The streams are zero at padding.
+        query, key, value = self.short_filter(self.in_proj(hidden_states), rows, state).chunk(3, dim=-1)
+        mixed = self.long_conv(key * value, rows, state)
+        return self.out_proj(query[:, -mixed.shape[1] :] * mixed)
+
+
+class ExplicitFilter(LongFilter):
+    """A kernel of K taps for each group of channels; with `decays`, times exp(-r t / (K - 1)) with a rate r of each.
+
+    Source: Ku et al. 2025, Hyena-SE and Hyena-MR.
+    """
+
+    def __init__(self, channels: int, groups: int, length: int, *, decays: bool = False):
+        super().__init__(channels, 1)
+        self.groups, self.length, self.decays = groups, length, decays
+        self.taps = fp32_parameter(groups, length)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        return {"taps": torch.randn(self.taps.shape) / math.sqrt(self.length)}
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"taps": ParameterRole("filter_taps")}
+
+    @property
+    def support(self) -> int:
+        return self.length
+
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        taps = self._in_precision(self.taps, dtype)
+        if self.decays:
+            like: Any = {"dtype": taps.dtype, "device": taps.device}
+            rates = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), self.groups, **like).unsqueeze(-1)
+            taps = taps * torch.exp(-rates * torch.arange(self.length, **like) / max(self.length - 1, 1))
+        taps = taps.repeat_interleave(self.channels // self.groups, dim=0).unsqueeze(0)
+        # A negative number of zeros cuts the taps off.
+        return nn.functional.pad(taps, (0, length - self.length))
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        taps = self.kernel(self.length, torch.float64)[0]
+        return taps_response(omega, taps if rows is None else taps[rows])
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        # A filter that channels share can only be scaled for all of them, and a layer has one group of convolutions.
+        check_stored(self, "taps")
+        scale_entries_(self.taps, factor, lambda taps: taps)
+
+
+class ModalFilter(LongFilter):
+    r"""h_t = Σ_n R_n exp(-|p_n| t), N decaying exponentials for each group of channels.
+
+    At initialisation |p_n| = n Δ for n = 1, ..., N, as in S4D-Real, with Δ drawn log-uniformly from a range.
+
+    Source: Ku et al. 2025, Hyena-LI; Massaroli et al. 2023 (modal form).
+    """
+
+    def __init__(self, channels: int, groups: int, state_size: int, time_steps: tuple[float, float]):
+        super().__init__(channels, 1)
+        self.groups, self.time_steps = groups, time_steps
+        self.log_poles = fp32_parameter(groups, state_size)
+        self.residues = fp32_parameter(groups, state_size)
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        shape = self.log_poles.shape
+        low, high = (math.log(bound) for bound in self.time_steps)
+        steps = torch.exp(low + (high - low) * torch.rand(shape[0], 1))
+        return {
+            "log_poles": -steps * torch.arange(1.0, shape[1] + 1),
+            "residues": torch.randn(shape) / math.sqrt(shape[1]),
+        }
+
+    def parameter_roles(self) -> dict[str, ParameterRole]:
+        return {"log_poles": ParameterRole("A_real", is_dynamics=True), "residues": ParameterRole("C")}
+
+    def _system(self, dtype: torch.dtype, channels: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A diagonal state space model with this kernel: a, b and c `(D, N)`, real, and steps of 1, `(D,)`."""
+        repeats = self.channels // self.groups
+        poles, residues = (
+            self._in_precision(parameter, dtype).repeat_interleave(repeats, dim=0)[channels]
+            for parameter in (self.log_poles, self.residues)
+        )
+        # Never positive, so that the model stays stable in training.
+        poles = -poles.abs()
+        # The input weights undo those of the discretisation; the output is twice the real part.
+        weights = 1 / zoh(poles, torch.ones_like(poles), 1.0)[1]
+        return poles, weights, residues / 2, torch.ones_like(poles[:, 0])
+
+    def _complex_system(
+        self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a, b, c, steps = (part[channels] for part in self._system(dtype))
+        zeros = torch.zeros_like(a)
+        return torch.complex(a, zeros), torch.complex(b, zeros), torch.complex(c, zeros), steps
+
+    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        kernel: Tensor = _MODAL_KERNEL(self, length, dtype)
+        return kernel.unsqueeze(0)
+
+    def _exported_kernel(self, length: int, dtype: torch.dtype) -> Tensor:
+        return self._exported_system(slice(None), None, dtype).kernel(length)
+
+    def _kernel(self, length: int, dtype: torch.dtype) -> Tensor:
+        a, b, c, steps = self._complex_system(dtype)
+        return diagonal_kernel(a, b, c, steps, length, "zoh")
+
+    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
+        a, b, c, steps = self._complex_system(torch.float64, slice(None) if rows is None else rows)
+        return diagonal_response(omega, a, b, c, steps, "zoh")
+
+    @property
+    def has_graded_response(self) -> bool:
+        return True
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        poles = self._system(torch.float64)[0][rows]
+        return torch.zeros_like(poles), -poles
+
+    @property
+    def has_recurrence(self) -> bool:
+        return True
+
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
+        system: Recurrence | ExportedSystem = _MODAL_RECURRENCE(self, channels, skip)
+        return system
+
+    def _recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
+        a, b, c, steps = self._complex_system(torch.float32, channels)
+        return diagonal_recurrence(a, b, c, steps, "zoh", None if skip is None else skip[channels])
+
+    def _exported_system(
+        self, channels: slice, skip: Tensor | None, dtype: torch.dtype = torch.float32
+    ) -> ExportedSystem:
+        a, b, c, steps = self._system(torch.float64, channels)
+        zeros = torch.zeros_like(a)
+        skip = None if skip is None else skip[channels]
+        inputs, outputs = (torch.stack([part, zeros], dim=-1) for part in (b, c))
+        return exported_system(a, zeros, inputs, outputs, None, steps, "zoh", skip, dtype)
+
+    @torch.no_grad()
+    def scale_(self, factor: float | Tensor, channels: slice) -> None:
+        # As that of `ExplicitFilter`.
+        check_stored(self, "residues")
+        scale_entries_(self.residues, factor, lambda residues: residues)
+
+
+_MODAL_KERNEL = Operation(export=ModalFilter._exported_kernel, torch=ModalFilter._kernel)
+_MODAL_RECURRENCE = Operation(export=ModalFilter._exported_system, torch=ModalFilter._recurrence)
+
+
+class WindowConvolution(LongConvolution):
+    """A `LongConvolution` with an `ExplicitFilter`, computed tap by tap; its state is the last K - 1 inputs."""
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
+    def forward(
+        self,
+        inputs: Tensor,
+        rows: Rows = Rows(),
+        state: LayerState | None = None,
+        *,
+        kernels: Tensor | None = None,
+        group: int = 0,
+    ) -> Tensor:
+        if state is not None or rows.observer is not None or self.has_sobolev_filter:
+            return super().forward(inputs, rows, state, kernels=kernels, group=group)
+        taps = self._recurrence(group).taps
+        split = Halo(taps.shape[1] - 1)
+        return rows.map(lambda batch, mask: short_conv(batch, taps, mask=mask), inputs, split=split)
+
+    def _recurrence(self, group: int) -> "Window":
+        # `short_conv` has the tap of the present input last.
+        return Window(self._taps(group, self.support or 1).flip(-1))
+
+
+class Window(NamedTuple):
+    """The convolution with taps `(D, K)`, the present one last, continued from the last K - 1 inputs."""
+
+    taps: Tensor
+
+    def extend(self, inputs: Tensor, state: Tensor | None, taps: Any) -> tuple[Tensor, Tensor]:
+        """The outputs `(B, L, D)` of the next inputs, and the state after them, `(B, D, K - 1)`."""
+        return short_conv_extend(inputs, state, self.taps)
+
+    def share_tables(self) -> "Window":
+        """Nothing is shared but the taps."""
+        return self
+
+
+class GatedMLP(nn.Module):
+    """W_down (act(W_gate x) ⊙ W_up x), `(B, L, D)` to `(B, L, D)`."""
+
+    parameter_quantity = "mlp"
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+        self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=False)
+        is_linear = config.evo2_style_activations and layer_idx > 0
+        self.activation = nn.Identity() if is_linear else build_activation(config)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+
+
+def build_mixer(config, layer_idx: int) -> nn.Module:
+    """What mixes positions in a layer."""
+    kind = SelfAttention if config.layer_types[layer_idx] == "full_attention" else Hyena2Mixer
+    return kind(config, layer_idx)
+
+
+class Hyena2PreTrainedModel(SSMPreTrainedModel):
+    """Base of the StripedHyena 2 models."""
+
+    config: Hyena2Config
+    config_class = Hyena2Config
+    mixer_class = build_mixer
+    mlp_class = GatedMLP
+    _supports_sdpa = True
+
+
+class Hyena2Model(Hyena2PreTrainedModel, SSMModel):
+    """Hidden states of a sequence: see `SSMModel`."""
+
+
+class Hyena2ForCausalLM(Hyena2PreTrainedModel, SSMForCausalLM):
+    """Next-token prediction: see `SSMForCausalLM`."""
+
+    backbone_class = Hyena2Model
+
+
+class Hyena2ForSequenceClassification(Hyena2PreTrainedModel, SSMForSequenceClassification):
+    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = Hyena2Model
+
+
+class Hyena2ForSequencePairClassification(Hyena2PreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = Hyena2Model
+
+
+class Hyena2ForTokenClassification(Hyena2PreTrainedModel, SSMForTokenClassification):
+    """A class for each token: see `SSMForTokenClassification`."""
+
+    backbone_class = Hyena2Model
+
+
+class Hyena2ForSignalRegression(Hyena2PreTrainedModel, SSMForSignalRegression):
+    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
+
+    backbone_class = Hyena2Model
+
+
+__all__ = [
+    "Hyena2ForCausalLM",
+    "Hyena2ForSequenceClassification",
+    "Hyena2ForSequencePairClassification",
+    "Hyena2ForSignalRegression",
+    "Hyena2ForTokenClassification",
+    "Hyena2Model",
+    "Hyena2PreTrainedModel",
+]

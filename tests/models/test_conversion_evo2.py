@@ -1,0 +1,360 @@
+"""Evo 2 checkpoints: logits compared with plain loops in float64 over the tensors of the public layout, and errors."""
+
+import io
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_ssm import Hyena2ForCausalLM, build_evo2_tokenizer, cli
+from hf_ssm.models.conversion import convert_checkpoint
+from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
+
+# Longer than the medium filter, with soft-masked and unknown bases.
+TEXT = "ACGTNacgtnACCGT" * 10
+# One layer of each kind, two of the first, so that a gate without activation is among them.
+LAYERS = {"hcs_layer_idxs": [0, 4], "hcm_layer_idxs": [1], "hcl_layer_idxs": [2], "attn_layer_idxs": [3]}
+THETA = 500_000.0
+
+
+def public_config(**changes: Any) -> dict[str, Any]:
+    """The fields of a YAML file of the public code that the computation depends on, and some that it does not."""
+    return {
+        "model_name": "tiny",
+        "vocab_size": 512,
+        "hidden_size": 12,
+        "num_filters": 12,
+        **LAYERS,
+        "hcm_filter_length": 128,
+        "hcl_filter_groups": 12,
+        "hcm_filter_groups": 4,
+        "hcs_filter_groups": 3,
+        "hcs_filter_length": 7,
+        "num_layers": 5,
+        "short_filter_length": 3,
+        "num_attention_heads": 2,
+        "short_filter_bias": False,
+        "mlp_init_method": "torch.nn.init.zeros_",
+        "eps": 0.000001,
+        "state_size": 4,
+        # The frequencies of a checkpoint have another base.
+        "rotary_emb_base": 10000,
+        "rotary_emb_scaling_factor": 8,
+        "use_interpolated_rotary_pos_emb": True,
+        "inner_size_multiple_of": 16,
+        "inner_mlp_size": 20,
+        "proj_groups": 1,
+        "hyena_filter_groups": 1,
+        "column_split_hyena": False,
+        "column_split": True,
+        "interleave": True,
+        "evo2_style_activations": True,
+        "model_parallel_size": 1,
+        "tie_embeddings": True,
+        "mha_out_proj_bias": True,
+        "hyena_out_proj_bias": True,
+        "hyena_flip_x1x2": False,
+        "qkv_proj_bias": False,
+        "use_fp8_input_projections": False,
+        "max_seqlen": 1024,
+        "final_norm": True,
+        "use_flash_attn": True,
+        "tokenizer_type": "CharLevelTokenizer",
+        "prefill_style": "fft",
+        "mlp_activation": "gelu",
+        **changes,
+    }
+
+
+def public_state(config: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors with the names and shapes of a checkpoint."""
+    generator = torch.Generator().manual_seed(seed)
+    size, inner, heads = config["hidden_size"], config["inner_mlp_size"], config["num_attention_heads"]
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+    state = {"embedding_layer.weight": normal(config["vocab_size"], size), "norm.scale": 1 + normal(size, scale=0.1)}
+    state["unembed.weight"] = normal(config["vocab_size"], size)
+    for layer in range(config["num_layers"]):
+        prefix = f"blocks.{layer}"
+        state[f"{prefix}.pre_norm.scale"] = 1 + normal(size, scale=0.1)
+        state[f"{prefix}.post_norm.scale"] = 1 + normal(size, scale=0.1)
+        for name, shape in (("l1", (inner, size)), ("l2", (inner, size)), ("l3", (size, inner))):
+            state[f"{prefix}.mlp.{name}.weight"] = normal(*shape, scale=shape[1] ** -0.5)
+        if layer in config["attn_layer_idxs"]:
+            attention = f"{prefix}.inner_mha_cls"
+            half = size // heads // 2
+            frequencies = THETA ** -(torch.arange(half, dtype=torch.float64) / half)
+            state[f"{attention}.Wqkv.weight"] = normal(3 * size, size, scale=size**-0.5)
+            state[f"{attention}.out_proj.weight"] = normal(size, size, scale=size**-0.5)
+            state[f"{attention}.out_proj.bias"] = normal(size, scale=0.3)
+            state[f"{attention}.rotary_emb.inv_freq"] = frequencies.float()
+            continue
+        state[f"{prefix}.projections.weight"] = normal(3 * size, size, scale=size**-0.5)
+        state[f"{prefix}.out_filter_dense.weight"] = normal(size, size, scale=size**-0.5)
+        state[f"{prefix}.out_filter_dense.bias"] = normal(size, scale=0.3)
+        state[f"{prefix}.filter.short_filter_weight"] = normal(3 * size, 1, config["short_filter_length"], scale=0.5)
+        if layer in config["hcl_layer_idxs"]:
+            poles = normal(size, config["state_size"], 1).exp()
+            state[f"{prefix}.filter.log_poles"] = -poles if dtype == torch.float64 else -poles.float()
+            state[f"{prefix}.filter.residues"] = normal(size, config["state_size"]).to(poles.dtype)
+            state[f"{prefix}.filter.D"] = normal(size)
+        elif layer in config["hcm_layer_idxs"]:
+            state[f"{prefix}.filter.h"] = normal(config["hcm_filter_groups"], 1, config["hcm_filter_length"], scale=0.2)
+            state[f"{prefix}.filter.D"] = normal(size)
+        else:
+            state[f"{prefix}.filter.h"] = normal(config["hcs_filter_groups"], 1, config["hcs_filter_length"], scale=0.4)
+    return state
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], state: dict[str, Any], parts: int = 0) -> Path:
+    """A folder as a user has it: the YAML file of the public code beside one file of tensors, or beside its parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "evo2-tiny.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    file = io.BytesIO()
+    torch.save(state, file)
+    content = file.getvalue()
+    if not parts:
+        (folder / "evo2_tiny.pt").write_bytes(content)
+    size = -(-len(content) // max(parts, 1))
+    for number in range(parts):
+        part = content[number * size : (number + 1) * size]
+        (folder / f"evo2_tiny.pt.part{number}").write_bytes(part)
+    return folder
+
+
+def reference_logits(state: dict[str, Tensor], config: dict[str, Any], ids: list[int]) -> np.ndarray:
+    """The logits `(L, V)` of one sequence, by loops over positions, lags and heads."""
+    weights = {name: tensor.double().numpy() for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    size = config["hidden_size"]
+
+    def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return scale * x / (np.sqrt((x**2).sum(-1, keepdims=True)) * size**-0.5 + config["eps"])
+
+    embedding = weights["embedding_layer.weight"]
+    x = embedding[ids]
+    for layer in range(config["num_layers"]):
+        block = {
+            name[len(f"blocks.{layer}.") :]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")
+        }
+        mix = _attention if layer in config["attn_layer_idxs"] else _convolution
+        x = x + mix(normed(x, block["pre_norm.scale"]), block, config, layer)
+        h = normed(x, block["post_norm.scale"])
+        gate = h @ block["mlp.l1.weight"].T
+        if layer == 0 or not config["evo2_style_activations"]:
+            gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
+        x = x + (gate * (h @ block["mlp.l2.weight"].T)) @ block["mlp.l3.weight"].T
+    head = embedding if config["tie_embeddings"] else weights["unembed.weight"]
+    return normed(x, weights["norm.scale"]) @ head.T
+
+
+def _convolution(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, Any], layer: int) -> np.ndarray:
+    length, size = x.shape
+    z = x @ block["projections.weight"].T
+    taps = block["filter.short_filter_weight"][:, 0]
+    short = np.zeros_like(z)
+    for t in range(length):
+        for lag in range(min(t + 1, taps.shape[1])):
+            # As in torch, the last tap is that of the present.
+            short[t] += taps[:, -1 - lag] * z[t - lag]
+    streams = np.zeros((3, length, size))
+    heads = config["num_attention_heads"]
+    for stream in range(3):
+        for channel in range(size):
+            row = stream * size + channel
+            if config["column_split_hyena"]:
+                head, place = divmod(channel, size // heads)
+                row = head * 3 * (size // heads) + stream * (size // heads) + place
+            if config["interleave"]:
+                # The rows above are those of the three streams one after the other.
+                row = 3 * (row % size) + row // size
+            streams[stream, :, channel] = short[:, row]
+    behind, before, value = streams
+    if config["hyena_flip_x1x2"]:
+        behind, before = before, behind
+    u = before * value
+    y = np.zeros_like(u)
+    if layer in config["hcl_layer_idxs"]:
+        states = np.zeros((size, config["state_size"]))
+        for t in range(length):
+            states = np.exp(block["filter.log_poles"][..., 0]) * states + u[t][:, None]
+            y[t] = (block["filter.residues"] * states).sum(-1) + block["filter.D"] * u[t]
+    else:
+        h = block["filter.h"][:, 0]
+        is_long = h.shape[1] >= 128
+        for channel in range(size):
+            kernel = h[channel // (size // len(h))]
+            # Kernels of 128 taps begin with lag 0, shorter ones end with it.
+            kernel = kernel if is_long else kernel[::-1]
+            for t in range(length):
+                for lag in range(min(t + 1, len(kernel))):
+                    y[t, channel] += kernel[lag] * u[t - lag, channel]
+        if is_long:
+            y = y + block["filter.D"] * u
+    return (behind * y) @ block["out_filter_dense.weight"].T + block["out_filter_dense.bias"]
+
+
+def _attention(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, Any], layer: int) -> np.ndarray:
+    length, size = x.shape
+    heads = config["num_attention_heads"]
+    width = size // heads
+    half = width // 2
+    qkv = x @ block["inner_mha_cls.Wqkv.weight"].T
+    scaled = config.get("use_interpolated_rotary_pos_emb", False)
+    factor = config["rotary_emb_scaling_factor"] if scaled else 1
+
+    def turned(vector: np.ndarray, position: int) -> np.ndarray:
+        result = np.zeros(width)
+        for i in range(half):
+            angle = position / factor * THETA ** (-i / half)
+            a, b = vector[i], vector[i + half]
+            result[i] = a * math.cos(angle) - b * math.sin(angle)
+            result[i + half] = b * math.cos(angle) + a * math.sin(angle)
+        return result
+
+    mixed = np.zeros((length, size))
+    for head in range(heads):
+        parts = []
+        for part in range(3):
+            begin = (3 * head + part) * width if config["column_split"] else part * size + head * width
+            parts.append(qkv[:, begin : begin + width])
+        queries = [turned(vector, t) for t, vector in enumerate(parts[0])]
+        keys = [turned(vector, t) for t, vector in enumerate(parts[1])]
+        for t in range(length):
+            scores = np.array([queries[t] @ keys[s] / math.sqrt(width) for s in range(t + 1)])
+            shares = np.exp(scores - scores.max())
+            mixed[t, head * width : (head + 1) * width] = (shares / shares.sum()) @ parts[2][: t + 1]
+    return mixed @ block["inner_mha_cls.out_proj.weight"].T + block["inner_mha_cls.out_proj.bias"]
+
+
+def converted_logits(config: dict[str, Any], state: dict[str, Tensor], text: str) -> tuple[np.ndarray, list[int]]:
+    model = Evo2Converter().convert(state, config)
+    ids = build_evo2_tokenizer()(text)["input_ids"]
+    assert ids == list(text.encode())
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].numpy(), ids
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"interleave": False, "column_split_hyena": True, "hyena_flip_x1x2": True},
+        {"column_split": False, "use_interpolated_rotary_pos_emb": False, "tie_embeddings": False},
+        {"interleave": True, "column_split_hyena": True, "evo2_style_activations": False},
+    ],
+    ids=lambda changes: ", ".join(changes) or "as published",
+)
+def test_logits_are_those_of_plain_loops(changes):
+    config = public_config(**changes)
+    state = public_state(config)
+    text = TEXT if not changes else TEXT[:12]
+    found, ids = converted_logits(config, state, text)
+    expected = reference_logits(state, config, ids)
+    assert found.dtype == np.float64 and np.abs(expected).max() > 1
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("parts", [0, 3])
+def test_a_folder_of_the_public_layout_becomes_one_that_auto_classes_load(parts, tmp_path):
+    config = public_config(use_fp8_input_projections=True)
+    state: dict[str, Any] = dict(public_state(config, torch.bfloat16))
+    # As Transformer Engine writes them: bytes, or nothing.
+    state |= {"blocks.0.projections._extra_state": io.BytesIO(b"scales"), "blocks.1.projections._extra_state": None}
+    source = write_checkpoint(tmp_path / "source", config, state, parts)
+    convert_checkpoint(source, tmp_path / "target")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert type(model) is Hyena2ForCausalLM and model.config.rope_theta == THETA
+    kept = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
+    assert kept == {name for name, _ in model.named_parameters() if ".long_conv." in name}
+    torch.testing.assert_close(model.model.embed_tokens.weight.detach(), state["embedding_layer.weight"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "target")
+    assert tokenizer(["Ac", "G"], padding=True)["input_ids"] == [[65, 99], [71, 1]]
+    assert tokenizer.eos_token_id == model.config.eos_token_id == 0
+    ids = tokenizer(TEXT)["input_ids"]
+    with torch.no_grad():
+        found = model.float()(torch.tensor([ids])).logits[0]
+    expected = torch.from_numpy(reference_logits(state, config, ids)).float()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_safetensors_are_read_as_well(tmp_path):
+    config = public_config()
+    state = public_state(config, torch.float32)
+    write_checkpoint(tmp_path / "pt", config, state)
+    (tmp_path / "st").mkdir()
+    (tmp_path / "st" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(state, tmp_path / "st" / "model.safetensors")
+    one, other = (convert_checkpoint(tmp_path / name, tmp_path / f"{name}-out") for name in ("pt", "st"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def without(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "spoil", "message"),
+    [
+        ({"final_norm": False}, dict, "`final_norm`=False cannot be converted, only True"),
+        ({"hcs_filter_groups": None}, dict, "lacks hcs_filter_groups: give the YAML file"),
+        ({"hcs_layer_idxs": [0]}, dict, "layer 4 is in none of hcs_layer_idxs"),
+        ({"hcs_filter_length": 128}, dict, "`hcs_filter_length`=128 must be below 128"),
+        ({"proj_groups": 2, "num_attention_heads": 2}, dict, "`proj_groups` other than 1"),
+        ({}, lambda state: without("blocks.1.filter.h", state), "missing model.layers.1.mixer.long_conv.filter.taps"),
+        ({}, lambda state: {**state, "blocks.9.odd": torch.zeros(1)}, "unknown model.layers.9.odd"),
+        (
+            {},
+            lambda state: {**state, "blocks.2.filter.log_poles": -state["blocks.2.filter.log_poles"]},
+            "filter.log_poles holds positive numbers",
+        ),
+        (
+            {},
+            lambda state: {**state, "blocks.3.inner_mha_cls.rotary_emb.inv_freq": torch.tensor([1.0, 0.7, 0.1])},
+            "are not the powers of one base",
+        ),
+        ({"hidden_size": 24}, dict, "of another shape"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(changes, spoil, message):
+    state = spoil(public_state(public_config()))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Evo2Converter().convert(state, public_config(**changes))
+
+
+def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
+    config = public_config()
+    source = write_checkpoint(tmp_path / "source", config, public_state(config), parts=3)
+    (source / "evo2_tiny.pt.part1").rename(source / "other.pt.part1")
+    with pytest.raises(ValueError, match=r"holds several checkpoints, evo2_tiny\.pt, other\.pt: keep one"):
+        convert_checkpoint(source, tmp_path / "target")
+    (source / "other.pt.part1").unlink()
+    with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch it again"):
+        convert_checkpoint(source, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_the_command_converts(tmp_path, capsys):
+    config = public_config()
+    source = write_checkpoint(tmp_path / "source", config, public_state(config, torch.bfloat16))
+    cli.main(["convert", str(source), str(tmp_path / "target")])
+    assert "holds a Hyena2ForCausalLM" in capsys.readouterr().out
+
+
+def test_ids_of_the_tokenizer_are_bytes():
+    tokenizer = build_evo2_tokenizer()
+    assert tokenizer("AcN\n é|")["input_ids"] == list("AcN\n é|".encode())
+    # The characters that stand for the special tokens in the vocabulary are ordinary text.
+    assert tokenizer("\u0100\u0101")["input_ids"] == list("\u0100\u0101".encode())
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (0, 1, 256)
+    assert tokenizer.decode([65, 67, 1, 0], skip_special_tokens=True) == "AC"

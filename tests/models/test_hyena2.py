@@ -1,0 +1,296 @@
+"""StripedHyena 2: its filters against plain sums, states, packing, attention, τ, and what follows for every family."""
+
+import copy
+import csv
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+import hf_ssm
+from hf_ssm import Hyena2Config, Hyena2ForCausalLM, cli
+from hf_ssm.models.hyena2.modeling_hyena2 import ExplicitFilter, ModalFilter
+from hf_ssm.modules.attention import SelfAttention
+from hf_ssm.parallel.tensor import tensor_parallel
+from hf_ssm.tokenization import build_evo2_tokenizer
+
+TYPES = ["short_conv", "medium_conv", "long_conv", "full_attention", "medium_conv"]
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 5, "layer_types": TYPES, "vocab_size": 32, "state_size": 4}
+    options = {"medium_filter_length": 12, "short_filter_groups": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Hyena2Config(**{**sizes, **options, "initializer_range": 0.3, **changes})
+    return Hyena2ForCausalLM(config).double().eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 32, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+def whole(model, tokens):
+    with torch.no_grad():
+        return model(tokens, use_cache=False).logits
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("decays", [False, True])
+@torch.no_grad()
+def test_explicit_kernels_are_the_taps(decays):
+    explicit = ExplicitFilter(6, 3, 5, decays=decays).double()
+    explicit.taps.copy_(torch.randn(3, 5))
+    expected = np.zeros((6, 8))
+    for channel in range(6):
+        group = channel // 2
+        rate = (1.0, 10.0, 100.0)[group] if decays else 0.0
+        for lag in range(5):
+            expected[channel, lag] = explicit.taps[group, lag] * math.exp(-rate * lag / 4)
+    np.testing.assert_allclose(explicit.kernel(8)[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(explicit.kernel(3)[0], expected[:, :3], rtol=1e-12)
+    omega = torch.tensor([0.1, 1.0, 3.0])
+    waves = np.exp(-1j * np.arange(8)[:, None] * omega.double().numpy())
+    np.testing.assert_allclose(explicit.response(omega), expected @ waves, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_modal_kernels_are_sums_of_exponentials():
+    modal = ModalFilter(4, 2, 3, (0.01, 0.1)).double()
+    for name, value in modal.initial_parameters().items():
+        getattr(modal, name).copy_(value)
+    poles, residues = (parameter.repeat_interleave(2, dim=0).numpy() for parameter in (modal.log_poles, modal.residues))
+    times = np.arange(3000)
+    expected = (residues[..., None] * np.exp(poles[..., None] * times)).sum(1)
+    np.testing.assert_allclose(modal.kernel(3000)[0], expected, rtol=0, atol=1e-12)
+    waves = np.exp(-1j * times[:, None] * np.array([0.2, 2.0]))
+    response = modal.response(torch.tensor([0.2, 2.0], dtype=torch.float64))
+    np.testing.assert_allclose(response, expected @ waves, rtol=0, atol=1e-8)
+
+
+def test_taps_of_a_group_are_those_of_its_channels():
+    # A model with a filter for each channel, which are equal within groups, computes the same.
+    shared = build(medium_filter_groups=2, long_filter_groups=4)
+    each = build(short_filter_groups=16, medium_filter_decay=False)
+    weights = shared.state_dict()
+    for layer, kind in enumerate(TYPES):
+        if kind != "full_attention":
+            prefix = f"model.layers.{layer}.mixer.long_conv.filter"
+            for name in [name for name in weights if name.startswith(prefix)]:
+                weights[name] = weights[name].repeat_interleave(16 // len(weights[name]), dim=0)
+            if kind == "medium_conv":
+                rates = torch.tensor([1.0, 100.0]).double().repeat_interleave(8).unsqueeze(1)
+                weights[f"{prefix}.taps"] *= torch.exp(-rates * torch.arange(12) / 11)
+    each.load_state_dict(weights)
+    tokens = torch.arange(32).unsqueeze(0)
+    close(whole(each, tokens), whole(shared, tokens))
+
+
+@torch.no_grad()
+def test_pieces_with_a_state_are_the_whole(model, ids):
+    expected = whole(model, ids)
+    cache, parts = None, []
+    for piece in ids.split([13, 1, 1, 20, 1, 4], dim=1):
+        output = model(piece, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    close(torch.cat(parts, dim=1), expected)
+    sizes = {name.rpartition(".")[2]: tensor.shape for name, tensor in cache.named_tensors().items()}
+    # Windows and exponentials of fixed size; only attention remembers all positions.
+    assert sizes["keys"] == sizes["values"] == (3, 40, 2, 4)
+    assert [tensor.shape[-1] for name, tensor in cache.named_tensors().items() if "long_conv" in name] == [6, 11, 8, 11]
+    assert not any(layer.streams for layer in cache.states)
+
+
+@torch.no_grad()
+def test_padding_on_either_side_and_rows_of_different_history(model, ids, tmp_path):
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    mask[1, -9:] = 0
+    rows = [ids[:1, 7:], ids[1:2, :-9], ids[2:]]
+    expected = [whole(model, row)[0] for row in rows]
+    found = model(ids, attention_mask=mask, use_cache=False).logits
+    assert not found.isnan().any()
+    for row in range(3):
+        close(found[row][mask[row].bool()], expected[row])
+    first = model(ids[:, :20], attention_mask=mask[:, :20], use_cache=True)
+    cache = first.past_key_values
+    second = model(ids[:, 20:], attention_mask=mask[:, 20:], past_key_values=cache)
+    found = torch.cat([first.logits, second.logits], dim=1)
+    for row in range(3):
+        close(found[row][mask[row].bool()], expected[row])
+    # Rows have read 33, 31 and 40 tokens; they go on together, from a file and in another order.
+    cache.save(tmp_path / "cache.safetensors", model)
+    cache = hf_ssm.SSMCache.load(tmp_path / "cache.safetensors", model)
+    cache.batch_select_indices(torch.tensor([2, 0, 1]))
+    following = torch.tensor([[5, 6], [7, 8], [9, 10]])
+    found = model(following, past_key_values=cache).logits
+    for row, before in enumerate([rows[2], rows[0], rows[1]]):
+        close(found[row], whole(model, torch.cat([before, following[row : row + 1]], dim=1))[0, -2:])
+
+
+@torch.no_grad()
+def test_packed_documents_do_not_see_each_other(model, ids):
+    lengths = [11, 1, 5, 23]
+    numbers = torch.arange(4).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
+    found = model(ids[:1], seq_idx=numbers).logits[0]
+    expected = torch.cat([whole(model, part)[0] for part in ids[:1].split(lengths, dim=1)])
+    close(found, expected)
+    cache = model(ids[:1, :14], seq_idx=numbers[:, :14], use_cache=True).past_key_values
+    close(model(ids[:1, 14:], seq_idx=numbers[:, 14:], past_key_values=cache).logits[0], expected[14:])
+
+
+@torch.no_grad()
+def test_attention_functions_of_transformers_agree(model, ids):
+    eager = Hyena2ForCausalLM._from_config(copy.deepcopy(model.config), attn_implementation="eager").double().eval()
+    eager.load_state_dict(model.state_dict())
+    assert (model.config._attn_implementation, eager.config._attn_implementation) == ("sdpa", "eager")
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    found, expected = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (eager, model))
+    # The softmax of transformers' eager attention is float32.
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_generation_with_states_is_that_without(model, ids):
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    prompts = {"input_ids": ids[:, :9], "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    prompts["attention_mask"][1, :4] = 0
+    expected = model.generate(**prompts, use_cache=False, **options)
+    assert torch.equal(model.generate(**prompts, **options), expected)
+    assert torch.equal(model.generate(**prompts, prefill_chunk_size=4, **options), expected)
+    beams = {"num_beams": 3, **options}
+    assert torch.equal(model.generate(**prompts, **beams), model.generate(**prompts, use_cache=False, **beams))
+
+
+def test_gradients_of_recomputed_layers_and_segments(ids):
+    gradients = []
+    for options in (None, {}, {"segments": 3}):
+        model = build().train()
+        if options is not None:
+            model.activation_checkpointing_enable({"use_reentrant": False, **options})
+        model(ids, labels=ids).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for found in gradients[1:]:
+        for name, expected in gradients[0].items():
+            torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_tau_is_that_of_the_layers_with_a_kernel(ids):
+    model = build()
+    found = model(ids, output_tau=True)
+    close(found.logits.detach(), whole(model, ids))
+    assert found.tau.shape == (4,) == (model.config.num_tau_layers,)
+    before = hf_ssm.rescale_init_(model, {"input_ids": ids})
+    # Later layers read what earlier ones have been rescaled to.
+    torch.testing.assert_close(before[0].double(), found.tau[0].detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(model(ids, output_tau=True).tau, torch.ones(4).double(), rtol=1e-6, atol=0)
+    report = hf_ssm.theory_report(build(), [{"input_ids": ids}])
+    assert [layer.layer for layer in report.complexity] == [0, 1, 2, 4]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_lora_trains_projections_of_all_kinds(ids):
+    model = build().float()
+    before = whole(model, ids)
+    targets = ["in_proj", "qkv_proj", "out_proj", "gate_proj"]
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+    trained = {name.split(".")[-4] for name, p in adapted.named_parameters() if p.requires_grad}
+    assert trained == set(targets)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapted.parameters() if p.requires_grad)
+    found = whole(adapted, ids)
+    assert (found - before).abs().max() > 1e-2
+    torch.testing.assert_close(whole(adapted.merge_and_unload(), ids), found, rtol=0, atol=1e-4)
+
+
+def test_the_score_of_a_variant_is_a_difference_of_likelihoods(tmp_path):
+    model, tokenizer = build(vocab_size=512).float(), build_evo2_tokenizer()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    # Soft-masked and unknown bases; two alternative alleles, one of them an insertion; a second contig.
+    text, start = "ACGTTGCAacgtnnACGTGGCATTACGATCGA", 19
+    (tmp_path / "genome.fa").write_text(f">one\n{text}\n>two\nGGGG\n", encoding="utf-8")
+    header = "##fileformat=VCFv4.2\n##contig=<ID=one,length=32>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    (tmp_path / "in.vcf").write_text(f"{header}one\t20\t.\tG\tA,GTT\t.\t.\t.\n", encoding="utf-8")
+    arguments = ["score", tmp_path / "model", tmp_path / "in.vcf", "--genome", tmp_path / "genome.fa", "--window", 16]
+    cli.main([str(each) for each in [*arguments, "--horizon", 6, "--output", tmp_path / "out.csv"]])
+    table = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()
+    found = [float(row["llr"]) for row in csv.DictReader(table)]
+
+    def log_likelihood(bases):
+        tokens = torch.tensor([list(bases.encode())])
+        log_probs = whole(model, tokens)[0].double().log_softmax(-1)
+        return sum(float(log_probs[place - 1, tokens[0, place]]) for place in range(1, len(bases)))
+
+    def turned(bases):
+        return bases[::-1].translate(str.maketrans("ACGTN", "TGCAN"))
+
+    # The bases before the variant are half of the window.
+    before, after = text[:start].upper(), text[start + 1 :].upper()
+    for score, allele in zip(found, ["A", "GTT"], strict=True):
+        strands = [(before, "G", allele, after), (turned(after), "C", turned(allele), turned(before))]
+        differences = [
+            log_likelihood(left[-8:] + (alt + right)[:6]) - log_likelihood(left[-8:] + (ref + right)[:6])
+            for left, ref, alt, right in strands
+        ]
+        assert score == pytest.approx(sum(differences) / 2, rel=1e-4, abs=1e-4)
+
+
+def test_half_precision_keeps_filters_in_float32(tmp_path, model, ids):
+    model.save_pretrained(tmp_path)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = {name for name, parameter in half.named_parameters() if parameter.dtype == torch.float32}
+    assert kept == {name for name, _ in half.named_parameters() if ".long_conv." in name}
+    with torch.no_grad():
+        cache = half(ids[:, :30]).past_key_values
+        found = half(ids[:, 30:], past_key_values=cache).logits.double()
+    assert cache.states[3].tensors["keys"].dtype == torch.bfloat16
+    expected = whole(model, ids)[:, 30:]
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_processes_cannot_split_the_channels(model):
+    for unsplit in (copy.deepcopy(model), build(layer_types=["full_attention"] * 5)):
+        with pytest.raises(ValueError, match="cannot be split over processes"):
+            tensor_parallel(unsplit)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer_types": ["short_conv"]}, "`layer_types` must be 4 names (`num_hidden_layers`) among 'short_conv'"),
+        ({"layer_types": ["mamba"] * 4}, "among 'short_conv', 'medium_conv', 'long_conv', 'full_attention', got"),
+        ({"num_attention_heads": 3}, "`num_attention_heads`=3 must divide `hidden_size`=128"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads`=3 must divide `num_attention_heads`=4"),
+        ({"medium_filter_groups": 3}, "`medium_filter_groups`=3 must divide `hidden_size`=128"),
+        ({"num_attention_heads": 128}, "= 1 must be even"),
+        ({"bidirectional": True}, "`bidirectional=True` is not possible, as attention is causal"),
+        ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 needs frequencies"),
+        ({"init": "legs"}, "`init` must be one of 'real'"),
+    ],
+)
+def test_configurations_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Hyena2Config(**arguments)
+
+
+def test_default_layers_are_those_of_evo_2():
+    types = Hyena2Config(num_hidden_layers=32).layer_types
+    assert [layer for layer, kind in enumerate(types) if kind == "full_attention"] == [3, 10, 17, 24, 31]
+    assert [layer for layer, kind in enumerate(types) if kind == "long_conv"] == [2, 6, 9, 13, 16, 20, 23, 27, 30]
+    assert [layer for layer, kind in enumerate(types) if kind == "short_conv"] == [0, 4, 7, 11, 14, 18, 21, 25, 28]
+    assert isinstance(build().model.layers[3].mixer, SelfAttention)
