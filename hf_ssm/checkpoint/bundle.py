@@ -29,6 +29,9 @@ HEADER = "# Part of the checkpoint's code, from the package hf_ssm"
 _PACKAGE = __name__.partition(".")[0]
 _ORIGIN = "Bundled from the modules named below; saving the model with hf_ssm replaces this file."
 _RUNTIME = "runtime_hf_ssm"
+# A definition that the models of so many families need is in the runtime. Not a share of all, so that a new family
+# changes no files of the others.
+_FAMILIES_OF_RUNTIME = 4
 _RUNTIME_DOCSTRING = "What models of all families share: checks, loading, caches, packed rows, and both strands of DNA."
 _LINE_LENGTH = 120
 # How transformers finds the other files: a search of the text, comments and docstrings included.
@@ -148,8 +151,8 @@ def _package_sources() -> Sources:
 def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
     """The statements of the file that all families share; names of its methods; names of attributes that it reads.
 
-    They are what the models of most families of hf_ssm need, in any configuration, except `SHOWN` and what depends on
-    it; and all that such statements need themselves.
+    They are what the models of four or more families of hf_ssm need, in any configuration, except `SHOWN` and what
+    depends on it; and all that such statements need themselves.
     """
     sources = _package_sources()
     classes = [(f.modeling.__name__, [cls.__name__ for cls in f.model_classes.values()]) for f in FAMILIES.values()]
@@ -163,7 +166,7 @@ def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
         size = len(users)
         shown = {(s.module, bound) for s in users.values() for bound in s.binds}
         users |= {s.key: s for s in union.statements if not shown.isdisjoint(needs[s.key])}
-    common = [s for s in union.statements if 2 * counts[s.key] > len(roots) and s.key not in users]
+    common = [s for s in union.statements if counts[s.key] >= _FAMILIES_OF_RUNTIME and s.key not in users]
     names = [(s.module, bound) for s in common for bound in s.binds]
     chosen = sources.reachable(names, union.attributes)
     statements = [s for s in chosen.statements if s.key not in users]
