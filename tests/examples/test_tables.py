@@ -18,6 +18,7 @@ NAMES = (
     "model_cards/README.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
+    "docs/how-to/quantisation.md",
     *PAGES,
 )
 # Words that name the trivial baseline of each table of the experiments, in the table.
