@@ -26,12 +26,21 @@ hypothesis.settings.load_profile("steady")
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="hf_ssm_tests_")
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
+# A full collection of so many takes 5 ms.
+_MANY_OBJECTS = 20_000
+
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # xdist hands out files in the order below, not by their numbers of tests.
     config.option.loadscopereorder = False
+
+
+def freeze_objects() -> None:
+    """Take the objects that are alive by now out of garbage collection; reference counts still free them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,8 +51,14 @@ def pytest_collection() -> Iterator[object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    # Packages import much at the first use, and the checkpoint code keeps syntax trees; accelerate collects often.
+    if len(gc.get_objects(generation=2)) > _MANY_OBJECTS:
+        freeze_objects()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
