@@ -31,7 +31,7 @@ WORKERS ?= auto
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
-EXTRAS ?= test,lint,plots,genomics,app,tracking,docs,browser,quantization
+EXTRAS ?= test,lint,plots,genomics,app,tracking,docs,browser
 
 # One thread in each process: more compete for the cores and wait for each other.
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
