@@ -15,7 +15,6 @@ from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
 from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
 from hf_ssm.modules.norms import GatedRMSNorm
-from hf_ssm.modules.operator import fp32_empty
 from hf_ssm.modules.projection import OutputProjection
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows, zero_padding
@@ -59,7 +58,7 @@ class Mamba3Mixer(nn.Module):
         self.B_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         self.C_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         shape = config.num_heads, self.rank, config.head_dim
-        self.mimo_z = nn.Parameter(fp32_empty(*shape)) if self.rank > 1 else None
+        self.mimo_z = nn.Parameter(torch.empty(shape)) if self.rank > 1 else None
         self.norm = GatedRMSNorm(inner, config.num_heads, epsilon, norm_before_gate=True) if config.rms_norm else None
         gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
         self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
