@@ -91,7 +91,7 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh | None = None) -> nn.Modu
     for block in blocks:
         split_mixer = _MIXERS.get(type(block.mixer), _split_operators)
         split_mixer(block.mixer, ranks)
-        if block.mlp is not None:
+        if isinstance(block.mlp, MLP):
             _split_mlp(block.mlp, ranks)
     # DistributedDataParallel would give all processes the parameters of the first one. With nothing left, it refuses.
     ignored: Any = [name for name, _ in model.named_parameters()]
