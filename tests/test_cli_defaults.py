@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from hf_ssm import cli
 from hf_ssm.training import run
-from hf_ssm.training.settings import read_settings_file, resolve
+from hf_ssm.training.settings import config_class, read_settings_file, resolve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1}
@@ -81,7 +81,8 @@ def test_python_keeps_the_defaults_of_the_configuration(table, tmp_path):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_leave_no_choice(path):
     model = read_settings_file(path)["model"]
-    assert "bidirectional" in model and ("filter_type" in model or model["family"] != "hyena")
+    assert "bidirectional" in model or not config_class(model["family"]).can_be_two_sided
+    assert "filter_type" in model or model["family"] != "hyena"
 
 
 def test_unknown_bases_in_training(table, tmp_path, capsys):

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 # Extras that are tested with the pinned set only.
-UNTESTED = {"app", "browser", "docs", "lint", "tracking"}
+UNTESTED = {"app", "browser", "docs", "lint", "quantization", "tracking"}
 
 
 def test_pins_are_the_floors_of_the_project_file():

@@ -71,6 +71,9 @@ def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]
         for cls in reversed(config_type.__mro__):
             if cls.__module__.startswith("hf_ssm."):
                 texts |= argument_texts(cls.__doc__)
+        # A field may be documented by another name for it.
+        aliases = config_type.attribute_map.items()
+        texts = {field: texts[alias] for alias, field in aliases if alias in texts} | texts
         fields = resolved.config_fields(family)
         yield (
             f"model, fields of {config_type.__name__}",
