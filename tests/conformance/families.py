@@ -16,11 +16,12 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "implicit": {"max_position_embeddings": 64, "filter_order": 16},
         "s4d": {"filter_type": "s4d"},
     },
+    # By the name in a file, which transformers looks up there.
     "Hyena2": {
-        "short": {"num_hidden_layers": 2, "layer_types": ["short_conv", "full_attention"]},
+        "short": {"num_hidden_layers": 2, "mixer_types": ["short_conv", "full_attention"]},
         "medium": {
             "num_hidden_layers": 2,
-            "layer_types": ["medium_conv", "long_conv"],
+            "mixer_types": ["medium_conv", "long_conv"],
             "medium_filter_length": 12,
         },
     },

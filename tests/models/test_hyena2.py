@@ -263,6 +263,13 @@ def test_half_precision_keeps_filters_in_float32(tmp_path, model, ids):
     assert (found - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_precision_of_the_file_is_an_argument_of_loading(tmp_path, model, name):
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded = Hyena2ForCausalLM.from_pretrained(tmp_path, **{name: "auto"})
+    assert loaded.dtype == loaded.config.dtype == torch.bfloat16
+
+
 def test_processes_cannot_split_the_channels(model):
     for unsplit in (copy.deepcopy(model), build(layer_types=["full_attention"] * 5)):
         with pytest.raises(ValueError, match="cannot be split over processes"):
