@@ -605,6 +605,7 @@ PLANTCAD2_CONTRADICTIONS: list[tuple[Any, str]] = [
     (_scale("mamba_rev.out_proj"), r"mamba_rev.out_proj.weight differs .* `bidirectional_weight_tie`=true"),
     (_rename("mamba_rev.norm", "mamba_rev.norms"), r"missing model.layers.0.mixer.reverse_norm.weight"),
     (_nested(mlp_cfg={"hidden_features": 8}), r"`layer_cfg.mamba_cfg.mlp_cfg`=.* cannot be converted"),
+    (_nested(version="v3"), r"`layer_cfg.mamba_cfg.version` must be 'v1' or 'v2', got 'v3'"),
     (_nested(ssm_cfg=3), r"`ssm_cfg` must be an object or null, got 3"),
 ]
 

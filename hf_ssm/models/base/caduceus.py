@@ -341,7 +341,10 @@ def _version(config: Mapping[str, Any]) -> Any:
     if config.get("layer_cfg") is None and config.get("norm_cfg") is None:
         return "v1"
     mamba = _object(_object(config, "layer_cfg"), "mamba_cfg", "layer_cfg.")
-    return mamba.get("version", "v2")
+    version = mamba.get("version", "v2")
+    if version not in ("v1", "v2"):
+        raise ValueError(f"`layer_cfg.mamba_cfg.version` must be 'v1' or 'v2', got {version!r}")
+    return version
 
 
 def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
