@@ -85,6 +85,12 @@ def test_examples_leave_no_choice(path):
     assert "filter_type" in model or model["family"] != "hyena"
 
 
+def test_a_causal_family_has_no_masked_language_models(table, tmp_path):
+    settings = resolve({"model": {"family": "hyena2", "task": "masked-lm"}, "data": {"dataset": str(table)}})
+    with pytest.raises(ValueError, match="'masked-lm' needs a model that reads both sides of a token, and 'hyena2' is"):
+        run.plan(settings, tmp_path / "run")
+
+
 def test_unknown_bases_in_training(table, tmp_path, capsys):
     arguments = ["train", "--dataset", str(table), *(f"--set=model.{name}={value}" for name, value in SMALL.items())]
     arguments += ["--epochs", "1", "--set", "data.unknown_bases=0.5"]

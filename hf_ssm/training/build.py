@@ -42,6 +42,12 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
     elif settings.model["checkpoint"] is not None:
         model = _load_for_fine_tuning(settings, data)
     else:
+        family = str(settings.model["family"])
+        if settings.task == "masked-lm" and not config_class(family).can_be_two_sided:
+            raise ValueError(
+                f"model.task: 'masked-lm' needs a model that reads both sides of a token, and {family!r} is causal: "
+                "choose the task 'causal-lm', or another family"
+            )
         model = auto_class.from_config(_fresh_config(settings, data))
         _centre_outputs(model, data)
     _check_fit(model.config, data)
