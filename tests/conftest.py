@@ -92,6 +92,12 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hf-ssm train` draws no figures, which take longer than the training of a tiny model."""
+    monkeypatch.setattr("hf_ssm.cli.train.draw_run", lambda result, output: set())
+
+
+@pytest.fixture
 def shared_data() -> Path:
     """The folder of real data sets beside the project; skips the test if there is none."""
     if not SHARED_DATA.is_dir():

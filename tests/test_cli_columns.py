@@ -9,6 +9,8 @@ import pytest
 
 from hf_ssm import cli
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SMALL = ["--set=model.hidden_size=8", "--set=model.num_hidden_layers=1", "--epochs=1", "--family=s4"]
 
 

@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from hf_ssm import cli
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 TINY = [
     *("--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1", "--set", "training.disable_tqdm=true"),
     *("--epochs", "1", "--batch-size", "16"),

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from hf_ssm import cli
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 TINY = ["--family", "s4", "--set=model.hidden_size=4", "--set=model.num_hidden_layers=1", "--set=model.state_size=4"]
 STREAM = ["--set=data.streaming=true", "--max-length", "24", "--batch-size", "8"]
 

@@ -2,8 +2,6 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "generation.py"
 
 
 @pytest.mark.slow
-def test_tiny() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--tiny"], capture_output=True, text=True, check=True)
-    *_, header, rule, first, second = done.stdout.strip().splitlines()
+def test_tiny(run_script, capsys) -> None:
+    run_script("generation.py", "--tiny")
+    *_, header, rule, first, second = capsys.readouterr().out.strip().splitlines()
     assert header == "| new tokens | selective | S4D | Hyena |"
     assert rule == "|---|---|---|---|"
     cell = r"\d+\.\d \(\d+\.\d to \d+\.\d\)"

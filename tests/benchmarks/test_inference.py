@@ -1,8 +1,6 @@
 """The benchmark of throughput: a tiny run, and agreement of the numbers."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inference.py"
 
 
 @pytest.mark.slow
-def test_tiny() -> None:
+def test_tiny(run_script, capsys) -> None:
     pytest.importorskip("pysam", reason="pysam is not installed")
-    command = [sys.executable, SCRIPT, "--tiny", "--models", "S4D", "Llama"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    header, _, *rows = done.stdout.strip().splitlines()
+    run_script("inference.py", "--tiny", "--models", "S4D", "Llama")
+    header, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert header == "| task | model | loop / hf_ssm | per second |"
     names = [tuple(row.split(" | ")[:2]) for row in rows]
     assert names == [(f"| {task}", model) for task in ("predict", "embed", "score") for model in ("S4D", "Llama")]

@@ -1,8 +1,6 @@
 """The benchmark of saturation mutagenesis: a tiny run, and agreement of the scores."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,13 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "score.py"
 
 
 @pytest.mark.slow
-def test_tiny() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--tiny", "--models", "SSD"], capture_output=True, text=True)
-    assert done.returncode == 2 and "invalid choice: 'SSD'" in done.stderr
+def test_tiny(run_script, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_script("score.py", "--tiny", "--models", "SSD")
+    assert "invalid choice: 'SSD'" in capsys.readouterr().err
     models = ("S4", "Mamba-2")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--tiny", "--models", *models], capture_output=True, text=True, check=True
-    )
-    header, _, *rows = done.stdout.strip().splitlines()
+    run_script("score.py", "--tiny", "--models", *models)
+    header, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert header == "| model | horizon | tokens | time |"
     assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in models]
 

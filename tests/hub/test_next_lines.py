@@ -16,6 +16,8 @@ from hf_ssm.cli import demo
 from hf_ssm.cli.commands import COMMANDS
 from hf_ssm.tokenization import build_dna_tokenizer
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SMALL = ["--set=model.hidden_size=8", "--set=model.num_hidden_layers=1", "--epochs=1", "--batch-size=8"]
 # Files of the user, whose names stand in the lines, and other words that the user replaces.
 WORDS = {"CONTIG:FIRST-LAST": "c:20-24", "LABELS": "labels.csv"}
