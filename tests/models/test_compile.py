@@ -8,9 +8,6 @@ import torch
 
 from hf_ssm.ops.backends import use_backend
 
-# torch's own compiler makes an instance of each autograd function that it traces, and warns of it.
-pytestmark = pytest.mark.filterwarnings(r"ignore:.*should not be instantiated:DeprecationWarning")
-
 CAUSAL = [
     ("S4", {}),
     ("S4", {"kernel_type": "s4"}),

@@ -630,9 +630,7 @@ def test_errors_of_the_step_and_the_matrix():
         scan_matrix(torch.ones(2, 5, 1), A, b, b)
 
 
-# Of torch's own tracing of autograd functions.
 @BOTH
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_compiles_as_one_graph(is_complex):
     torch._dynamo.reset()

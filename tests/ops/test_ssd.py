@@ -301,10 +301,8 @@ def test_exports_for_any_batch_and_length():
         torch.testing.assert_close(program(*arguments(*size)), Scan()(*arguments(*size)), rtol=1e-4, atol=1e-5)
 
 
-# Of torch's own tracing of autograd functions.
 @BOTH
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_as_one_graph_with_gradients():
     torch._dynamo.reset()
     compiled = torch.compile(ssd_scan, backend="aot_eager", fullgraph=True)

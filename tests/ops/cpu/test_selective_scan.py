@@ -184,8 +184,6 @@ def test_the_operators_pass_torchs_own_checks():
         torch.library.opcheck(_backward, (*grads[:-1], [False, True] * 4 + [False]))
 
 
-# Of torch's own tracing of autograd functions.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_compiles_as_one_graph_with_gradients(is_complex, dynamic):

@@ -204,7 +204,6 @@ def test_every_configuration(device, kernel, monkeypatch):
     assert_same(scan_inputs(device, length=17))
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles_as_one_graph_with_gradients(device):
     torch._dynamo.reset()
     assert_same(scan_inputs(device, length=17), compiled=True)
