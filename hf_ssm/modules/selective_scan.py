@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
 from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import check_stored, fp32_parameter, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, scale_entries_, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
@@ -28,7 +28,7 @@ from hf_ssm.theory.normal import real_matrix_of_pairs
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 from hf_ssm.utils.processes import Processes
 
-__all__ = ["FilteredScan", "SelectiveScan", "SelectiveScanBase"]
+__all__ = ["FilteredScan", "ScaledScan", "SelectiveScan", "SelectiveScanBase"]
 
 
 class FilteredScan(FilteredInput):
@@ -81,6 +81,34 @@ class FilteredScan(FilteredInput):
 def _without_padding(matrix: Tensor, mask: Tensor) -> Tensor:
     """The matrix with rows and columns of padding set to 0, `(B, E, L, L)`."""
     return matrix * mask[:, None, :, None] * mask[:, None, None, :]
+
+
+class ScaledScan(FilteredScan):
+    """Base of scans that are rescaled by a scale of C, which all channels share.
+
+    It is a buffer and not a parameter, since the norm or the gate behind the scan would let a regulariser shrink a
+    parameter without a change of the function.
+    """
+
+    C_scale: Tensor | None
+
+    def add_scale(self, config) -> None:
+        """Register the buffer `C_scale`: 1 at initialisation, `None` in a model that is not rescaled."""
+        self.register_buffer("C_scale", fp32_empty(1) if config.rescale_init or config.rescaled else None)
+
+    def fp32_parameters(self) -> list[str]:
+        return super().fp32_parameters() + ([] if self.C_scale is None else ["C_scale"])
+
+    @torch.no_grad()
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
+        """Multiply the scale of C, in place; `ValueError` if there is none."""
+        if self.C_scale is None:
+            raise ValueError(
+                "Rescaling a model of this family needs `rescale_init=True` in its configuration, which adds a scale "
+                "of C: build the model with it, or load it by `from_pretrained(..., rescale_init=True)`."
+            )
+        check_stored(self, "C_scale")
+        self.C_scale *= factor
 
 
 class SelectiveScanBase(FilteredScan):

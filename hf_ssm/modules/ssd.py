@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.operator import fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows, SegmentScan
-from hf_ssm.modules.selective_scan import FilteredScan
+from hf_ssm.modules.selective_scan import ScaledScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -23,7 +23,7 @@ from hf_ssm.ops.ssd import ssd_extend, ssd_matrix, ssd_scan
 __all__ = ["SSDScan", "rotation", "ssd_kernel"]
 
 
-class SSDScan(FilteredScan):
+class SSDScan(ScaledScan):
     """S_t = exp(Δ_t A) S_{t-1} + Δ_t x_t B_tᵀ, y_t = S_t C_t + D x_t, for each head, with states `(P, N)`.
 
     A is one number per head, -exp(A_log), and Δ = softplus(dt + dt_bias), clamped to `time_step_limit`. The mixer
@@ -66,9 +66,7 @@ class SSDScan(FilteredScan):
         self.A_imag = fp32_parameter(heads, size // 2) if config.complex_state else None
         self.dt_bias = fp32_parameter(heads)
         self.D = fp32_parameter(self.channels if config.D_has_hdim else heads)
-        # Not a parameter: the norm behind the scan would let a regulariser shrink it without a change of the function.
-        scale = fp32_empty(1) if config.rescale_init or config.rescaled else None
-        self.register_buffer("C_scale", scale)
+        self.add_scale(config)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Initial values of its own parameters and buffers, by name."""
@@ -92,20 +90,6 @@ class SSDScan(FilteredScan):
         if self.A_imag is not None:
             roles["A_imag"] = ParameterRole("A_imag", is_dynamics=True)
         return roles
-
-    def fp32_parameters(self) -> list[str]:
-        return super().fp32_parameters() + ([] if self.C_scale is None else ["C_scale"])
-
-    @torch.no_grad()
-    def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply the scale of C, in place, which all channels share; `ValueError` if there is none."""
-        if self.C_scale is None:
-            raise ValueError(
-                "Rescaling a Mamba-2 model needs `rescale_init=True` in its configuration, which adds a scale of C: "
-                "build the model with it, or load it by `from_pretrained(..., rescale_init=True)`."
-            )
-        check_stored(self, "C_scale")
-        self.C_scale *= factor
 
     def state_matrix(self) -> Tensor:
         """A of each head, `(H,)`; of rotated states A + iω, complex, `(H, N/2)`."""

@@ -11,10 +11,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, theory_flags
+from hf_ssm.modules.operator import fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Halo, Rows, SegmentScan
-from hf_ssm.modules.selective_scan import FilteredScan
+from hf_ssm.modules.selective_scan import ScaledScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.ssd import ssd_extend, ssd_matrix
@@ -22,7 +22,7 @@ from hf_ssm.ops.ssd import ssd_extend, ssd_matrix
 __all__ = ["Mamba3Scan", "trapezoidal_scan"]
 
 
-class Mamba3Scan(FilteredScan):
+class Mamba3Scan(ScaledScan):
     """S_t = α_t R_t S_{t-1} + β_t R_t x_{t-1} B_{t-1}ᵀ + γ_t x_t B_tᵀ, y_t = S_t C_t + D x_t, with states `(P, N)`.
 
     α = exp(Δ A), β = (1 - λ) Δ α, γ = λ Δ, with Δ = softplus(dt + dt_bias), A < 0 and λ in [0, 1] of each head and
@@ -68,9 +68,7 @@ class Mamba3Scan(FilteredScan):
         self.D = fp32_parameter(heads)
         self.mimo_x = fp32_parameter(heads, rank, config.head_dim) if rank > 1 else None
         self.mimo_o = fp32_parameter(heads, rank, config.head_dim) if rank > 1 else None
-        # Not a parameter: the gate behind the scan would let a regulariser shrink it.
-        scale = fp32_empty(1) if config.rescale_init or config.rescaled else None
-        self.register_buffer("C_scale", scale)
+        self.add_scale(config)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         """Initial values of its own parameters and buffers, by name."""
@@ -89,20 +87,6 @@ class Mamba3Scan(FilteredScan):
         if self.mimo_x is not None:
             roles |= dict.fromkeys(("mimo_x", "mimo_o"), ParameterRole("projection"))
         return roles
-
-    def fp32_parameters(self) -> list[str]:
-        return super().fp32_parameters() + ([] if self.C_scale is None else ["C_scale"])
-
-    @torch.no_grad()
-    def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply the scale of C, in place, which all channels share; `ValueError` if there is none."""
-        if self.C_scale is None:
-            raise ValueError(
-                "Rescaling a Mamba-3 model needs `rescale_init=True` in its configuration, which adds a scale of C: "
-                "build the model with it, or load it by `from_pretrained(..., rescale_init=True)`."
-            )
-        check_stored(self, "C_scale")
-        self.C_scale *= factor
 
     def terms(self, steps: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """-log α, γ and β / α of each head and token, `(B, L, H)`, and the angles, `(B, L, H, K)`.
