@@ -123,6 +123,27 @@ def test_a_backbone_loads_from_a_head_and_back(make_model, tmp_path: Path) -> No
     assert backbone.weights_were_loaded and not masked.weights_were_loaded
 
 
+@pytest.mark.parametrize("head", ["ForCausalLM", "ForMaskedLM"])
+def test_a_state_dict_of_a_file_holds_tied_weights_once(make_model, tmp_path: Path, head: str) -> None:
+    from safetensors.torch import load_file
+
+    saved, model = make_model("S4", head, tie_word_embeddings=True), make_model("S4", head, tie_word_embeddings=True)
+    saved.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    assert model.load_state_dict(weights) == ([], [])
+    assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
+    # What really is missing stays so: both names, and the head of a model that does not tie it.
+    del weights["model.embed_tokens.weight"]
+    missing = {"lm_head.weight", "model.embed_tokens.weight"}
+    assert set(model.load_state_dict(weights, strict=False).missing_keys) == missing
+    weights["model.embed_tokens.weight"] = saved.lm_head.weight.detach()
+    untied = make_model("S4", head, tie_word_embeddings=False)
+    assert untied.load_state_dict(weights, strict=False).missing_keys == ["lm_head.weight"]
+
+
 def test_loading_draws_what_is_missing_like_a_fresh_model(make_model, tmp_path: Path) -> None:
     """A checkpoint without one layer's dynamics gets those of a fresh model, not uninitialised memory."""
     model = make_model("S4", "Model")

@@ -226,6 +226,21 @@ def test_a_resumed_run_keeps_the_record_and_is_not_rescaled_later(make_model, tm
     assert again.rescale_tau is None
 
 
+def test_the_best_language_model_lacks_no_tied_head(make_model, tmp_path: Path, caplog) -> None:
+    model = make_model("S4", "ForCausalLM", tie_word_embeddings=True)
+    saving = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    # The rate makes the loss grow, so that the best checkpoint is not the last one.
+    settings = arguments(tmp_path, **saving, load_best_model_at_end=True, learning_rate=1e2, max_steps=2)
+    rows = data("ForCausalLM")
+    trainer = SSMTrainer(model, settings, train_dataset=rows, eval_dataset=rows)
+    with caplog.at_level("WARNING", logger="transformers"):
+        trainer.train()
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
+    best = hf_ssm.S4ForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
+    assert torch.equal(model.lm_head.weight, best.lm_head.weight)
+    assert "missing keys" not in caplog.text
+
+
 @pytest.mark.parametrize("how", ["SSMTrainer", "tau_loss"])
 def test_tuples_by_configuration(make_model, tmp_path: Path, how: str) -> None:
     model = make_model("S4", "ForSequenceClassification", tau_weight=0.5, return_dict=False)

@@ -32,6 +32,15 @@ _NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
 
 def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
+    if incompatible_keys is not None:
+        _forget_tied(model, incompatible_keys.missing_keys)
+
+
+def _forget_tied(model: nn.Module, missing: list[str]) -> None:
+    """Remove names of tied weights that were loaded by their other name, the only one in files of safetensors."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
+    missing[:] = [name for name in missing if id(parameters.get(name)) not in loaded]
 
 
 class SSMPreTrainedModel(PreTrainedModel):
