@@ -253,7 +253,11 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     # In the case of the genome, which marks repeats.
     ref = reference.translate(_FIRST_BASES)
     if variant.ref.upper() not in (reference.upper(), ref.upper()):
-        return f"reference is {reference[:20]!r} in {genome.path.name}"
+        found, expected = reference[:20], variant.ref[:20]
+        return (
+            f"reference differs from {genome.path.name} at {_name_of(variant)}: the genome has {found!r}, the variant "
+            f"{expected!r}"
+        )
     if max(len(variant.ref), len(variant.alt)) > right:
         return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
     alt = variant.alt.lower() if reference.islower() else variant.alt.upper()
@@ -271,6 +275,12 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
     # Of the alleles and the bases behind them.
     count = min(right, len(ref) + len(after), len(alt) + len(after))
     return context + (ref + after)[:count], context + (alt + after)[:count]
+
+
+def _name_of(variant: Variant) -> str:
+    """The identifier of a variant, or its place."""
+    identifier = next((value for name, value in variant.columns.items() if str(name).lower() == "id"), None)
+    return f"{variant.chrom}:{variant.start + 1}" if identifier in (None, "", ".") else str(identifier)
 
 
 def contig_of(name: str, genome: Genome) -> str | None:
