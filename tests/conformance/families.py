@@ -30,6 +30,7 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
     "S5": {"blocks": {"num_blocks": 2}},
+    "LinOSS": {"damped": {}, "implicit": {"discretization": "im", "damping": False}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
         "b2s6": {"num_blocks": 4, "use_input_bias": True, "complex_state": True},

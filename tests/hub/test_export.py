@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
     "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "mamba2": ("SSD", "ForCausalLM", {"head_dim": 8}),
+    "linoss": ("LinOSS", "ForSequenceClassification", {}),
     "mamba3": ("Mamba3", "ForCausalLM", {"head_dim": 8, "mimo_rank": 2}),
     "evo2": ("Hyena2", "ForCausalLM", {"num_hidden_layers": 4, "num_attention_heads": 2, "medium_filter_length": 9}),
     "both-strands": ("SelectiveSSM", "ForMaskedLM", {"rc_equivariant": True}),

@@ -25,16 +25,19 @@ VARIANTS = {
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
     "ssd": ("SSD", {"time_step_limit": (0.002, 0.2)}),
+    "linoss": ("LinOSS", {}),
     "mamba3": ("Mamba3", {"mimo_rank": 2}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
 # All variants, of which `make test` runs one of each family.
 ONE_PER_FAMILY = [
-    name if name in ("hyena", "s4d", "s5", "mamba", "ssd", "mamba3") else pytest.param(name, marks=pytest.mark.slow)
+    name
+    if name in ("hyena", "s4d", "s5", "mamba", "ssd", "linoss", "mamba3")
+    else pytest.param(name, marks=pytest.mark.slow)
     for name in VARIANTS
 ]
 # One for each way of remembering.
-SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "mamba3")
+SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "linoss", "mamba3")
 SPLITS = [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)]
 # Each way of remembering with both sides, and each side with each split of the prompt.
 PADDED_PROMPTS = [

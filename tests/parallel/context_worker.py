@@ -55,6 +55,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mamba-2": ("SSD", "ForCausalLM", {}),
     "Mamba-2, rotated": ("SSD", "ForMaskedLM", {"complex_state": True, "rescale_init": True}),
     "Mamba-2, two-sided": ("SSD", "ForSequenceClassification", {"bidirectional": True, "pooling": "first"}),
+    "LinOSS": ("LinOSS", "ForMaskedLM", {"bidirectional": True}),
     "Mamba-3": ("Mamba3", "ForCausalLM", {}),
     "Mamba-3, rank 2": ("Mamba3", "ForMaskedLM", {"mimo_rank": 2, "rescale_init": True, "rope_fraction": 1.0}),
     "S4D, signals": ("S4", "ForSignalRegression", {"num_labels": 2, "vocab_size": 4}),
