@@ -45,6 +45,7 @@ TRIVIAL = {
     "masking_longer": "| most frequent class |",
     "masking_next_token": "equally likely bases 4.00",
     "masking_planted": "the most frequent class 0.500",
+    "irregular_oscillations": "| most frequent class |",
     "motif_variants": "| Markov chain, order 0 (counts of bases) |",
     "moving_mnist": "| still |",
     "parameter_change": "| most frequent class |",

@@ -64,8 +64,7 @@ def linoss_reference(
     outputs = []
     for t in range(u.shape[1]):
         steps = step.expand(len(u), -1) if time_deltas is None else step * time_deltas[:, t, None]
-        shared = (values.expand(steps.shape) for values in (stiffness, damping))
-        matrix, force = oscillator_matrices(*shared, steps, rule)
+        matrix, force = oscillator_matrices(stiffness.expand(steps.shape), damping.expand(steps.shape), steps, rule)
         state = (matrix @ state.unsqueeze(-1)).squeeze(-1) + force * (u[:, t] @ b.T).unsqueeze(-1)
         outputs.append(state[..., 1] @ c.T)
     return torch.stack(outputs, dim=1)
