@@ -49,6 +49,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "linoss": ("LinOSS", "ForSequenceClassification", {}),
     "mamba3": ("Mamba3", "ForCausalLM", {"head_dim": 8, "mimo_rank": 2}),
     "evo2": ("Hyena2", "ForCausalLM", {"num_hidden_layers": 4, "num_attention_heads": 2, "medium_filter_length": 9}),
+    "stripedhyena": ("Hyena2", "ForCausalLM", {"complex_state": True, "num_attention_heads": 2}),
     "both-strands": ("SelectiveSSM", "ForMaskedLM", {"rc_equivariant": True}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
     "toy": ("Toy", "ForCausalLM", {}),
