@@ -46,6 +46,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
     "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "mamba2": ("SSD", "ForCausalLM", {"head_dim": 8}),
+    "jamba": (
+        "Hybrid",
+        "ForCausalLM",
+        {"layer_types": ["selective", "full_attention"], "num_attention_heads": 2, "intermediate_size": 16},
+    ),
+    "two-sided-hybrid": ("Hybrid", "ForMaskedLM", {"layer_types": ["s4", "linoss"], "bidirectional": True}),
     "linoss": ("LinOSS", "ForSequenceClassification", {}),
     "mamba3": ("Mamba3", "ForCausalLM", {"head_dim": 8, "mimo_rank": 2}),
     "evo2": ("Hyena2", "ForCausalLM", {"num_hidden_layers": 4, "num_attention_heads": 2, "medium_filter_length": 9}),
@@ -148,6 +154,8 @@ def make(name: str) -> Any:
     defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
     if family == "Hyena":
         defaults |= {"max_position_embeddings": 64, "filter_order": 16}
+    if family == "Hybrid":
+        del defaults["state_size"]
     if "num_labels" not in flags and head.endswith("Classification"):
         defaults |= {"num_labels": 3}
     torch.manual_seed(sorted(MODELS).index(name))

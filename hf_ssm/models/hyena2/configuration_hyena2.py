@@ -1,14 +1,9 @@
 """Configuration of StripedHyena 2, the architecture of Evo 2."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-
-# `None` means a default that depends on another field; `_derive` replaces it. Type checkers see `Any`.
-if TYPE_CHECKING:
-    _Str: TypeAlias = Any
-else:
-    _Str = str | None
+from hf_ssm.models.base.field_checks import DerivedStr
 
 LAYER_TYPES = ("short_conv", "medium_conv", "long_conv", "full_attention")
 """What mixes positions in a layer."""
@@ -107,7 +102,7 @@ class Hyena2Config(SSMConfig):
     evo2_style_activations: bool = True
     use_bias: bool = True
     use_qkv_bias: bool = False
-    init: _Str = None
+    init: DerivedStr = None
     norm_type: str = "rms_plus"
     layer_norm_epsilon: float | int = 1e-6
     tie_word_embeddings: bool = True

@@ -1,16 +1,10 @@
 """Configuration of the oscillatory state space models LinOSS and D-LinOSS."""
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-
-# `None` means a default that depends on other fields; `_derive` replaces it. Type checkers see `Any`, so that readers
-# of the field need no test for `None`.
-if TYPE_CHECKING:
-    _Str: TypeAlias = Any
-else:
-    _Str = str | None
+from hf_ssm.models.base.field_checks import DerivedStr
 
 
 @strict_config
@@ -74,7 +68,7 @@ class LinOSSConfig(SSMConfig):
     num_hidden_layers: int = 4
     damping: bool = True
     discretization: str = "imex"
-    init: _Str = None
+    init: DerivedStr = None
     r_min: float | int = 0.9
     r_max: float | int = 1.0
     max_phase: float | int = math.pi
