@@ -25,6 +25,11 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "medium_filter_length": 12,
         },
     },
+    # By the name in a file, as above.
+    "Hybrid": {
+        "jamba": {"mixer_types": ["selective", "full_attention"], "intermediate_size": 48},
+        "two": {"mixer_types": ["s5", "ssd"], "mixers": {"ssd": {"head_dim": 16}, "s5": {"state_size": 8}}},
+    },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "Mamba3": {"rank2": {"head_dim": 16, "n_groups": 2, "mimo_rank": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
@@ -66,6 +71,9 @@ class Row:
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""
         shared = {name: value for name, value in _TINY.items() if hasattr(self.family.config_class, name)}
+        if self.family.combines_others:
+            # Of the layers.
+            del shared["state_size"]
         return self.family.config_class(**(shared | self.config | arguments))
 
 

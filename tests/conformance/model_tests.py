@@ -169,7 +169,11 @@ _KINDS = {"tokens": (_Tokens, TOKEN_HEADS), "signals": (_Signals, SIGNAL_HEADS),
 for _row in ROWS:
     for _kind in _row.kinds:
         _mixin, _heads = _KINDS[_kind]
-        _classes = tuple(_row.family.model_classes[_head] for _head in _heads if _head in _row.family.model_classes)
+        _given = _row.family.model_classes
+        if not _row.family.config_class.can_be_two_sided(_row.config):
+            # Masked language models read both sides of a token.
+            _given = {_head: _class for _head, _class in _given.items() if _head != "ForMaskedLM"}
+        _classes = tuple(_given[_head] for _head in _heads if _head in _given)
         _name = f"{_row.name}_{_kind}"
         globals()[_name] = type(
             _name, (_mixin, unittest.TestCase), {"row": _row, "all_model_classes": _classes, "__module__": __name__}

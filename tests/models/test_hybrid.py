@@ -72,7 +72,12 @@ def test_the_trainer_regularises_all_layers_but_attention(make_model, ids, tmp_p
     model = make_model("Hybrid", "ForCausalLM", tau_weight=1e-3)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     arguments = SSMTrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, report_to="none", use_cpu=True, activation_checkpointing=True
+        output_dir=str(tmp_path),
+        max_steps=2,
+        report_to="none",
+        use_cpu=True,
+        activation_checkpointing=True,
+        logging_steps=1,
     )
     rows = Dataset.from_dict({"input_ids": ids.tolist(), "labels": ids.tolist()})
     trainer = SSMTrainer(model, arguments, train_dataset=rows)
@@ -122,6 +127,7 @@ def test_bad_configurations(arguments, message):
 
 
 def test_default_layers_are_those_of_jamba():
+    assert hf_ssm.HybridConfig(layer_types=["s5", "ssd", "s5"]).num_hidden_layers == 3
     assert hf_ssm.HybridConfig().layer_types == ["ssd"] * 4 + ["full_attention"] + ["ssd"] * 3
     # The shortest limit of a layer: that of Hyena's implicit filter.
     limited = hf_ssm.HybridConfig(

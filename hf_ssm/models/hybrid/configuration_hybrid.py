@@ -1,9 +1,11 @@
 """Configuration of hybrids, whose layers are those of other families, and attention."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.field_checks import DerivedInt
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.models.linoss.configuration_linoss import LinOSSConfig
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
@@ -44,7 +46,7 @@ class HybridConfig(SSMConfig):
     it if `intermediate_size` is given. See `SSMConfig` for the arguments all families share.
 
     Args:
-        num_hidden_layers (`int`, defaults to 8): Number of blocks.
+        num_hidden_layers (`int`, *optional*): Number of blocks. `None`: that of `layer_types`, or 8.
         layer_types (list of `str`, *optional*): What mixes positions in each layer: `"hyena"`, `"s4"`, `"s5"`,
             `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or `"full_attention"`. `None`: as in Jamba, one layer of
             attention in eight, the fifth; the others are `"ssd"`. In a `config.json` the name is `mixer_types`:
@@ -73,7 +75,7 @@ class HybridConfig(SSMConfig):
     Examples:
         >>> from hf_ssm import HybridConfig, HybridForCausalLM
         >>> config = HybridConfig(
-        ...     num_hidden_layers=3, layer_types=["ssd", "full_attention", "s5"], mixers={"s5": {"num_blocks": 4}}
+        ...     layer_types=["ssd", "full_attention", "s5"], mixers={"s5": {"num_blocks": 4}}
         ... )
         >>> model = HybridForCausalLM(config)
     """
@@ -87,7 +89,7 @@ class HybridConfig(SSMConfig):
         *("num_attention_heads", "num_key_value_heads", "intermediate_size", "rope_theta", "rope_scaling_factor"),
     )
 
-    num_hidden_layers: int = 8
+    num_hidden_layers: DerivedInt = None
     mixer_types: list[str] | None = None
     mixers: dict[str, Any] | None = None
     num_attention_heads: int = 4
@@ -101,6 +103,8 @@ class HybridConfig(SSMConfig):
     norm_type: str = "rms"
 
     def _derive(self) -> None:
+        if self.num_hidden_layers is None:
+            self.num_hidden_layers = 8 if self.mixer_types is None else len(self.mixer_types)
         if self.mixer_types is None:
             self.mixer_types = [_ATTENTION if layer % 8 == 4 else "ssd" for layer in range(self.num_hidden_layers)]
         if self.num_key_value_heads is None:
@@ -151,9 +155,15 @@ class HybridConfig(SSMConfig):
             )
         if self.bidirectional:
             raise ValueError(
-                "`bidirectional=True` is not possible with layers of attention, which is causal: leave it out, or "
-                "these layers."
+                "`bidirectional=True` is not possible with layers of attention, which is causal: leave it out, or, for "
+                "a masked language model, these layers."
             )
+
+    @classmethod
+    def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
+        """Whether none of the layers is attention."""
+        types = given.get("layer_types", given.get("mixer_types"))
+        return types is not None and not {*types} & {"attention", _ATTENTION}
 
     def mixer_config(self, kind: str) -> Any:
         """The configuration of the layers of a type; of the whole model for attention.

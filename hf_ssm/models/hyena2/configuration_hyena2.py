@@ -1,6 +1,7 @@
 """Configuration of StripedHyena 2, the architecture of Evo 2."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
 from hf_ssm.models.base.field_checks import DerivedStr
@@ -67,7 +68,6 @@ class Hyena2Config(SSMConfig):
         "d_conv": "conv_kernel",
         "layer_types": "mixer_types",
     }
-    can_be_two_sided: ClassVar[bool] = False
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
         "init": ("real", "lin"),
@@ -154,6 +154,11 @@ class Hyena2Config(SSMConfig):
             )
         if self.bidirectional:
             raise ValueError("`bidirectional=True` is not possible, as attention is causal: leave it out.")
+
+    @classmethod
+    def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
+        """False: attention is causal."""
+        return False
 
     @property
     def sobolev_step(self) -> float:
