@@ -126,6 +126,15 @@ def test_bad_configurations(arguments, message):
         hf_ssm.HybridConfig(**({"num_hidden_layers": 2, "layer_types": ["ssd", "full_attention"]} | arguments))
 
 
+def test_step_sizes_of_the_whole_model_are_those_of_layers_without_their_own():
+    given = {"layer_types": ["s5", "linoss", "ssd"], "mixers": {"ssd": {"time_step_max": 0.5}}}
+    steps = [hf_ssm.HybridConfig(**given).mixer_config(kind).time_step_max for kind in ("s5", "linoss", "ssd")]
+    assert steps == [0.1, 0.73, 0.5]
+    config = hf_ssm.HybridConfig(**given, time_step_max=1.0)
+    assert [config.mixer_config(kind).time_step_max for kind in ("s5", "linoss", "ssd")] == [1.0, 1.0, 0.5]
+    assert config.mixer_config("s5").time_step_min == 0.001
+
+
 def test_default_layers_are_those_of_jamba():
     assert hf_ssm.HybridConfig(layer_types=["s5", "ssd", "s5"]).num_hidden_layers == 3
     assert hf_ssm.HybridConfig().layer_types == ["ssd"] * 4 + ["full_attention"] + ["ssd"] * 3

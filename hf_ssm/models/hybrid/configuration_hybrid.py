@@ -32,10 +32,7 @@ _SHARED = (
     *("tau_statistics", "tau_detach_statistics"),
 )
 # Fields of `SSMConfig` that differ from one type of layer to another.
-_OF_LAYERS = (
-    *("state_size", "init", "discretization", "time_step_min", "time_step_max"),
-    *("frequency_scale", "frequency_shift"),
-)
+_OF_LAYERS = ("state_size", "init", "discretization", "frequency_scale", "frequency_shift")
 _ATTENTION = "full_attention"
 
 
@@ -64,8 +61,9 @@ class HybridConfig(SSMConfig):
         hidden_act (`str`, defaults to `"silu"`): Activation of the MLP's gate.
         norm_type (`str`, defaults to `"rms"`): Norm of the residual stream.
 
-    Step sizes, frequencies and states are those of layer types: `mixers` has them. The Sobolev filter, τ and rescaling
-    apply to all layers but attention.
+    States and frequencies are those of layer types: `mixers` has them. `time_step_min` and `time_step_max` other than
+    1e-3 and 1e-1 are those of all layers without their own. The Sobolev filter, τ and rescaling apply to all layers but
+    attention.
 
     Raises:
         ValueError: As for `SSMConfig` and the configurations of the layers, with the layer type; an unknown layer type;
@@ -173,13 +171,19 @@ class HybridConfig(SSMConfig):
         """
         if kind == _ATTENTION:
             return self
-        settings = dict((self.mixers or {}).get(kind) or {})
+        settings = {**self._given_steps(), **((self.mixers or {}).get(kind) or {})}
         if repeated := sorted(settings.keys() & {*_SHARED}):
             raise ValueError(f"`mixers[{kind!r}]` has `{repeated[0]}`, a field of the whole model: give it there.")
         try:
             return MIXER_CONFIGS[kind](**{name: getattr(self, name) for name in _SHARED}, **settings)
         except ValueError as error:
             raise ValueError(f"`mixers[{kind!r}]`: {error}") from error
+
+    def _given_steps(self) -> dict[str, Any]:
+        """The range of step sizes of the whole model, if it is not the default."""
+        steps = {"time_step_min": self.time_step_min, "time_step_max": self.time_step_max}
+        defaults = {field.name: field.default for field in fields(SSMConfig)}
+        return {} if all(defaults[name] == value for name, value in steps.items()) else steps
 
     def _mixer_configs(self) -> list[Any]:
         return [self.mixer_config(kind) for kind in sorted({*(self.mixer_types or ())} - {_ATTENTION})]
