@@ -178,7 +178,11 @@ class S5StateSpace(FilteredInput):
             if time_deltas is not None:
                 time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
             output = output + self._scanned(behind, rows, time_deltas, 1)
-        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+        return self.fed_through(output, filtered)
+
+    def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
+        """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
+        return output if self.D is None else torch.addcmul(output, inputs, self.D)
 
     def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
         """The output of one direction for whole sequences, without feed-through."""
@@ -200,8 +204,7 @@ class S5StateSpace(FilteredInput):
         filtered = self.filter_input(inputs, rows, state)
         output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
         state.put("scan", after)
-        filtered = filtered[:, -1:] if state.last_position_only else filtered
-        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+        return self.fed_through(output, filtered[:, -1:] if state.last_position_only else filtered)
 
     def _scan(
         self,
@@ -224,8 +227,8 @@ class S5StateSpace(FilteredInput):
 
     def _complex(self, name: str, dtype: torch.dtype) -> Tensor:
         """A parameter that is stored as real pairs."""
-        # By attribute, which parametrisations and `torch.func.functional_call` replace.
-        return torch.view_as_complex(getattr(self, name).to(dtype).contiguous())
+        # By attribute, which parametrisations and `torch.func.functional_call` replace. A copy, as in `mimo_ssm`.
+        return torch.complex(*getattr(self, name).to(dtype).unbind(-1))
 
     def eigenvalues(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The diagonal of the continuous A, `(S,)`, complex."""

@@ -65,7 +65,8 @@ def _mimo_ssm(
 ) -> tuple[Tensor, Tensor]:
     eigenvalues = torch.complex(*a)
     a_bar, factor = (zoh if discretization == "zoh" else bilinear)(eigenvalues, torch.ones_like(eigenvalues), step)
-    inward = torch.view_as_complex(b.contiguous())
+    # A copy: weights of a float64 file may lie at addresses at which complex arithmetic of torch crashes.
+    inward = torch.complex(*b.unbind(-1))
     if step.dim() == 1:
         inward = inward * factor.unsqueeze(-1)
     driven = u @ torch.view_as_real(inward).transpose(1, 2).flatten(0, 1).T
