@@ -255,7 +255,9 @@ def test_damaged_configurations_are_refused(fields: dict[str, Any], message: str
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["encoder.layers.1.ssm.B_tilde_i", "encoder.layers.0.ssm.log_Delta", "decoder.lin.bias"])
+@pytest.mark.parametrize(
+    "name", ["encoder.layers.1.ssm.B_tilde_i", "encoder.layers.0.ssm.log_Delta", "decoder.lin.bias"]
+)
 def test_missing_tensors_are_named(name: str, tmp_path: Path) -> None:
     tensors = write_folder(tmp_path / "public", config_of())
     del tensors[f"model.{name}"]

@@ -114,6 +114,10 @@ class FlowStateConfig(SSMConfig):
         return 1.0
 
     @property
+    def reads_series(self) -> bool:
+        return True
+
+    @property
     def has_final_norm(self) -> bool:
         return False
 

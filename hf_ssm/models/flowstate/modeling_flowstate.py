@@ -1,7 +1,7 @@
 """FlowState: S5 layers without patches between a causal normalisation and a decoder of continuous functions.
 
-Legend: `B` series, `C` columns of values, `L` positions, `D` hidden size, `H` steps of a forecast, `S` steps of a patch,
-`P` positions that forecast, `Q` quantiles, `K` basis functions.
+Legend: `B` series, `C` columns of values, `L` positions, `D` hidden size, `H` steps of a forecast, `S` steps of a
+patch, `P` positions that forecast, `Q` quantiles, `K` basis functions.
 """
 
 from dataclasses import dataclass
@@ -77,13 +77,16 @@ class FlowStateMixer(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.ssm = GatedStateSpace(config, layer_idx)
-        self.mlp = ResidualMLP(size) if config.mlp_type == "transformer" else None
-        self.out_proj = None if config.mlp_type == "transformer" else nn.Linear(size, size)
+        self.has_mlp = config.mlp_type == "transformer"
+        if self.has_mlp:
+            self.mlp = ResidualMLP(size)
+        else:
+            self.out_proj = nn.Linear(size, size)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         output = self.ssm(zero_padding(hidden_states, rows.mask), rows, state)
-        if self.mlp is not None:
+        if self.has_mlp:
             return self.norm(self.mlp(output))
         activated = nn.functional.selu(output)
         return self.norm(activated * self.out_proj(activated).sigmoid())
@@ -104,8 +107,6 @@ class FlowStateModel(FlowStatePreTrainedModel, SSMModel):
     `input_values` is `(B, L, 2)`: the value, 0 where it is missing, and 1 where it is missing (`(B, L, 1)` without
     `with_missing`). The scale factor s of a forecast is `time_deltas` of s at all positions.
     """
-
-    main_input_name = "input_values"
 
 
 class FunctionalBasisDecoder(nn.Module):
@@ -220,9 +221,11 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             **self._time_deltas(take_extra_inputs(self, kwargs), values, length, extension, scale, past_values),
         )
         hidden_states = outputs.last_hidden_state
-        positions = torch.tensor([length - 1 + start for start in patch_starts(steps, patch)], device=values.device)
-        patches = self.decoder(hidden_states[:, positions], scale, patch)
-        patches = patches * spread[:, positions, None, None] + mean[:, positions, None, None]
+        # Of the last position of the context and those after it.
+        last, mean_then, spread_then = (
+            part[:, -extension - 1 :][:, patch_starts(steps, patch)] for part in (hidden_states, mean, spread)
+        )
+        patches = self.decoder(last, scale, patch) * spread_then[..., None, None] + mean_then[..., None, None]
         quantiles, points = self._forecast(join_patches(patches, steps))
         loss = None
         if future is not None:
