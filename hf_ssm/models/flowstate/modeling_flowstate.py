@@ -138,6 +138,7 @@ class FlowStateForPredictionOutput(ModelOutput):
         loss: With `future_values`, the mean quantile loss of all forecasts, a scalar.
         prediction_outputs: Point forecasts `(B, H)`, or `(B, H, C)`.
         quantile_outputs: Quantiles `(B, Q, H)`, or `(B, Q, H, C)`, not decreasing along Q.
+        last_hidden_state: `(B C, L + E, D)`, where E missing values stand for the steps after the first patch.
         hidden_states: As in `SSMModelOutput`, of the `B C` series.
         tau: As in `SSMModelOutput`.
     """
@@ -145,6 +146,7 @@ class FlowStateForPredictionOutput(ModelOutput):
     loss: Tensor | None = None
     prediction_outputs: Tensor | None = None
     quantile_outputs: Tensor | None = None
+    last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
 
@@ -233,7 +235,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         if past_values.dim() == 3:
             batch = past_values.shape[::2]
             quantiles, points = (part.unflatten(0, batch).movedim(1, -1) for part in (quantiles, points))
-        return FlowStateForPredictionOutput(loss, points, quantiles, outputs.hidden_states, outputs.tau)
+        return FlowStateForPredictionOutput(loss, points, quantiles, hidden_states, outputs.hidden_states, outputs.tau)
 
     def steps_of_a_patch(self, scale_factor: float) -> int:
         """Steps of the series that one patch of the decoder forecasts."""
