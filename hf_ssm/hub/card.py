@@ -40,7 +40,7 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
 }
 # Name of a metric -> name on the Hub; other metrics are not part of the metadata.
 _HUB_METRICS = {
-    **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae")},
+    **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae", "mase")},
     "mcc": "matthews_correlation",
     **{"r2": "r_squared", "pearson": "pearsonr", "spearman": "spearmanr"},
 }
@@ -61,6 +61,7 @@ _LIMITS_OF_AN_EXPORT = (
 )
 _METRIC_NAMES = {
     **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
+    **{"mase": "MASE", "quantile_loss": "quantile loss", "coverage": "share between the outer quantiles"},
     **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
 }
 _NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
