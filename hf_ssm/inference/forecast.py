@@ -280,8 +280,8 @@ def scores_text(scores: Mapping[str, Mapping[str, float]], levels: Sequence[floa
     lines += [f"{who:<16}" + "".join(f"{found[key]:>15.4g}" for key in names) for who, found in scores.items()]
     share = scores["model"]["coverage"]
     if len(levels) > 1:
+        expected = f"{levels[-1] - levels[0]:.0%}"
         lines.append(
-            f"{share:.1%} of the values lie between the quantiles {levels[0]:g} and {levels[-1]:g}, which the model "
-            f"puts around {levels[-1] - levels[0]:.0%}."
+            f"{share:.1%} of the values lie between the quantiles {levels[0]:g} and {levels[-1]:g} (aim: {expected})."
         )
     return "\n".join(lines)

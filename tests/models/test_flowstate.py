@@ -178,6 +178,29 @@ def test_the_backbone_continues_from_a_cache() -> None:
     torch.testing.assert_close(torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1), whole)
 
 
+@pytest.mark.parametrize("flags", [{}, {"mlp_type": "transformer", "out_gating": True}])
+def test_packed_and_padded_rows_of_the_backbone(flags: dict[str, Any]) -> None:
+    model = make(**flags).model.double()
+    generator = torch.Generator().manual_seed(3)
+    one, other = (torch.randn(1, length, 2, dtype=torch.float64, generator=generator) for length in (5, 8))
+    steps = torch.rand(1, 13, dtype=torch.float64, generator=generator) + 0.5
+    expected = [
+        model(input_values=values, time_deltas=part).last_hidden_state
+        for values, part in zip((one, other), steps.split([5, 8], dim=1), strict=True)
+    ]
+    packed = model(
+        input_values=torch.cat([one, other], dim=1), time_deltas=steps, seq_idx=torch.tensor([[0] * 5 + [1] * 8])
+    ).last_hidden_state
+    torch.testing.assert_close(packed, torch.cat(expected, dim=1))
+    for place in ((3, 0), (0, 3)):
+        mask = torch.nn.functional.pad(torch.ones(1, 5, dtype=torch.long), place)
+        padded = torch.nn.functional.pad(one, (0, 0, *place), value=7.0)
+        found = model(
+            input_values=padded, attention_mask=mask, time_deltas=torch.nn.functional.pad(steps[:, :5], place)
+        )
+        torch.testing.assert_close(found.last_hidden_state[mask.bool()], expected[0][0])
+
+
 # Basis functions
 
 
@@ -286,6 +309,43 @@ def test_tau_rescaling_and_roles() -> None:
     assert roles["model.input_projection.weight"].quantity == "embedding"
 
 
+def test_compressed_states_forecast_nearly_the_same() -> None:
+    model = make(state_size=16).double()
+    small = hf_ssm.compress(model, state_size=12).model
+    assert small.config.state_size == 12
+    expected, found = (each(series(dtype=torch.float64)).prediction_outputs for each in (model, small))
+    assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_activations_computed_again_in_segments_give_the_same_gradients() -> None:
+    past, future = series(dtype=torch.float64).split([20, 10], dim=1)
+    gradients = []
+    for segments in (None, 3):
+        model = make().double().train()
+        if segments is not None:
+            model.activation_checkpointing_enable({"segments": segments})
+        model(past, future_values=future).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_what_needs_whole_series_is_refused(tmp_path) -> None:
+    model = make().train()
+    arguments = SSMTrainingArguments(str(tmp_path), chunk_length=8, use_cpu=True, report_to="none", max_steps=1)
+    data = Dataset.from_dict({"past_values": series().tolist(), "future_values": series(6).tolist()})
+    with pytest.raises(ValueError, match="normalises whole series"):
+        SSMTrainer(model, arguments, train_dataset=data).train()
+
+    class Sharing:
+        is_shared = True
+
+    model.model.sharing = Sharing()
+    with pytest.raises(ValueError, match="normalises whole series"):
+        model(series())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_keeps_the_dynamics_and_is_close(dtype: torch.dtype) -> None:
     model = make(out_gating=True)
@@ -342,6 +402,15 @@ def test_bad_input_is_refused_in_one_line(arguments: dict[str, Any], error: type
 def test_bad_flags_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FlowStateConfig(**(SMALL | flags))
+
+
+def test_the_longest_context_leaves_room_for_later_patches() -> None:
+    assert make(context_length=50).longest_context() == 50
+    model = make(context_length=50, prediction_length=20).double()
+    assert model.longest_context() == 50 - (20 - 6)
+    values = series(80, torch.float64)
+    assert torch.equal(model(values).quantile_outputs, model(values[:, -36:]).quantile_outputs)
+    assert not torch.equal(model(values).quantile_outputs, model(values[:, -35:]).quantile_outputs)
 
 
 def test_public_names() -> None:

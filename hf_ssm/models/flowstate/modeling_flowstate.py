@@ -24,7 +24,7 @@ from hf_ssm.models.flowstate.forecasting_flowstate import (
     point_forecast,
 )
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.modules.rows import Rows, zero_padding
+from hf_ssm.modules.rows import Rows, is_shared, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
@@ -205,6 +205,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 too long for the context or the model.
         """
         check_extra_arguments(self, kwargs)
+        if is_shared(self.model.sharing):
+            raise ValueError(f"{type(self).__name__} normalises whole series: end the sharing of sequences for it.")
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
         steps, patch, scale = self._lengths(prediction_length, scale_factor, future)
@@ -241,6 +243,11 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         """Steps of the series that one patch of the decoder forecasts."""
         # Quotients just below a whole number are rounding errors.
         return int(self.config.decoder_patch_len / scale_factor + 1e-6)
+
+    def longest_context(self) -> int:
+        """Steps that a forecast reads with the configured length and scale factor."""
+        steps, patch, scale = self._lengths(None, None, None)
+        return self._longest_context(scale, max(0, steps - patch), steps)
 
     def _lengths(
         self, steps: int | None, scale: float | None, future: tuple[Tensor, Tensor] | None
