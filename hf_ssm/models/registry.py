@@ -22,6 +22,7 @@ HEADS = {
     # A video is a time series of frames; transformers has no Auto class of its own for them.
     "ForVideoPrediction": "AutoModelForTimeSeriesPrediction",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
+    "ForPrediction": "AutoModelForTimeSeriesPrediction",
 }
 """How the name of a model class ends, and the Auto class that loads it.
 

@@ -153,7 +153,11 @@ class MIMOStateSpace(FilteredInput):
             if time_deltas is not None:
                 time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
             output = output + self._scanned(behind, rows, time_deltas, 1)
-        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+        return self.fed_through(output, filtered)
+
+    def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
+        """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
+        return output if self.D is None else torch.addcmul(output, inputs, self.D)
 
     def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
         """The output of one direction for whole sequences, without feed-through."""
@@ -172,8 +176,7 @@ class MIMOStateSpace(FilteredInput):
         filtered = self.filter_input(inputs, rows, state)
         output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
         state.put("scan", after)
-        filtered = filtered[:, -1:] if state.last_position_only else filtered
-        return output if self.D is None else torch.addcmul(output, filtered, self.D)
+        return self.fed_through(output, filtered[:, -1:] if state.last_position_only else filtered)
 
     def _scan(
         self,
@@ -200,8 +203,9 @@ class MIMOStateSpace(FilteredInput):
             dtype: Precision, at least that of the parameters.
         """
         dtype = torch.promote_types(dtype, self.C.dtype)
-        a_bar, factor = (torch.view_as_complex(pairs.contiguous()) for pairs in self._discrete(dtype))
-        b, c = (torch.view_as_complex(pairs.contiguous()) for pairs in self._matrices(direction, dtype))
+        # Copies, as in `mimo_scan`.
+        a_bar, factor = (torch.complex(*pairs.unbind(-1)) for pairs in self._discrete(dtype))
+        b, c = (torch.complex(*pairs.unbind(-1)) for pairs in self._matrices(direction, dtype))
         taps = None
         if length is not None and self.has_sobolev_filter and self.sobolev_mode == "causal":
             taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)

@@ -59,7 +59,8 @@ def _mimo_scan(
     reverse: bool,
     last_only: bool,
 ) -> tuple[Tensor, Tensor]:
-    decay, gain, inward = (torch.view_as_complex(pairs.contiguous()) for pairs in (a_bar, factor, b))
+    # Copies: weights of a float64 file may lie at addresses at which complex arithmetic of torch crashes.
+    decay, gain, inward = (torch.complex(*pairs.unbind(-1)) for pairs in (a_bar, factor, b))
     if gain.dim() == 1:
         inward = inward * gain.unsqueeze(-1)
     driven = u @ torch.view_as_real(inward).transpose(1, 2).flatten(0, 1).T

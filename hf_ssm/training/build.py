@@ -215,6 +215,11 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     checkpoint = settings.model["checkpoint"]
     config = read_config(checkpoint)
     family, was_regression = family_of(config), config.problem_type == "regression"
+    if config.reads_series:
+        raise ValueError(
+            f"--model {checkpoint!r} forecasts series, and the command has no such task: train it in Python, as "
+            "examples/forecasting.py does"
+        )
     if config.frame_shape is not None:
         raise ValueError(
             f"--model {checkpoint!r} predicts videos, and the command has no such task: train it in Python"

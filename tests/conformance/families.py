@@ -34,6 +34,10 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Mamba3": {"rank2": {"head_dim": 16, "n_groups": 2, "mimo_rank": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "FlowState": {
+        "legs": {"decoder_dim": 8, "decoder_patch_len": 4},
+        "mlp": {"decoder_type": "four", "decoder_dim": 7, "mlp_type": "transformer", "out_gating": True},
+    },
     "S5": {"blocks": {"num_blocks": 2}},
     "LinOSS": {"damped": {}, "implicit": {"discretization": "im", "damping": False}},
     "SelectiveSSM": {
@@ -66,7 +70,9 @@ class Row:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of inputs that the models are tested with."""
-        return ("videos",) if "ForVideoPrediction" in self.family.model_classes else ("tokens", "signals")
+        kinds = {"ForVideoPrediction": ("videos",), "ForPrediction": ("series",)}
+        own = (kind for head, kind in kinds.items() if head in self.family.model_classes)
+        return next(own, ("tokens", "signals"))
 
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""

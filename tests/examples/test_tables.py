@@ -28,6 +28,7 @@ TRIVIAL = {
     "compression": "| most frequent class |",
     "denoising": "1 for a copy of the input",
     "denoising_photographs": "1 for a copy of the input",
+    "forecasting": "| seasonal naive |",
     "gated_convolution": "| constant |",
     "gated_convolution_causes": "| constant |",
     "gaussian_process": "| constant | 0.01 |",

@@ -430,6 +430,11 @@ class SSMConfig(PreTrainedConfig):
         return None
 
     @property
+    def reads_series(self) -> bool:
+        """Whether the model forecasts numeric series, `past_values`."""
+        return False
+
+    @property
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return None
