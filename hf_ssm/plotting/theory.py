@@ -4,6 +4,7 @@ Legend: `C` kernels of one convolution, `F` frequencies.
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ _FLOOR_DB = -120.0
 _PEAK, _MIN_SHARE = 30.0, 1e-7
 # Smaller singular values are rounding errors.
 _LEAST_SINGULAR_VALUE = 1e-12
+# Characters in a line of the name of a group of parameters.
+_LABEL_WIDTH = 30
 # Ticks of the axis of periods.
 _PERIODS = (2, 3, 4, 5, 10, 20, 50)
 # Ticks of logarithmic axes of frequencies, in cycles per sample.
@@ -130,7 +133,7 @@ def plot_parameter_change(
     path: str | Path | None = None,
     title: str = "How far training moved the parameters",
 ) -> "Figure":
-    """Plot the relative change of each group of parameters as a bar on a logarithmic axis.
+    """Plot the relative change of each group of parameters as a bar on a logarithmic axis, with its value at the right.
 
     Args:
         changes: Relative change by the label of the group; `None` where the initial norm is zero. A group without a
@@ -141,22 +144,21 @@ def plot_parameter_change(
     """
     if not changes:
         raise ValueError("`changes` is empty: pass at least one group of parameters.")
-    figure = style.new_figure(7.0, 1.2 + 0.25 * len(changes))
+    labels = [textwrap.fill(label, _LABEL_WIDTH) for label in changes]
+    figure = style.new_figure(7.0, 1.2 + 0.25 * sum(1 + 0.5 * label.count("\n") for label in labels))
     axes = figure.subplots()
     positive = [value for value in changes.values() if value]
-    low = min([*positive, 1.0]) / 3
+    axes.set_xscale("log")
+    axes.set_xlim(min([*positive, 1.0]) / 3, max([*positive, 1.0]) * 1.5)
     for row, value in enumerate(changes.values()):
         if value:
             axes.barh(row, value, color=style.PALETTE[0], height=0.65)
-        text = " none: zero before" if value is None else f" {value:.3g}"
-        number = axes.text(value or low, row, text, va="center", fontsize=8, color=style.BLACK)
-        number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
-    axes.set_xscale("log")
-    # The numbers beside the bars need space.
-    axes.set_xlim(low, max([*positive, 1.0]) * 8)
-    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", zorder=1, label="1: as large as before training")
-    axes.set_yticks(range(len(changes)), list(changes))
-    axes.invert_yaxis()
+        text = "none: zero before" if value is None else f"{value:.3g}"
+        # In a column of their own: beside the bars, numbers would cover bars or the line at 1.
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=style.BLACK)
+    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", label="1: as large as before training")
+    axes.set_yticks(range(len(changes)), labels)
+    axes.set_ylim(len(changes) - 0.5, -0.5)
     axes.set_xlabel("relative change ‖after − before‖ / ‖before‖")
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center")

@@ -41,10 +41,18 @@ def test_tau_before_and_after_the_rescaling():
 
 
 def test_parameter_change_has_a_bar_for_each_positive_change():
-    (axes,) = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None}).axes
+    figure = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None})
+    (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [0.25]
     assert [text.get_text().strip() for text in axes.texts] == ["0.25", "0", "none: zero before"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Im A", "D", "Sobolev order β"]
+    # Numbers cover neither bars nor axes, and lie within the figure.
+    figure.draw_without_rendering()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert text.get_bbox_patch() is None and not box.overlaps(axes.get_window_extent())
+        assert box.x1 <= figure.bbox.width
+    assert axes.get_ylim() == (2.5, -0.5)
     with pytest.raises(ValueError, match=r"`changes` is empty"):
         plotting.plot_parameter_change({})
 
