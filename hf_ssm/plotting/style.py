@@ -21,6 +21,7 @@ import numpy as np
 from hf_ssm.utils.files import scratch_folder
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INSTALL_HINT = 'matplotlib is not installed: pip install "hf_ssm[plots]"'
@@ -172,6 +173,27 @@ def finish_figure(figure: "Figure", path: str | Path | None, title: str = "") ->
 def literal(text: str) -> str:
     """Escape dollar signs, which matplotlib takes for the delimiters of formulas."""
     return text.replace("$", r"\$")
+
+
+def balanced_row(length: int, per_row: int, most_rows: int) -> int:
+    """Positions in a row, so that all rows have nearly the same number.
+
+    Args:
+        length: Positions to show.
+        per_row: Positions that a row holds, unless this takes more than `most_rows` rows.
+        most_rows: Rows at most.
+    """
+    rows = min(most_rows, math.ceil(length / per_row))
+    return math.ceil(length / rows)
+
+
+def end_axis_at(axes: "Axes", first: float, last: float) -> None:
+    """End the line and the ticks of the x axis with the positions `first` to `last`, which may leave a part empty."""
+    ticks = [tick for tick in axes.get_xticks() if first <= tick <= last and tick == round(tick)]
+    limits = axes.get_xlim()
+    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    axes.set_xlim(limits)
+    axes.spines["bottom"].set_bounds(first - 0.5, last + 0.5)
 
 
 def to_numpy(values: Any) -> np.ndarray:
