@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_ssm.plotting import style
-from hf_ssm.plotting.theory import add_periods, plot_gain, spectral_density
+from hf_ssm.plotting.responses import plot_gain
+from hf_ssm.plotting.theory import add_periods, spectral_density
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

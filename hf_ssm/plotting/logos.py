@@ -36,7 +36,8 @@ def plot_logo(
 ) -> "Figure":
     """Plot a sequence whose letters have the heights of their effects, in rows of equal length.
 
-    A row has at most 100 letters, unless the sequence would need more than 30 rows. Letters with negative effects hang below the line, upside down. All rows have one scale.
+    A row has at most 100 letters, unless the sequence would need more than 30 rows. Letters with negative effects hang
+    below the line, upside down. All rows have one scale.
 
     Args:
         sequence: The letters; lower case is drawn as capitals.

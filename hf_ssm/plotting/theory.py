@@ -1,6 +1,6 @@
-"""Figures of the theory report: τ, parameter change, frequency responses and spectra.
+"""Figures of the theory report: τ, parameter change and spectra.
 
-Legend: `C` kernels of one convolution, `F` frequencies.
+Legend: `F` frequencies.
 """
 
 import math
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Panels in a row: those of one layer if they are at most `_MAX_OF_LAYER`, otherwise `_COLUMNS`.
-_MAX_OF_LAYER, _COLUMNS = 4, 3
-_QUANTILES = (0.1, 0.5, 0.9)
-# Smaller gains are clipped: their logarithm would only stretch the axis.
-_FLOOR_DB = -120.0
 # A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
 # peak: smaller values are rounding errors.
 _PEAK, _MIN_SHARE = 30.0, 1e-7
@@ -31,8 +26,6 @@ _LEAST_SINGULAR_VALUE = 1e-12
 _LABEL_WIDTH = 30
 # Ticks of the axis of periods.
 _PERIODS = (2, 3, 4, 5, 10, 20, 50)
-# Ticks of logarithmic axes of frequencies, in cycles per sample.
-_FREQUENCIES = tuple(base * 10.0**power for power in range(-6, 0) for base in (1, 2, 5))
 
 
 @style.figure_style()
@@ -163,112 +156,6 @@ def plot_parameter_change(
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center")
     return style.finish_figure(figure, path, title)
-
-
-@style.figure_style()
-def plot_frequency_responses(
-    before: Sequence[Any],
-    after: Sequence[Any],
-    path: str | Path | None = None,
-    title: str = "",
-    *,
-    length: int | None = None,
-    unit: str = "sample",
-) -> "Figure":
-    """Plot the frequency response of each convolution, before and after training.
-
-    Each convolution and direction has a panel with the median of the gain over channels and the band between the 10 %
-    and the 90 % quantile, in dB, over the frequency on a logarithmic axis.
-
-    Args:
-        before: `FrequencyResponse` objects; may be empty.
-        after: Those of the same convolutions, in the same order.
-        length: Length L of the sequences; the axis starts at 1/L, below which a sequence holds no whole period.
-            Default: the lowest positive frequency.
-        unit: Name of a position in the label of the axis, such as "base".
-
-    Raises:
-        ValueError: `after` is empty, `before` belongs to other convolutions, or a response holds NaN.
-    """
-    places, places_before = (
-        [(response.name, response.direction, response.group) for response in responses] for responses in (after, before)
-    )
-    if not after or (before and places != places_before):
-        raise ValueError(
-            f"`before` ({len(before)} responses) and `after` ({len(after)} responses) must belong to the same "
-            "convolutions, of which there must be at least one."
-        )
-    of_layer = sum(response.layer == after[0].layer for response in after)
-    columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
-    rows = -(-len(after) // columns)
-    figure = style.new_figure(max(5.0, 0.8 + 2.6 * columns), 1.2 + 2.1 * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for index, axes in enumerate(grid.flat):
-        if index >= len(after):
-            axes.set_axis_off()
-            continue
-        if before:
-            plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
-        plot_gain(axes, after[index], "after training" if before else "gain", style.PALETTE[1], "-")
-        axes.set_title(response_title(after[index], after))
-        axes.set_xscale("log")
-        lowest = 1 / max(length, 3) if length is not None else axes.get_xlim()[0]
-        axes.set_xlim(lowest, 0.5)
-        axes.set_xticks([tick for tick in _FREQUENCIES if tick >= lowest], minor=False)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter("")
-        if index % columns == 0:
-            axes.set_ylabel("gain (dB)")
-        if index + columns >= len(after):
-            axes.set_xlabel(f"frequency (cycles per {unit})")
-            axes.tick_params(labelbottom=True)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return style.finish_figure(figure, path, title)
-
-
-def plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
-    """Draw the median of the gain over channels, and the band of the middle 80 %."""
-    cycles, quantiles = gain_quantiles(response)
-    positive = cycles > 0
-    low, median, high = quantiles[:, positive]
-    median_of = f"{label}: median of the channels"
-    axes.plot(cycles[positive], median, color=colour, linestyle=line_style, label=median_of)
-    band = f"{label}: 10 % to 90 % of the channels"
-    axes.fill_between(cycles[positive], low, high, color=colour, alpha=0.2, linewidth=0, label=band)
-
-
-def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Quantiles over channels of the gain 20 log10 |H| in dB.
-
-    Frequencies with an infinite response are left out; gains below -120 dB are clipped.
-
-    Args:
-        response: A `FrequencyResponse`, with `response` `(C, F)` and `omega` `(F,)` in radians per sample.
-
-    Returns:
-        Frequencies in cycles per sample `(F,)`, and the 10, 50 and 90 % quantiles `(3, F)`.
-
-    Raises:
-        ValueError: The response holds NaN.
-    """
-    values = style.to_numpy(response.response)
-    if np.isnan(values).any():
-        raise ValueError(f"the response of {response.name!r} holds NaN: check the weights of the model.")
-    finite = np.isfinite(values).all(0)
-    with np.errstate(divide="ignore"):
-        gain = (20 * np.log10(np.abs(values[:, finite]))).clip(min=_FLOOR_DB)
-    return style.to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
-
-
-def response_title(response: Any, responses: Sequence[Any]) -> str:
-    """The layer of a response, with direction and number of the convolution where these differ between responses."""
-    parts = [f"layer {response.layer}"]
-    if any(other.direction != response.direction for other in responses):
-        parts.append(response.direction)
-    if any(other.group != response.group for other in responses):
-        parts.append(f"convolution {response.group}")
-    return ", ".join(parts)
 
 
 @style.figure_style()
