@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
 # peak: smaller values are rounding errors.
 _PEAK, _MIN_SHARE = 30.0, 1e-7
+# Up to this ratio of its ends, a logarithmic axis has more labels than powers of ten.
+_FEW_DECADES = 100.0
 # Smaller singular values are rounding errors.
 _LEAST_SINGULAR_VALUE = 1e-12
 # Characters in a line of the name of a group of parameters.
@@ -171,7 +173,7 @@ def plot_spectrum(
 
     Each spectrum is a density, the share of its power per cycle per sample; white noise is constant at 2. The frequency
     0 is left out. The axis at the top shows the period, of which the period 3 of coding DNA is one. The y axis is
-    logarithmic where a peak would flatten the rest.
+    logarithmic if there are several spectra, as of the layers of a model, or where a peak would flatten the rest.
 
     Args:
         spectra: Power `(F,)` by name, as `power_spectrum` gives it for one channel.
@@ -186,28 +188,43 @@ def plot_spectrum(
     entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
     figure = style.new_figure(7.0, 3.9 + 0.1 * entries)
     axes = figure.subplots()
-    highest, is_steep = 0.0, False
+    # The spectra of layers differ by more than those of inputs, and coincide in parts.
+    highest, is_logarithmic = 0.0, len(spectra) > 1
     for number, (name, power) in enumerate(spectra.items()):
         cycles, density = (values[1:] for values in spectral_density(power))
         highest = max(highest, float(density.max()))
-        is_steep |= bool(density.max() > _PEAK * np.median(density))
-        line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
-        axes.plot(cycles, density, linestyle=line_style, linewidth=1.0, label=style.literal(name))
+        is_logarithmic |= bool(density.max() > _PEAK * np.median(density))
+        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        # Below the thinner lines of the layers, the first one, of the inputs, stays visible.
+        width = 2.2 if number == 0 and len(spectra) > 1 else 1.0
+        axes.plot(cycles, density, linestyle=line_style, linewidth=width, label=style.literal(name))
     axes.axhline(2, color=style.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="white noise", zorder=1)
     if recommendation is not None:
         _plot_edges(axes, recommendation)
     axes.set_xlabel(f"frequency (cycles per {unit})")
     axes.set_ylabel(f"power density (share per cycle per {unit})")
     axes.set_xlim(0, 0.5)
-    if is_steep:
+    if is_logarithmic:
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
+        _label_decades(axes)
     else:
         axes.set_ylim(bottom=0)
     add_periods(axes, unit)
     title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
     figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
     return style.finish_figure(figure, path, title)
+
+
+def _label_decades(axes: "Axes") -> None:
+    """Label 1, 2 and 5 of each decade on a logarithmic axis that shows at most two of them."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    if high <= _FEW_DECADES * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def add_periods(axes: "Axes", unit: str) -> None:

@@ -169,6 +169,21 @@ def test_spectrum_shows_the_edges_of_a_recommendation():
     expected = [edge / (2 * math.pi) for edge in recommendation.edges.values()]
     assert [edge.get_xdata()[0] for edge in edges] == pytest.approx(expected)
     assert axes.get_yscale() == "log"
+    (axes,) = plotting.plot_spectrum({"inputs": torch.ones(9)}).axes
+    assert axes.get_yscale() == "linear"
+
+
+def test_spectra_of_a_model_are_logarithmic_and_differ_in_their_lines():
+    names = ["inputs", "layer 0", "layer 1"]
+    spectra = {name: torch.tensor([1.0, 10.0**k, 2.0, 1.0]) for k, name in enumerate(names)}
+    figure = plotting.plot_spectrum(spectra)
+    (axes,) = figure.axes
+    inputs, *layers, _ = axes.get_lines()
+    assert axes.get_yscale() == "log"
+    assert len({line.get_linestyle() for line in (inputs, *layers)}) == 3
+    assert all(inputs.get_linewidth() > line.get_linewidth() for line in layers)
+    figure.draw_without_rendering()
+    assert {"0.5", "1", "2"} <= {text.get_text() for text in axes.get_yticklabels()}
     (axes,) = plotting.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, title=r"$\frac$.csv, white").axes
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()[:-1]}) == 8
 
