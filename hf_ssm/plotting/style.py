@@ -36,20 +36,18 @@ BLACK, GREY = "#1A1A1A", "#666666"
 NEVER_MASKED = "#C4C4C4"
 """Colour of tokens without an importance."""
 
-# Stops of the colour map cividis, from light to dark: important tokens are dark on a white page. The lightest part is
-# left out because letters drawn in it are unreadable.
-_LETTER_STOPS: tuple[tuple[float, tuple[int, int, int]], ...] = (
-    (0.0, (214, 195, 96)),
-    (0.25, (172, 160, 116)),
-    (0.5, (124, 123, 120)),
-    (0.75, (67, 78, 108)),
-    (1.0, (0, 32, 76)),
-)
+# Stops of colours like those of cividis, from light to dark: important tokens are dark on a white page. The lightest
+# one has a contrast of 5 with white, so that all letters are readable.
+_Stops = tuple[tuple[float, tuple[int, int, int]], ...]
+_LETTER_STOPS: _Stops = ((0.0, (122, 112, 60)), (0.35, (104, 100, 84)), (0.7, (67, 78, 108)), (1.0, (0, 32, 76)))
 # A background may be as light as the page.
-_BACKGROUND_STOPS = (
+_BACKGROUND_STOPS: _Stops = (
     (0.0, (255, 250, 229)),
     (0.4, (214, 195, 96)),
-    *((0.4 + 0.6 * position, colour) for position, colour in _LETTER_STOPS[1:]),
+    (0.55, (172, 160, 116)),
+    (0.7, (124, 123, 120)),
+    (0.85, (67, 78, 108)),
+    (1.0, (0, 32, 76)),
 )
 
 _RC_PARAMS: dict[str, Any] = {
@@ -221,7 +219,7 @@ def importance_background(importance: float) -> str:
     return _interpolate(_BACKGROUND_STOPS, importance)
 
 
-def _interpolate(stops: tuple[tuple[float, tuple[int, int, int]], ...], importance: float) -> str:
+def _interpolate(stops: _Stops, importance: float) -> str:
     if math.isnan(importance):
         raise ValueError("`importance` is NaN: expected a number from 0 to 1.")
     positions, colours = zip(*stops, strict=True)
