@@ -44,7 +44,8 @@ def figure_html(figure: "Figure", caption: str) -> str:
             figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=_FONT_SIZE)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_ssm"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        # Where a label exceeds the figure, the figure grows: nothing is cut.
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     for old, new in _COLOURS.items():

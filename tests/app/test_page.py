@@ -12,10 +12,21 @@ pytestmark = pytest.mark.slow
 MOTIF = "ACGTTTGACATTAGGACCATGACAGGTTACGATACCA"
 # Milliseconds: other processes may be at work.
 PATIENCE = 60_000
+# Texts of figures that are not within their figure, or of which the figure is not within the page.
+CUT_LABELS = """[...document.querySelectorAll("figure svg")].filter(svg => svg.checkVisibility()).flatMap(svg => {
+    const whole = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("text")].filter(text => {
+        const box = text.getBoundingClientRect();
+        return box.left < whole.left - 1 || box.right > whole.right + 1 || box.top < whole.top - 1
+            || box.bottom > whole.bottom + 1 || whole.right > innerWidth;
+    }).map(text => text.textContent);
+})"""
 
 
 def open_tab(page: Any, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True).click()
+    # Gradio sets the initial values of the fields just after the tab has opened.
+    page.wait_for_timeout(500)
 
 
 def press(page: Any, name: str) -> None:
@@ -58,6 +69,7 @@ def test_each_tab(page: Any) -> None:
     press(page, "Write the report")
     sees(page, "Complexity")
     sees(page, "How far the output of a layer can reach")
+    assert page.locator("figure svg text").count() > 5 and page.evaluate(CUT_LABELS) == []
 
 
 def test_examples_and_files(page: Any, tmp_path: Path) -> None:
