@@ -187,4 +187,4 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
 
 def _top(names: list[str], values: torch.Tensor, count: int = 10) -> list[list[Any]]:
     order = values.nan_to_num(0).abs().argsort(descending=True, stable=True)[:count].tolist()
-    return [[place + 1, names[place], values[place].item()] for place in sorted(order) if values[place] != 0]
+    return [[place + 1, names[place], values[place].item()] for place in order if values[place] != 0]

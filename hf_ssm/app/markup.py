@@ -14,6 +14,8 @@ from hf_ssm.app.jobs import Job
 from hf_ssm.plotting.style import PALETTE, importance_background, text_colour_on
 
 __all__ = [
+    "ABOVE",
+    "BELOW",
     "CSS",
     "Token",
     "bars",
@@ -36,6 +38,8 @@ __all__ = [
 # Blue and vermilion of the palette of Okabe and Ito at the ends, white between.
 _LOW, _MIDDLE, _HIGH = (213, 94, 0), (247, 247, 247), (0, 114, 178)
 _PLAIN = "#E4E4E4"
+# Marks of the values beyond a scale of colours.
+ABOVE, BELOW = "▲", "▼"
 _BLOCK = 10
 _LEGEND_STEPS = 21
 
@@ -211,6 +215,8 @@ def heat_map(
 ) -> str:
     """A cell for each letter in place of each position, in blocks of ten positions that wrap.
 
+    A triangle marks a cell whose value is beyond the scale of colours.
+
     Args:
         letters: The reference.
         cells: Value by index of the position and new letter.
@@ -227,7 +233,9 @@ def heat_map(
             mark = "•" if letters[place].upper() == letter else ""
             return f'<td class="cell own" title="{escape(where, quote=True)} in the sequence">{mark}</td>'
         colour, what = diverging(value / limit if limit else 0.0), f"{where} to {letter}: {value:+.3g} {unit}"
-        return f'<td class="cell" style="background:{colour}" title="{escape(what, quote=True)}"></td>'
+        mark = "" if abs(value) <= limit else ABOVE if value > 0 else BELOW
+        style = f"background:{colour};color:{text_colour_on(colour)}"
+        return f'<td class="cell" style="{style}" title="{escape(what, quote=True)}">{mark}</td>'
 
     blocks = []
     for start in range(0, len(letters), _BLOCK):

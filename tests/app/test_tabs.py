@@ -18,7 +18,7 @@ pytest.importorskip("gradio")
 import hf_ssm
 from hf_ssm import plotting
 from hf_ssm.analysis.frequency import frequency_responses
-from hf_ssm.app import ServedModel, bases, frequency, predicting, theory, variants
+from hf_ssm.app import ServedModel, bases, frequency, markup, predicting, theory, variants
 from hf_ssm.app.figures import figure_html
 from hf_ssm.app.jobs import Job, Stopped
 from hf_ssm.app.wiring import Jobs
@@ -129,6 +129,43 @@ def test_positions_of_the_heat_map(serve: Callable[..., ServedModel]) -> None:
     titles = re.findall(r'title="(\d+): (\w)', html)
     assert {(int(place), letter) for place, letter in titles} == {(3, "G"), (4, "T"), (5, "T")}
     assert len(titles) == 3 * 4
+
+
+def shown_variants(effects: list[float], name: str = "The probability of a", unit: str = "") -> str:
+    """The heat map with these effects of the substitutions of A by C at the positions from 1 on."""
+    cells = {(place, "C"): effect for place, effect in enumerate(effects)}
+    return variants._shown("A" * len(effects), 0, len(effects), cells, name, unit, "lead")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "end"),
+    [
+        ("The probability of a", "", "0.05 (rises)"),
+        ("log-likelihood ratio", "nats", "0.1 nats (rises)"),
+        ("The predicted value", "", "0.004 (rises)"),
+    ],
+)
+def test_noise_does_not_fill_the_scale_of_the_heat_map(name: str, unit: str, end: str) -> None:
+    html = shown_variants([0.004, -0.004] * 5, name, unit)
+    assert f"+{end}" in html
+    colours = set(re.findall(r'class="cell" style="background:(#\w+)', html))
+    assert (colours == {markup.diverging(1), markup.diverging(-1)}) == ("value" in name)
+
+
+def test_values_beyond_the_scale_are_marked() -> None:
+    html = shown_variants([0.1] * 500 + [0.9, -0.9])
+    marked = re.findall(r'title="(\d+): A to C: [^"]*">([▲▼])</td>', html)
+    assert marked == [("501", "▲"), ("502", "▼")] and "▲ and ▼ a change beyond the scale" in html
+    none = shown_variants([0.1, 0.1])
+    assert "▲" not in none and "beyond the scale" not in none
+
+
+def test_the_largest_effects_come_first() -> None:
+    sizes = [0.1, -0.3, 0.2, 0.0, 0.25]
+    rows = re.findall(r"<tr><td>(\d+)</td>", shown_variants(sizes).partition("The largest changes")[2])
+    assert rows == ["2", "5", "3", "1", "4"]
+    top = bases._top(list("ACGTA"), torch.tensor(sizes, dtype=torch.float64))
+    assert [row[0] for row in top] == [2, 5, 3, 1]
 
 
 def test_variants_of_a_language_model(serve: Callable[..., ServedModel]) -> None:
