@@ -94,7 +94,8 @@ def test_examples_and_files(page: Any, tmp_path: Path) -> None:
     sees(page, "The file is in the field.")
     assert page.locator("#sequence textarea").input_value().startswith(f">a\n{MOTIF}")
     press(page, "Predict")
-    sees(page, "(the first of 2 rows)")
+    sees(page, "Probabilities of the classes")
+    assert page.locator("table.numbers tbody tr").count() == 2 and page.locator(".bar").count() == 0
     # No history of the inputs stays in the browser.
     stored = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
     assert MOTIF not in stored and "run" not in stored

@@ -82,7 +82,7 @@ def test_every_kind_of_model(
     for tab, compute in results.items():
         if tab not in absent:
             html = compute()
-            assert ("<table" in html or 'class="bar"' in html) and ">nan" not in html, tab
+            assert any(part in html for part in ("<table", 'class="bar"', 'class="answer"')) and ">nan" not in html, tab
 
 
 def test_predictions(serve: Callable[..., ServedModel]) -> None:
@@ -92,6 +92,39 @@ def test_predictions(serve: Callable[..., ServedModel]) -> None:
     expected = [row[f"probability_{name}"] for row in found for name in served.class_names]
     cells = [float(cell) for cell in re.findall(r"<td>(0\.\d{4})</td>", html)]
     assert cells == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_prediction_is_shown_once(serve: Callable[..., ServedModel], make_model: Callable[..., Any]) -> None:
+    served = serve("S4", "ForSequenceClassification", num_labels=3)
+    html = predicting.prediction_html(served, Job(), SEQUENCE)
+    assert html.count('class="bar"') == 3 and "<table" not in html and "Probabilities of the classes" in html
+    named = predicting.prediction_html(served, Job(), f">gene1\n{SEQUENCE}")
+    assert named.count('class="bar"') == 3 and "gene1" in named and ">LABEL_0</th>" not in named
+    # Several sequences: a table, without bars for the first.
+    html = predicting.prediction_html(served, Job(), f">a\n{SEQUENCE}\n>b\n{SEQUENCE}")
+    assert 'class="bar"' not in html and html.count("<tr>") == 3
+    # More classes than bars: all of them in a folded table.
+    html = predicting.prediction_html(serve("S4", "ForSequenceClassification", num_labels=12), Job(), SEQUENCE)
+    assert html.count('class="bar"') == 10 and "All 12 classes" in html and html.count("<tr>") == 13
+    value = predicting.prediction_html(serve("S4", "ForSequenceClassification", num_labels=1), Job(), SEQUENCE)
+    assert 'class="answer"' in value and "<table" not in value
+    pair = predicting.prediction_html(
+        serve("S4", "ForSequencePairClassification"), Job(), f">a\n{SEQUENCE}\n>b\n{SEQUENCE}"
+    )
+    assert pair.count('class="bar"') == 2 and "<table" not in pair
+
+
+def test_the_probability_without_evidence_stands_beside_the_importance(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    result = bases.probe(served, Job(), SEQUENCE, "one_shot", "n", bases._PREDICTED)
+    for last, stays in ((0.1, False), (0.9, True)):
+        result.probabilities[0], result.probabilities[-1] = 0.96, last
+        html = bases.probe_html(served, result)
+        answer = re.findall(r'<p class="answer">(.*?)</p>', html)
+        assert len(answer) == 1 and answer[0].endswith(f": 96.0%, with all tokens masked {last:.1%}")
+        assert ("is the answer without evidence" in html) == stays
+        # Of a prediction that no token explains, nothing is said of the tokens that it needs.
+        assert ("tokens keep nine tenths of the probability." in html) != stays
 
 
 def test_probe(serve: Callable[..., ServedModel]) -> None:
