@@ -42,6 +42,20 @@ def sees(page: Any, text: str) -> None:
     page.get_by_text(text).filter(visible=True).first.wait_for(timeout=PATIENCE)
 
 
+def is_in_view(page: Any, button: str) -> None:
+    """The result of a button is within the window or, if it is longer, begins with its button at the top."""
+    name = "-".join(button.lower().split())
+    page.wait_for_function(
+        """name => {
+            const [buttons, result] = ["buttons", "result"].map(
+                part => document.getElementById(`${name}-${part}`).getBoundingClientRect());
+            const isAtTop = buttons.top >= 0 && buttons.top < 80;
+            return result.height > 50 && (isAtTop || (buttons.top >= 0 && result.bottom <= innerHeight));
+        }""",
+        arg=name,
+    )
+
+
 def write(page: Any, text: str) -> None:
     page.locator("#sequence textarea").fill(text)
 
@@ -51,15 +65,18 @@ def test_each_tab(page: Any) -> None:
     write(page, MOTIF)
     press(page, "Predict")
     sees(page, "Probabilities of the classes")
+    is_in_view(page, "Predict")
     assert page.locator(".bar").count() == 2
     open_tab(page, "Importance")
     press(page, "Find the bases")
     sees(page, "Tokens by their effect")
+    is_in_view(page, "Find the bases")
     assert page.locator(".tokens .token").count() == len(MOTIF)
     open_tab(page, "Variants")
     page.get_by_label("Last position").fill("12")
     press(page, "Compute the heat map")
     sees(page, "Change of the probability of")
+    is_in_view(page, "Compute the heat map")
     assert page.locator(".heat td.cell").count() == 4 * 12
     # Blocks of a row begin at one height, and letters stand beside their cells.
     tops = page.evaluate(BLOCKS)
@@ -74,10 +91,12 @@ def test_each_tab(page: Any) -> None:
     sees(page, "As trained (α = 1, β = 0). Lines")
     press(page, "Compute the spectrum")
     sees(page, "Power by frequency")
+    is_in_view(page, "Compute the spectrum")
     open_tab(page, "Theory")
     press(page, "Write the report")
     sees(page, "Complexity")
     sees(page, "How far the output of a layer can reach")
+    is_in_view(page, "Write the report")
     assert page.locator("figure svg text").count() > 5 and page.evaluate(CUT_LABELS) == []
 
 
