@@ -20,6 +20,8 @@ _BASES = "ACGT"
 _PER_ROW, _MOST_ROWS = 60, 30
 # Inches; the legend needs them.
 _LEAST_WIDTH = 7.0
+# Ends of the scale with an arrow, by whether scores lie below and above it.
+_EXTEND = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
 _LABELS = {
     "llr": "log-likelihood ratio (nats)",
     "next_token": "log-ratio of the next base (nats)",
@@ -63,9 +65,9 @@ def plot_saturation(
     rows = [_BASES.index(base) for base in table["alt"]]
     cells[rows, positions - first] = np.asarray(table[score], dtype=float)
     reference[positions - first] = [_BASES.index(base) for base in table["ref"]]
-    finite = np.abs(cells[np.isfinite(cells)])
+    finite = cells[np.isfinite(cells)]
     # A few extreme cells do not make all others pale.
-    limit = float(np.quantile(finite, 0.99)) if len(finite) else 1.0
+    limit = float(np.quantile(np.abs(finite), 0.99)) if len(finite) else 1.0
     per_row = style.balanced_row(last - first, _PER_ROW, _MOST_ROWS)
     count = math.ceil((last - first) / per_row)
     figure = style.new_figure(max(_LEAST_WIDTH, 2.0 + 0.1 * min(per_row, _PER_ROW)), 1.3 + 0.85 * count)
@@ -74,7 +76,7 @@ def plot_saturation(
         part = slice(number * per_row, (number + 1) * per_row)
         image = _draw_row(axes, cells[:, part], reference[part], first + offset + part.start, per_row, limit)
     panels[-1].set_xlabel("position")
-    extend = "both" if (finite > limit).any() else "neither"
+    extend = _EXTEND[bool((finite < -limit).any()), bool((finite > limit).any())]
     # Beside a single row there is little space.
     label = style.literal(textwrap.fill(_LABELS.get(score, score), 16 * count))
     figure.colorbar(image, ax=list(panels), label=label, shrink=min(1.0, 4 / count), extend=extend)

@@ -50,12 +50,16 @@ def test_the_legend_says_what_the_colours_mean() -> None:
         assert dot == "base of the reference"
 
 
-@pytest.mark.parametrize(("largest", "arrows"), [(1.0, "neither"), (50.0, "both")])
-def test_arrows_show_that_cells_exceed_the_scale(largest: float, arrows: str) -> None:
-    columns = table(0, 30)
-    columns["llr"] = [1.0] * (len(columns["llr"]) - 1) + [largest]
+@pytest.mark.parametrize(
+    ("extremes", "arrows"),
+    [((1.0, 1.0), "neither"), ((1.0, 50.0), "max"), ((-50.0, 1.0), "min"), ((-50.0, 60.0), "both")],
+)
+def test_arrows_show_at_which_end_cells_exceed_the_scale(extremes: tuple[float, float], arrows: str) -> None:
+    columns = table(0, 300)
+    columns["llr"] = [1.0] * (len(columns["llr"]) - 2) + list(extremes)
     figure = plot_saturation(columns, "llr")
-    assert figure.axes[0].images[0].colorbar.extend == arrows
+    (bar,) = [image.colorbar for axes in figure.axes for image in axes.images if image.colorbar]
+    assert bar.extend == arrows
 
 
 def test_long_regions_have_few_rows() -> None:
