@@ -113,8 +113,8 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
     found = found_in(output)
     rows = [entry["row"] for entry in found["sequences"]]
     assert rows == sorted(rows) and len(set(rows)) == 3
-    # The model has learnt nothing: a row has no figure of its own, as no token explains it.
-    assert "which no token explains, so that no figure shows their tokens alone." in printed
+    # The model has learnt nothing: a row has no strip, as no token explains it.
+    assert "which no token explains; no strip is drawn for them." in printed
     figures = ["curve", "sequences"]
     tables = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
     names = sorted([*tables, *(f"{name}.{form}" for name in figures for form in ("png", "svg"))])
@@ -312,7 +312,7 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
             assert "".join(result.tokens_text[start:stop]) == label
 
 
-def test_a_row_that_no_token_explains_has_no_figure_of_its_own(pictured, trained, tmp_path, monkeypatch):
+def test_a_row_that_no_token_explains_has_no_strip(pictured, trained, tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda *_, title, unit, **__: titles.append((title, unit)))
     monkeypatch.setattr(MaskingResult, "needs_no_token", property(lambda result: result.target["label"] == 0))

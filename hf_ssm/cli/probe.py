@@ -185,7 +185,7 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
         shown = ", ".join(stays[:_LISTED]) + (", ..." if len(stays) > _LISTED else "")
         lines.append(
             f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}): they are the "
-            "answer of the model without evidence, which no token explains, so that no figure shows their tokens alone."
+            "answer of the model without evidence, which no token explains; no strip is drawn for them."
         )
     return "\n".join(lines)
 
@@ -301,7 +301,7 @@ def _draw(
 ) -> None:
     """The mean curve, and the first sequences: letters of a small alphabet as figures, other tokens as HTML.
 
-    A prediction that no token explains has no figure of its own, only a row among the others.
+    A prediction that no token explains has no strip, only a row among the others.
     """
     is_dna = reads_only_dna(probe.tokenizer)
     what = "bases" if is_dna else "tokens"
@@ -327,10 +327,9 @@ def _draw(
         elif can_plot:
             first, annotations = annotations_of(probe, data, example)
             together.append((result, first, annotations, row))
-            if result.needs_no_token:
-                continue
-            path = folder / f"strip_row{example.row}.png"
-            plotting.plot_sequence(result, path, annotations, first=first, unit=what, title=title, **options)
+            if not result.needs_no_token:
+                path = folder / f"strip_row{example.row}.png"
+                plotting.plot_sequence(result, path, annotations, first=first, unit=what, title=title, **options)
             if is_dna and result.scores is not None:
                 tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
                 path = folder / f"logo_row{example.row}.png"
