@@ -114,7 +114,9 @@ def plot_hankel(
         relative = (values / np.maximum(values[:, :1], np.finfo(float).tiny)).mean(axis=0)
         colour = style.PALETTE[number % len(style.PALETTE)]
         numbers = np.arange(1, len(relative) + 1)
-        axes.plot(numbers, np.maximum(relative, _LEAST_SINGULAR_VALUE), color=colour, label=f"layer {spectrum.layer}")
+        line = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        least = np.maximum(relative, _LEAST_SINGULAR_VALUE)
+        axes.plot(numbers, least, color=colour, linestyle=line, label=f"layer {spectrum.layer}")
     axes.set_yscale("log")
     axes.set_xlabel("number of the state, in balanced coordinates")
     axes.set_ylabel("σ / largest σ, mean over channels")

@@ -68,6 +68,8 @@ def test_singular_values_are_relative_to_the_largest_and_end_at_the_rounding_err
     (line,) = axes.lines
     assert line.get_label() == "layer 3" and axes.get_yscale() == "log"
     np.testing.assert_allclose(line.get_xydata(), [[1, 1], [2, 0.375], [3, 1e-12]])
+    (axes,) = plotting.plot_hankel([HankelSpectrum(n, f"layers.{n}", 2, values) for n in range(4)]).axes
+    assert len({line.get_linestyle() for line in axes.lines}) == 4
     with pytest.raises(ValueError, match="`spectra` is empty"):
         plotting.plot_hankel([])
 
