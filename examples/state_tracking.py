@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--test-rows", type=int, default=256)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args(argv)
     if args.tiny:
         args.length, args.steps, args.batch_size, args.test_rows, args.seeds = 8, 2, 4, 8, 1

@@ -313,6 +313,8 @@ def cards() -> str:
     for name, run in sorted(load("trained")["runs"].items()):
         model = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))["model"]["family"]
         rows.append([f"[{name}]({name}.md)", model, run["data"], f"accuracy {run['test']['accuracy']:.4f}"])
+    mase = load("forecasting")["runs"][0]["all values"]["model"]["mase"]
+    rows.append(["[forecaster](forecaster.md)", "flowstate", "generated hourly series", f"MASE {mase:.4f}"])
     return grid(["card", "family", "data", "test"], rows)
 
 

@@ -31,6 +31,7 @@ _LAZY = {
     "dependency_map": "hf_ssm.inference",
     "embed": "hf_ssm.inference",
     "embed_variants": "hf_ssm.inference",
+    "forecast": "hf_ssm.inference",
     "log_likelihoods": "hf_ssm.inference",
     "marginalize": "hf_ssm.inference",
     "motif_hits": "hf_ssm.inference",

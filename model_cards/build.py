@@ -3,10 +3,10 @@
     python model_cards/build.py
     python model_cards/build.py --reports
 
-The numbers come from `examples/results/masking_*.json`, from `examples/results/trained.json` (for the settings files of
-`examples/`), and from the theory reports in `reports/*.md`. `--reports` measures the reports again, for the checkpoints
-that the commands on the cards wrote to `runs/`. A test fails if a card is out of date. `examples/tables.py` makes the
-table of `README.md`.
+The numbers come from `examples/results/masking_*.json`, from `examples/results/forecasting.json`, from
+`examples/results/trained.json` (for the settings files of `examples/`), and from the theory reports in `reports/*.md`.
+`--reports` measures the reports again, for the checkpoints that the commands on the cards wrote to `runs/`. A test
+fails if a card is out of date. `examples/tables.py` makes the table of `README.md`.
 """
 
 import argparse
@@ -26,6 +26,8 @@ ROOT = HERE.parent
 EXAMPLES = ROOT / "examples"
 TRAINED = EXAMPLES / "results" / "trained.json"
 REPORT_ROWS, REPORT_BATCH = 256, 32
+# The model of `examples/forecasting.py`.
+FORECASTER, FORECASTER_FOLDER = "forecaster", "runs/forecaster"
 
 # File (without suffixes) or generator to its description, vocabulary size and number of classes.
 DATA: dict[str, tuple[str, int, int]] = {
@@ -188,6 +190,47 @@ def facts(example: Example) -> CardFacts:
     )
 
 
+def forecaster_facts() -> CardFacts:
+    """The contents of the card of the model that `examples/forecasting.py` keeps."""
+    path = EXAMPLES / "results" / "forecasting.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    arguments, versions = found["arguments"], found["versions"]
+    report = HERE / "reports" / f"{FORECASTER}.md"
+    folder = f"{FORECASTER_FOLDER}/model"
+    names = ("hidden_size", "state_size", "decoder_dim")
+    command = f"python examples/forecasting.py --folder {FORECASTER_FOLDER} --output {path.relative_to(ROOT)}"
+    no_report = _NO_REPORT.format(f"{folder} --dataset {FORECASTER_FOLDER}/series.csv --id-column id")
+    return CardFacts(
+        model_name=FORECASTER,
+        family="flowstate",
+        task="forecasting",
+        num_parameters=found["parameters"],
+        dataset_name="generated hourly series",
+        dataset_description=(
+            f"{arguments['series']} series of {arguments['length']} hours, each with a daily profile of its own, "
+            f"weaker weekends, a trend and noise. The last {arguments['horizon']} hours of each are the test."
+        ),
+        splits={},
+        results={"test": found["runs"][0]["all values"]["model"]},
+        settings={
+            **{f"model.{name}": arguments[name] for name in names},
+            "model.num_hidden_layers": arguments["layers"],
+            "model.decoder_patch_len": arguments["patch_length"],
+            "training.max_steps": arguments["steps"],
+            "training.per_device_train_batch_size": arguments["batch_size"],
+            "training.learning_rate": arguments["learning_rate"],
+        },
+        selection_note=f"From `{path.relative_to(ROOT)}`; printed by the command below. {_WHERE}",
+        environment=f"{found['processor_minutes']:g} minutes of processor time for {arguments['seeds']} seeds with "
+        f"{found['threads']} thread; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
+        repo_id=folder,
+        series_length=arguments["context"],
+        theory=report.read_text(encoding="utf-8") if report.exists() else no_report,
+        training_note=f"From the root of the project:\n\n```bash\n{command}\n```\n\nSettings:",
+        limits=_LIMITS,
+    )
+
+
 def count_parameters(example: Example, vocabulary: int, classes: int) -> int:
     """Number of parameters of the model described by the settings."""
     settings = resolve(example.sections)
@@ -281,6 +324,7 @@ def contents() -> dict[str, str]:
         written[f"{example.name}.md"] = f"{_wrapped(str(build_card(facts(example))))}\n"
         if example.found:
             written[f"pictures/{example.name}.svg"] = curves_svg(example.found)
+    written[f"{FORECASTER}.md"] = f"{_wrapped(str(build_card(forecaster_facts())))}\n"
     return written
 
 
@@ -292,6 +336,8 @@ def write_reports(names: Sequence[str]) -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(report_of(example), encoding="utf-8")
             print(path.relative_to(ROOT), flush=True)
+    if (ROOT / FORECASTER_FOLDER / "model").exists() and (not names or FORECASTER in names):
+        (HERE / "reports" / f"{FORECASTER}.md").write_text(report_of_forecaster(), encoding="utf-8")
 
 
 def report_of(example: Example) -> str:
@@ -311,6 +357,21 @@ def report_of(example: Example) -> str:
     model = TASKS[settings.task].auto_class.from_pretrained(ROOT / example.folder)
     report = theory_report(model, data.batches(rows, REPORT_BATCH), num_sequences=len(data.splits["train"]))
     return report.to_markdown()
+
+
+def report_of_forecaster() -> str:
+    """The same for the model of `examples/forecasting.py`, on the last week of its series before the test."""
+    import torch
+
+    from hf_ssm import FlowStateForPrediction
+    from hf_ssm.analysis.report import theory_report
+    from hf_ssm.data.series import read_series
+
+    model = FlowStateForPrediction.from_pretrained(ROOT / FORECASTER_FOLDER / "model")
+    series = read_series(ROOT / FORECASTER_FOLDER / "series.csv", ["load"], "id")
+    length, held_out = model.config.context_length, model.config.prediction_length
+    rows = torch.stack([torch.from_numpy(each.values[-length:-held_out]).float() for each in series])
+    return theory_report(model, [{"past_values": part} for part in rows.split(REPORT_BATCH)]).to_markdown()
 
 
 def main() -> None:

@@ -119,6 +119,14 @@ def make_model() -> Callable[..., Any]:
             defaults |= {"max_position_embeddings": 64, "filter_order": 16}
         if family in ("SSD", "Mamba3"):
             defaults |= {"head_dim": 4, "n_groups": 2}
+        if family == "Hybrid":
+            del defaults["state_size"]
+            types = arguments.get("layer_types", ["ssd", "full_attention", "s5"])
+            heads = {"head_dim": 4, "n_groups": 2}
+            small = {kind: {"state_size": 8, **(heads if kind in ("ssd", "mamba3") else {})} for kind in types}
+            small.pop("full_attention", None)
+            defaults |= {"num_hidden_layers": len(types), "layer_types": types, "mixers": small}
+            defaults |= {"num_attention_heads": 2, "intermediate_size": 12}
         if family == "Hyena2":
             # One layer of each kind.
             defaults |= {"num_hidden_layers": 4, "vocab_size": 12, "num_attention_heads": 2, "medium_filter_length": 9}

@@ -81,7 +81,7 @@ def test_python_keeps_the_defaults_of_the_configuration(table, tmp_path):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_leave_no_choice(path):
     model = read_settings_file(path)["model"]
-    assert "bidirectional" in model or not config_class(model["family"]).can_be_two_sided
+    assert "bidirectional" in model or not config_class(model["family"]).can_be_two_sided(model)
     assert "filter_type" in model or model["family"] != "hyena"
 
 

@@ -18,7 +18,7 @@ from hf_ssm import cli, plotting
 from hf_ssm.cli.probe_rows import Example, Rows, annotations_of, default_mask, mask_note
 from hf_ssm.cli.probe_tables import Place, place_of
 from hf_ssm.data import load_sequences
-from hf_ssm.probes import MaskingProbe, MaskingResults, attributions, masking
+from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults, attributions, masking
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 PLANTED = {"length": 24, "num_train": 40, "num_validation": 8, "num_test": 30, "motif_length": 6, "copies": 1}
@@ -113,7 +113,9 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
     found = found_in(output)
     rows = [entry["row"] for entry in found["sequences"]]
     assert rows == sorted(rows) and len(set(rows)) == 3
-    figures = ["curve", "sequences", *(f"strip_row{row}" for row in rows)]
+    # The model has learnt nothing: a row has no strip, as no token explains it.
+    assert "which no token explains; no strip is drawn for them." in printed
+    figures = ["curve", "sequences"]
     tables = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
     names = sorted([*tables, *(f"{name}.{form}" for name in figures for form in ("png", "svg"))])
     assert sorted(path.name for path in output.iterdir()) == names
@@ -178,7 +180,8 @@ def test_results_of_another_model_or_other_settings(capsys, trained, saved, tmp_
     assert found_in(tmp_path / "probe") != before
 
 
-def test_pictures_of_before_do_not_stay(pictured, trained, tmp_path):
+def test_pictures_of_before_do_not_stay(pictured, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(MaskingResult, "needs_no_token", False)
     output = tmp_path / "probe"
     assert run(trained, "--rows", 4, "--allow-wrong", *FAST, "--output", output) == 0
     (output / "notes.txt").write_text("mine")
@@ -293,12 +296,13 @@ def test_texts_become_pages(saved, tmp_path):
     assert run(folder, "--dataset", data, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
     pages = sorted(output.glob("text_row*.html"))
     assert len(pages) == 2 and not list(output.glob("strip*"))
-    assert "texts.csv, test row" in pages[0].read_text(encoding="utf-8")
+    assert "<h1>Tokens that the prediction needs: test row" in pages[0].read_text(encoding="utf-8")
 
 
 def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda result, path, *rest, **_: drawn.append((result, rest)))
+    monkeypatch.setattr(MaskingResult, "needs_no_token", False)
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
     assert len(drawn) == 4 and {result.target["label"] for result, _ in drawn} == {0, 1}
@@ -306,6 +310,19 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
         assert len(annotations) == result.target["label"] * PLANTED["copies"]
         for start, stop, label in annotations:
             assert "".join(result.tokens_text[start:stop]) == label
+
+
+def test_a_row_that_no_token_explains_has_no_strip(pictured, trained, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("hf_ssm.plotting.plot_sequence", lambda *_, title, unit, **__: titles.append((title, unit)))
+    monkeypatch.setattr(MaskingResult, "needs_no_token", property(lambda result: result.target["label"] == 0))
+    arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
+    assert run(trained, *arguments) == 0
+    entries = found_in(tmp_path / "probe")["sequences"][:4]
+    shown = [entry["row"] for entry in entries if entry["target"]["label"] == 1]
+    assert 0 < len(shown) < 4
+    words = "Bases that the prediction needs: test row"
+    assert titles == [(f"{words} {row} of planted-motifs", "bases") for row in shown]
 
 
 def test_tables_of_tokens(trained, tmp_path):

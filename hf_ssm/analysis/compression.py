@@ -17,7 +17,9 @@ from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
 from hf_ssm.utils.checks import check_model
@@ -179,7 +181,10 @@ def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOper
     if not operators:
         raise ValueError(f"{type(model).__name__} has no state space layer: give a model of hf_ssm.")
     for _, _, layer, operator in operators:
-        if reason := no_balanced_form(operator):
+        reason = no_balanced_form(operator)
+        if isinstance(operator, MIMOStateSpace) and not isinstance(operator, S5StateSpace):
+            reason = f"the reduced system of a {type(operator).__name__} is none of its kind."
+        if reason:
             raise ValueError(f"layer {layer} cannot be compressed: {reason} Give a model of S4, S4D or S5.")
     return operators
 

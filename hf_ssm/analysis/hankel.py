@@ -14,8 +14,8 @@ from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.tables import Table
 from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
+from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator, materialized
-from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_real
 from hf_ssm.theory.balanced import BalancedSystem, balance_dense, balance_pairs
@@ -127,8 +127,8 @@ def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
 
 def no_balanced_form(operator: SequenceOperator) -> str | None:
     """Why an operator is no linear time-invariant system with a finite state; `None` if it is one."""
-    if isinstance(operator, S5StateSpace):
-        return None
+    if isinstance(operator, MIMOStateSpace):
+        return operator.no_decay
     if not isinstance(operator, LongConvolution):
         varies = "is one of images" if operator.is_time_invariant else "depends on the input at each position"
         return f"the state of {type(operator).__name__} {varies}."
@@ -158,8 +158,8 @@ def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) ->
         if isinstance(operator, LongConvolution):
             system: BalancedSystem = operator.filter(lambda filter: _of_filter(filter, chosen))
             return system
-        assert isinstance(operator, S5StateSpace)
-        return _of_s5(operator)
+        assert isinstance(operator, MIMOStateSpace)
+        return _of_shared_state(operator)
 
 
 def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSystem:
@@ -177,17 +177,18 @@ def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSyste
     return balance_dense(a_bar, b_bar.unsqueeze(-1), torch.stack([output for _, _, output in real], dim=1))
 
 
-def _of_s5(operator: S5StateSpace) -> BalancedSystem:
-    a, step = operator.eigenvalues(torch.float64).cpu(), operator.log_dt.double().exp().cpu()
-    exponents, factor = discrete_exponents(a, step, operator.discretization)
-    b, c = (torch.view_as_complex(stored.double().cpu().contiguous()) for stored in (operator.B, operator.C))
-    return balance_pairs(exponents.unsqueeze(0), (b * factor.unsqueeze(-1)).unsqueeze(0), c.flatten(0, 1).unsqueeze(0))
+def _of_shared_state(operator: MIMOStateSpace) -> BalancedSystem:
+    systems = [operator.system(direction, dtype=torch.float64) for direction in range(operator.directions)]
+    a, step = operator.eigenvalues(torch.float64), operator.log_dt.double().exp()
+    exponents, _ = discrete_exponents(a, step, operator.discretization)
+    outputs = torch.cat([system.c for system in systems])
+    return balance_pairs(exponents.cpu().unsqueeze(0), systems[0].b_bar.cpu().unsqueeze(0), outputs.cpu().unsqueeze(0))
 
 
 def discrete_exponents(a: Tensor, step: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     """The logarithm of the discrete poles of a diagonal A, and `b_bar / b`, both of the shape of `a`."""
-    _, factor = (zoh if rule == "zoh" else bilinear)(a, torch.ones_like(a), step)
-    if rule == "zoh":
+    _, factor = (bilinear if rule == "bilinear" else zoh)(a, torch.ones_like(a), step)
+    if rule != "bilinear":
         return a * step, factor
     half = a * step / 2
     # A Δ = -2 is a pole at zero, whose logarithm is infinite; e^-60 vanishes after the first tap, too.

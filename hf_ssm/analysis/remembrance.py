@@ -81,7 +81,8 @@ def effective_remembrance(
     if flag is not None:
         raise ValueError(f"The remembrance is defined for causal models, but this one has {flag}.")
     predicts = isinstance(model, SSMForCausalLM | SSMForTokenClassification)
-    reader = model if predicts else model.base_model
+    # A forecaster normalises its series before the backbone reads them.
+    reader = model if predicts or getattr(model.config, "reads_series", False) else model.base_model
     sums: dict[int, Tensor] = {}
     with evaluating(model):
         for batch in batches:

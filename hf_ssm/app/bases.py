@@ -167,10 +167,11 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
     )
     label, class_names = value_name(result), dict(enumerate(served.class_names))
     left = result.tokens_left(0.9, relative=True)
-    summary = f"{describe_target(result, class_names)}: {probabilities[0]:.1%}. "
-    summary += f"Nine tenths of it need {left} of {len(result.order)} tokens."
+    summary = f"{describe_target(result, class_names)}: {probabilities[0]:.1%}, "
+    summary += f"with all tokens masked {probabilities[-1]:.1%}"
+    need = f"{left} of {len(result.order)} tokens keep nine tenths of the {label}."
     stays = warning(result, class_names)
-    caution = f'<p class="message">{escape(stays)}</p>' if stays else ""
+    caution = f'<p class="message">{escape(stays)}</p>' if stays else f"<p>{escape(need)}</p>"
     caption = f"The {label} while tokens are masked: a late fall means that few tokens suffice."
     return (
         markup.section(f'<p class="answer">{escape(summary)}</p>', caution)
@@ -187,4 +188,4 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
 
 def _top(names: list[str], values: torch.Tensor, count: int = 10) -> list[list[Any]]:
     order = values.nan_to_num(0).abs().argsort(descending=True, stable=True)[:count].tolist()
-    return [[place + 1, names[place], values[place].item()] for place in sorted(order) if values[place] != 0]
+    return [[place + 1, names[place], values[place].item()] for place in order if values[place] != 0]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_ssm.plotting import style
-from hf_ssm.plotting.theory import add_periods, plot_gain, spectral_density
+from hf_ssm.plotting.responses import plot_gain
+from hf_ssm.plotting.theory import add_periods, spectral_density
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +44,8 @@ def figure_html(figure: "Figure", caption: str) -> str:
             figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=_FONT_SIZE)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hf_ssm"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        # Where a label exceeds the figure, the figure grows: nothing is cut.
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     for old, new in _COLOURS.items():

@@ -20,7 +20,7 @@ from hf_ssm.app.wiring import Jobs
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.plotting.theory import response_title
+from hf_ssm.plotting.responses import response_title
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 
 __all__ = ["add_tab", "changed_response", "missing", "response_html", "spectrum_html"]

@@ -14,6 +14,8 @@ from hf_ssm.app.jobs import Job
 from hf_ssm.plotting.style import PALETTE, importance_background, text_colour_on
 
 __all__ = [
+    "ABOVE",
+    "BELOW",
     "CSS",
     "Token",
     "bars",
@@ -23,6 +25,7 @@ __all__ = [
     "error",
     "heat_map",
     "legend",
+    "logarithmic_bars",
     "note",
     "progress",
     "section",
@@ -35,6 +38,8 @@ __all__ = [
 # Blue and vermilion of the palette of Okabe and Ito at the ends, white between.
 _LOW, _MIDDLE, _HIGH = (213, 94, 0), (247, 247, 247), (0, 114, 178)
 _PLAIN = "#E4E4E4"
+# Marks of the values beyond a scale of colours.
+ABOVE, BELOW = "▲", "▼"
 _BLOCK = 10
 _LEGEND_STEPS = 21
 
@@ -77,12 +82,31 @@ def section(*parts: str, title: str = "", lead: str = "") -> str:
 
 def bars(values: Mapping[str, float], title: str) -> str:
     """Probabilities as horizontal bars, with their numbers."""
-    rows = "".join(
-        f'<div class="bar"><span>{escape(name)}</span><div class="track"><div class="fill" style="width:'
-        f'{100 * min(max(value, 0), 1):.2f}%"></div></div><span class="value">{value:.1%}</span></div>'
+    return _bars(title, [(name, value, f"{value:.1%}") for name, value in values.items()])
+
+
+def logarithmic_bars(values: Mapping[str, float | None], title: str) -> str:
+    """Positive numbers as horizontal bars of their logarithm, with the numbers; `None` and 0 have no bar."""
+    sizes = [math.log10(value) for value in values.values() if value]
+    # The shortest bar has a length, too.
+    low, high = math.floor(min(sizes, default=0.0) - 0.1), max(sizes, default=0.0)
+    rows = [
+        (name, (math.log10(value) - low) / (high - low) if value else 0.0, "–" if value is None else f"{value:.3g}")
         for name, value in values.items()
+    ]
+    caption = f'<p class="quiet">The bars are logarithmic: they begin at {10.0**low:g}.</p>' if sizes else ""
+    return _bars(title, rows) + caption
+
+
+def _bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+    """A name, a bar for a share from 0 to 1, and a text in each row."""
+    drawn = "".join(
+        f'<div class="bar"><span>{escape(name)}</span><div class="track">'
+        + (f'<div class="fill" style="width:{100 * min(max(share, 0), 1):.2f}%"></div>' if share else "")
+        + f'</div><span class="value">{text}</span></div>'
+        for name, share, text in rows
     )
-    return f'<div role="group" aria-label="{escape(title, quote=True)}">{rows}</div>'
+    return f'<div role="group" aria-label="{escape(title, quote=True)}">{drawn}</div>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
@@ -191,6 +215,8 @@ def heat_map(
 ) -> str:
     """A cell for each letter in place of each position, in blocks of ten positions that wrap.
 
+    A triangle marks a cell whose value is beyond the scale of colours.
+
     Args:
         letters: The reference.
         cells: Value by index of the position and new letter.
@@ -207,7 +233,9 @@ def heat_map(
             mark = "•" if letters[place].upper() == letter else ""
             return f'<td class="cell own" title="{escape(where, quote=True)} in the sequence">{mark}</td>'
         colour, what = diverging(value / limit if limit else 0.0), f"{where} to {letter}: {value:+.3g} {unit}"
-        return f'<td class="cell" style="background:{colour}" title="{escape(what, quote=True)}"></td>'
+        mark = "" if abs(value) <= limit else ABOVE if value > 0 else BELOW
+        style = f"background:{colour};color:{text_colour_on(colour)}"
+        return f'<td class="cell" style="{style}" title="{escape(what, quote=True)}">{mark}</td>'
 
     blocks = []
     for start in range(0, len(letters), _BLOCK):

@@ -74,7 +74,7 @@ def _add_input(served: ServedModel, jobs: Jobs) -> gr.Textbox:
             info=f"{hint}. At most {MOST_SEQUENCES} sequences and {MOST_LETTERS:,} letters."
             if not is_of_numbers
             else f"{hint}.",
-            lines=5,
+            lines=3,
             max_lines=8,
             elem_id="sequence",
         )

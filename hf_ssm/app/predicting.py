@@ -89,23 +89,29 @@ def _of_sequences(predictions: Dataset) -> str:
     ]
     caption = "Probabilities of the classes" if shares else "Predicted values"
     table = markup.table([name.removeprefix(_PROBABILITY) for name in columns], rows, caption)
-    if shares:
-        more = f" (the first of {len(predictions)} rows)" if len(predictions) > 1 else ""
-        return _with_bars(f"{first['prediction'] or 'no class'}{more}", shares, table)
-    if len(predictions) > 1:
+    if len(predictions) > 1 or "prediction" not in columns:
         return markup.section(table, title="Prediction")
-    return _answer(f"{first.get('prediction', first.get('value_0')):.4g}") + markup.section(table)
+    # The name of the sequence and the share of unknown letters, where they are known.
+    others = [name for name in columns if name != "prediction" and not name.startswith(_PROBABILITY)]
+    about = markup.section(markup.table(others, [[first[name] for name in others]])) if others else ""
+    if shares:
+        return _with_bars(first["prediction"] or "no class", shares) + about
+    return _answer(f"{first['prediction']:.4g}") + about
 
 
 def _answer(text: str) -> str:
     return markup.section(f'<p class="answer">{escape(text)}</p>', title="Prediction")
 
 
-def _with_bars(answer: str, shares: Mapping[str, float], table: str) -> str:
-    """An answer, the largest probabilities as bars, and a table."""
-    best = dict(sorted(shares.items(), key=lambda item: -item[1])[:_MOST_BARS])
-    bars = markup.section(markup.bars(best, "Probabilities"))
-    return _answer(answer) + bars + markup.section(table, title="Table")
+def _with_bars(answer: str, shares: Mapping[str, float]) -> str:
+    """An answer, the largest probabilities as bars and, if there are more, a folded table of all."""
+    ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
+    title = "Probabilities of the classes"
+    shown = f"<p>{title}</p>" + markup.bars(dict([*ordered.items()][:_MOST_BARS]), title)
+    if len(ordered) > _MOST_BARS:
+        rows = [[name, f"{share:.4f}"] for name, share in [*ordered.items()][:_MOST_ROWS]]
+        shown += markup.details(f"All {len(ordered)} classes", markup.table(["class", "probability"], rows))
+    return _answer(answer) + markup.section(shown)
 
 
 def _of_tokens(served: ServedModel, predictions: Dataset) -> str:
@@ -148,14 +154,13 @@ def _of_batch(served: ServedModel, text: str) -> str:
         rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() > 1 else logits[None]
         header = ["row", *(f"value {number}" for number in range(1, rows.shape[1] + 1))]
         shown = [[number, *row] for number, row in enumerate(rows[:_MOST_ROWS].tolist(), start=1)]
-        head = _answer(f"{rows[0, 0].item():.4g}") if rows.numel() == 1 else ""
-        return head + markup.section(markup.table(header, shown), title="Predicted values")
+        if rows.numel() == 1:
+            return _answer(f"{rows[0, 0].item():.4g}")
+        return markup.section(markup.table(header, shown), title="Predicted values")
     shares = logits.softmax(-1)
     if shares.dim() == 1:
-        order = shares.argsort(descending=True).tolist()
-        by_class = {served.class_names[index]: shares[index].item() for index in order}
-        table = markup.table(["class", "probability"], [*by_class.items()][:_MOST_ROWS])
-        return _with_bars(next(iter(by_class)), by_class, table)
+        by_class = dict(zip(served.class_names, shares.tolist(), strict=True))
+        return _with_bars(served.class_names[int(shares.argmax())], by_class)
     rows = [
         [number, served.class_names[int(row.argmax())], row.max().item()]
         for number, row in enumerate(shares[:_MOST_ROWS], start=1)

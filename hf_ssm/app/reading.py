@@ -6,18 +6,19 @@ import io
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice, repeat
 from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
 
-from hf_ssm.data.columns import check_columns, usual_column
+from hf_ssm.data.columns import USUAL_NAMES, check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
-from hf_ssm.data.tables import read_table
+from hf_ssm.data.tables import Columns, read_cells
 
 __all__ = ["MOST_BYTES", "MOST_LETTERS", "MOST_SEQUENCES", "UPLOADS", "read_numbers", "read_sequences", "read_upload"]
 
@@ -35,6 +36,8 @@ _MOST_REASON = 300
 UPLOADS = (*FASTA_SUFFIXES, ".csv", ".tsv", ".txt", ".gz")
 """Suffixes of files that can be uploaded."""
 
+# Columns that hold the name of a sequence, the most usual first.
+_NAME_COLUMNS = ("name", "id", "sequence_name", "sequence_id", "seq_name", "seq_id", "identifier", "accession")
 _SEPARATORS = re.compile(r"[,;\s]+")
 # Models compute in single precision.
 _LARGEST = float(np.finfo(np.float32).max)
@@ -255,8 +258,26 @@ def _records_of_file(path: Path) -> Iterator[Record]:
     """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    columns = read_table(path, [])
-    column = usual_column("sequence_column", columns)
+    cells = read_cells(path)
+    column = usual_column("sequence_column", cells)
     if column is None:
-        check_columns({"sequence_column": "sequence"}, columns, path.name)
-    return read_records(path, column or "sequence")
+        check_columns({"sequence_column": "sequence"}, cells, path.name)
+    records = read_records(path, column or "sequence")
+    names = _names(cells, column or "sequence")
+    # The cells are texts, so that a name such as 007 keeps its zeros.
+    return (replace(record, columns={"name": name}) for record, name in zip(records, names, strict=False))
+
+
+def _names(cells: Columns, sequence_column: str) -> Iterable[str | None]:
+    """The names of the rows of a table: a column of a usual name, or the first with another text in each row."""
+    no_names = {sequence_column, *USUAL_NAMES["label_column"]}
+    others = {name: values for name, values in cells.items() if name not in no_names}
+    for usual in _NAME_COLUMNS:
+        for name, values in others.items():
+            if name.lower() == usual:
+                return values
+    for values in others.values():
+        # In a single row, everything is different.
+        if all(values) and len(set(values)) == len(values) > 1 and not any(map(_is_number, values)):
+            return values
+    return repeat(None)

@@ -1,12 +1,13 @@
 """The tab of theory: the report of the model on the given sequences, with a sentence for each number."""
 
 import math
+from collections.abc import Mapping
 from html import escape
 
 import gradio as gr
 
 from hf_ssm import plotting
-from hf_ssm.analysis.report import FEWEST_SEQUENCES, TheoryReport, tables_of, theory_report
+from hf_ssm.analysis.report import FEWEST_SEQUENCES, tables_of, theory_report
 from hf_ssm.analysis.tables import Table
 from hf_ssm.app import markup
 from hf_ssm.app.figures import figure_html, row
@@ -20,6 +21,8 @@ __all__ = ["add_tab", "missing", "report_html"]
 TITLE = "Theory"
 _MOST_SEQUENCES, _MOST_POSITIONS = 32, 5000
 
+# Beginning of the title of the table of relative changes.
+_CHANGES = "Movement"
 # What each number means, by the beginning of the title of its table.
 _MEANINGS: dict[str, dict[str, str]] = {
     "Complexity": {
@@ -51,7 +54,7 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "s_A, ρ_A": "How fast the states forget: the bound needs contraction, ρ_A below 1.",
     },
     "Each scan alone": {"mean contraction": "By which factor a state shrinks in one step, on average."},
-    "Movement": {
+    _CHANGES: {
         "relative change": "How far training moved the parameters from their initial values: near 0 the initialisation "
         "decides."
     },
@@ -85,7 +88,11 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
     if not all(math.isfinite(layer.tau) for layer in report.complexity):
         raise ValueError("τ is not finite: are the numbers of the input on the scale of the training data?")
     about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
-    return markup.note(about_tau) + _figures(report) + "".join(map(_section, tables_of(report)))
+    figure = figure_html(
+        plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean."
+    )
+    tables = "".join(_section(table, report.parameter_change) for table in tables_of(report))
+    return markup.note(about_tau) + markup.section(row(figure)) + tables
 
 
 def _remedy(served: ServedModel) -> str:
@@ -95,18 +102,12 @@ def _remedy(served: ServedModel) -> str:
     )
 
 
-def _figures(report: TheoryReport) -> str:
-    """The figures of a report."""
-    drawn = [(plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean.")]
-    if report.parameter_change:
-        changes = {QUANTITIES[group]: change for group, change in report.parameter_change.items()}
-        drawn.append((plotting.plot_parameter_change(changes), "How far training moved each group of parameters."))
-    return markup.section(row(*(figure_html(figure, caption) for figure, caption in drawn)))
-
-
-def _section(table: Table) -> str:
+def _section(table: Table, changes: Mapping[str, float | None]) -> str:
     meanings = next((entry for title, entry in _MEANINGS.items() if table.title.startswith(title)), {})
     shown = markup.table(table.header, table.rows) if table.header and table.rows else ""
+    if shown and table.title.startswith(_CHANGES):
+        # Bars with their numbers hold all that the table has.
+        shown = markup.logarithmic_bars({QUANTITIES[group]: change for group, change in changes.items()}, table.title)
     explained = markup.definitions(meanings) if shown else ""
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in table.notes)
     return markup.section(explained, shown, notes, title=table.title)

@@ -23,6 +23,9 @@ _PREDICTED = "the predicted class"
 _AT_ONCE = 32
 # Changes of a probability or value that are hardly worth a colour.
 _SMALL = 0.01
+# Least value at the end of the scale of colours, so that noise does not fill it; nothing is known of other values.
+_PROBABILITY = "The probability of "
+_LEAST_LIMITS = {"probability": 0.05, "nats": 0.1}
 _SCORES = {
     "llr": (
         "log-likelihood ratio",
@@ -155,7 +158,7 @@ def mutagenesis(
             cells[place - start, base] = score - value
         job.advance(len(batch))
     if column.startswith("probability_"):
-        return cells, f"The probability of {column.removeprefix('probability_')}"
+        return cells, _PROBABILITY + column.removeprefix("probability_")
     return cells, "The predicted value"
 
 
@@ -182,9 +185,12 @@ def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: 
     letters = sequence[start:stop]
     sizes = np.abs(list(cells.values()))
     # A few extreme cells do not make all others pale.
-    limit = float(np.quantile(sizes, 0.99)) or 1.0
-    best = sorted(cells, key=lambda change: -abs(cells[change]))[:10]
-    rows = [[start + place + 1, letters[place], base, cells[place, base]] for place, base in sorted(best)]
+    least = _LEAST_LIMITS.get("probability" if name.startswith(_PROBABILITY) else unit, 0.0)
+    limit = max(float(np.quantile(sizes, 0.99)), least) or 1.0
+    best = sorted(cells, key=lambda change: (-abs(cells[change]), change))[:10]
+    rows = [[start + place + 1, letters[place], base, cells[place, base]] for place, base in best]
+    marks = "A dot marks the base of the sequence"
+    marks += f", {markup.ABOVE} and {markup.BELOW} a change beyond the scale." if sizes.max() > limit else "."
     certain = ""
     if not unit and sizes.max() < _SMALL:
         certain = f'<p class="message">{_no_effect(start, stop, len(sequence), float(sizes.max()))}</p>'
@@ -193,7 +199,7 @@ def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: 
         certain,
         markup.legend(f"{low} (falls)", f"{high} (rises)", True),
         markup.heat_map(letters, cells, BASES, start + 1, limit, unit),
-        '<p class="quiet">A dot marks the base of the sequence. Touch or point at a cell for its number.</p>',
+        f'<p class="quiet">{marks} Touch or point at a cell for its number.</p>',
         title=f"Change of the {name[4:] if name.startswith('The ') else name}",
         lead=f"{lead} Positions {start + 1:,} to {stop:,} of {len(sequence):,}.",
     ) + markup.section(markup.table(["position", "from", "to", "change"], rows, "The largest changes"))

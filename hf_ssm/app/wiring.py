@@ -17,6 +17,13 @@ logger = logging.getLogger(__name__)
 # Input that cannot be used, and limits of the machine: one line is enough.
 _EXPECTED = (ValueError, OSError, ImportError, MemoryError, OutOfMemoryError)
 
+# Where the result of a job ends below the window, the page moves so that the button, the message and the result begin
+# at its top; not if the visitor has opened another tab.
+_SHOW = """() => {
+    const [buttons, result] = ["buttons", "result"].map(part => document.getElementById(`NAME-${part}`));
+    if (result?.checkVisibility() && result.getBoundingClientRect().bottom > innerHeight) buttons.scrollIntoView();
+}"""
+
 Work = Callable[..., str]
 """A computation: from a `Job` and the values of the inputs to HTML, or to the text of the input field."""
 
@@ -42,15 +49,16 @@ class Jobs:
             inputs: Components whose values it takes after the job.
             unit: What its progress counts.
         """
-        with gr.Row():
+        name = "-".join(label.lower().split())
+        with gr.Row(elem_id=f"{name}-buttons", elem_classes="job-buttons"):
             start = gr.Button(label, variant="primary", min_width=120, scale=0)
             cancel = self._cancel_button(label)
-        message, result = gr.HTML(), gr.HTML()
+        message, result = gr.HTML(), gr.HTML(elem_id=f"{name}-result")
 
         def run(request: gr.Request, *values: Any) -> Iterator[tuple[Any, ...]]:
             yield from self._run(label, work, unit, request, values)
 
-        start.click(
+        finished = start.click(
             run,
             list(inputs),
             [start, cancel, message, result],
@@ -59,6 +67,7 @@ class Jobs:
             show_progress="hidden",
             api_visibility="private",
         )
+        finished.then(None, None, None, js=_SHOW.replace("NAME", name), api_visibility="private")
 
     def add_upload(self, label: str, work: Work, file_types: Sequence[str], text: gr.Textbox) -> None:
         """Add a button that uploads a file, and one that cancels its reading, and a line for messages.

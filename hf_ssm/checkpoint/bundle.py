@@ -155,7 +155,8 @@ def _shared() -> tuple[list[Statement], frozenset[str], frozenset[str]]:
     depends on it; and all that such statements need themselves.
     """
     sources = _package_sources()
-    classes = [(f.modeling.__name__, [cls.__name__ for cls in f.model_classes.values()]) for f in FAMILIES.values()]
+    families = [family for family in FAMILIES.values() if not family.combines_others]
+    classes = [(f.modeling.__name__, [cls.__name__ for cls in f.model_classes.values()]) for f in families]
     roots = [[(home, name) for name in names] for home, names in classes if home in sources.modules]
     union = sources.reachable(root for family in roots for root in family)
     counts = Counter(s.key for family in roots for s in sources.reachable(family).statements)

@@ -54,7 +54,7 @@ ABSENT = frozenset(
     {
         *("ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
         *("LongConvolution._scans", "LongConvolution._scanned", "LongConvolution._by_recurrence"),
-        *("SelectiveScanBase._decay", "SSDScan._continued", "SSDScan._decay", "S5StateSpace._product"),
+        *("SelectiveScanBase._decay", "SSDScan._continued", "SSDScan._decay", "MIMOStateSpace._product"),
         *("Recurrence.power", "Recurrence.carried", "_DenseRecurrence.power", "_DenseRecurrence.carried"),
     }
 )
@@ -65,12 +65,18 @@ SHOWN = frozenset({"Block", "SSMModel"})
 
 
 def narrowing_of(config: Any) -> Narrowing:
-    """What a configuration decides: the filter of long convolutions, the operator of selective models."""
-    scan = getattr(config, "scan_type", None)
-    if scan is not None:
-        return Narrowing((("SCANS", scan),))
-    kind = getattr(config, "filter_type", getattr(config, "kernel_type", None))
-    return Narrowing() if kind is None else Narrowing((("FILTERS", kind),), (("low_rank", kind == "s4"),))
+    """What a configuration decides: types of layers, filters of long convolutions, operators of selective models."""
+    types = tuple(sorted({*(getattr(config, "mixer_types", None) or ())}))
+    combined = hasattr(config, "mixer_config")
+    layers = [config.mixer_config(kind) for kind in types] if combined else [config]
+    scans = {scan for each in layers if (scan := getattr(each, "scan_type", None)) is not None}
+    kinds = {getattr(each, "filter_type", getattr(each, "kernel_type", None)) for each in layers} - {None}
+    tables = {"SCANS": scans, "FILTERS": kinds, **({"MIXERS": types, "MIXER_CONFIGS": types} if combined else {})}
+    low_rank = {kind == "s4" for kind in kinds}
+    return Narrowing(
+        tuple((name, tuple(sorted(keys))) for name, keys in tables.items() if keys),
+        (("low_rank", low_rank.pop()),) if len(low_rank) == 1 else (),
+    )
 
 
 def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:

@@ -28,11 +28,11 @@ class Narrowing(NamedTuple):
     """What a configuration decides.
 
     Attributes:
-        tables: Names of tables, `NAME = {"key": value, ...}`, and the key that they keep.
+        tables: Names of tables, `NAME = {"key": value, ...}`, and the keys that they keep.
         attributes: Names of attributes, and the value of `self.NAME`, where it is read.
     """
 
-    tables: tuple[tuple[str, str], ...] = ()
+    tables: tuple[tuple[str, tuple[str, ...]], ...] = ()
     attributes: tuple[tuple[str, bool], ...] = ()
 
 
@@ -43,7 +43,7 @@ def simplify(source: str, fixed: Mapping[str, Any], absent: Collection[str], nar
       branches that cannot run are left out. So are conditions on attributes of `narrowing`.
     - `NAME = Operation(torch=function, ...)` is left out, and `NAME` becomes the function.
     - Classes of `absent` are left out of unions and of base classes, methods (`Class.name`) out of their classes.
-    - Tables keep one key.
+    - Tables keep the keys that the configuration needs.
 
     Args:
         source: The source.
@@ -85,7 +85,7 @@ class _Text:
 
 
 def _edits(
-    text: _Text, known: Mapping[str, Any], absent: Collection[str], tables: Mapping[str, str]
+    text: _Text, known: Mapping[str, Any], absent: Collection[str], tables: Mapping[str, Collection[str]]
 ) -> Iterator[_Edit]:
     yield from _tables(text, tables)
     yield from _operations(text)
@@ -124,16 +124,17 @@ def _errors(text: _Text, known: Mapping[str, Any]) -> Iterator[_Edit]:
                     yield _Edit(*text.span(doc), shorter)
 
 
-def _tables(text: _Text, tables: Mapping[str, str]) -> Iterator[_Edit]:
+def _tables(text: _Text, tables: Mapping[str, Collection[str]]) -> Iterator[_Edit]:
     for node in text.tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         table = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id in tables and isinstance(table, ast.Dict) and len(table.keys) > 1:
-            key = tables[target.id]
-            values = {
+        if isinstance(target, ast.Name) and target.id in tables and isinstance(table, ast.Dict):
+            entries = {
                 k.value: value for k, value in zip(table.keys, table.values, strict=True) if isinstance(k, ast.Constant)
             }
-            yield _Edit(*text.span(table), f'{{"{key}": {text.of(values[key])}}}')
+            kept = [f'"{key!s}": {text.of(value)}' for key, value in entries.items() if key in tables[target.id]]
+            if len(kept) < len(entries):
+                yield _Edit(*text.span(table), f"{{{', '.join(kept)}}}")
 
 
 def _operations(text: _Text) -> Iterator[_Edit]:

@@ -42,6 +42,8 @@ def load_served(args: argparse.Namespace) -> Any:
         reader = load_sequence_model(args)
         return ServedModel(reader.model, reader.tokenizer, name)
     config = load_config(args.checkpoint)
+    if config.reads_series:
+        raise ValueError(f"{args.checkpoint!r} forecasts series, for which the page has no tab: use hf-ssm predict")
     model = load_model(args.checkpoint, config)
     if config.frame_shape is not None:
         processor: Any = None

@@ -223,6 +223,8 @@ def data_settings(
         what: The command with its article, for messages.
         task: How the data are read; default: as in the run, or by the head of the model.
     """
+    if config is not None and config.reads_series:
+        raise ValueError(f"{checkpoint!r} forecasts series, and {what} needs a model of sequences: use hf-ssm report")
     if config is not None and config.frame_shape is not None:
         raise ValueError(f"{checkpoint!r} reads videos, and {what} needs a model of sequences")
     assignments = parse_assignments(args.assignments)

@@ -90,12 +90,14 @@ COMMANDS: dict[str, Command] = {
     ),
     "predict": Command(
         "sequences",
-        "classes with probabilities, or values, of sequences",
-        "Classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token. "
-        "An interrupted command continues where it stopped.",
+        "classes or values of sequences, forecasts of series",
+        "Classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token; "
+        "or forecasts of numeric series: a row for each step of each series, with quantiles. An interrupted command "
+        "continues where it stopped.",
         (
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
             "hf-ssm predict runs/mine peaks.bed --genome hg38.fa --output peaks.csv --both-strands",
+            "hf-ssm predict runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",
         ),
         _SAME,
     ),

@@ -110,7 +110,7 @@ def _embed_variants(args: argparse.Namespace) -> None:
             args.output,
             embedder.groups(with_progress(read_variants(args.input), "variants", total)),
             embedder.table_of_groups,
-            options | {"checkpoint": checkpoint_facts(args, model), "files": files},
+            options | {"checkpoint": checkpoint_facts(args, model.model), "files": files},
             part_size=1,
             overwrite=args.overwrite_output,
             join=join,

@@ -203,7 +203,7 @@ def _sequences(args: argparse.Namespace, column: str) -> list[str]:
 
 def _facts(args: argparse.Namespace, column: str, model: Any) -> dict[str, Any]:
     files = [file_facts(path) for path in (args.input, args.genome) if path is not None]
-    return {"sequence_column": column, "checkpoint": checkpoint_facts(args, model), "files": files}
+    return {"sequence_column": column, "checkpoint": checkpoint_facts(args, model.model), "files": files}
 
 
 def _print_effects(args: argparse.Namespace, table: pa.Table) -> None:

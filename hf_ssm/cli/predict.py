@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 from transformers.utils import logging
 
-from hf_ssm.cli.checkpoints import warn_of_chance
+from hf_ssm.cli.checkpoints import load_config, warn_of_chance
+from hf_ssm.cli.forecast import check_no_series, run_forecast
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, model_words, reader_of, sequence_column
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.tracks import TrackFiles, entries_of_rows
@@ -25,7 +26,11 @@ _OPTIONS = ("window", "stride", "aggregate", "both_strands")
 
 
 def run_predict(args: argparse.Namespace) -> None:
-    """`hf-ssm predict`: a table of predictions, and tracks of them."""
+    """`hf-ssm predict`: a table of predictions, and tracks of them; or of forecasts."""
+    if is_own_model(args.checkpoint) and load_config(args.checkpoint).reads_series:
+        run_forecast(args)
+        return
+    check_no_series(args)
     with ExitStack() as stack:
         genome = None
         if any(getattr(args, name) is not None for name in _TRACK_OPTIONS):

@@ -185,7 +185,7 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
         shown = ", ".join(stays[:_LISTED]) + (", ..." if len(stays) > _LISTED else "")
         lines.append(
             f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}): they are the "
-            "answer of the model without evidence, which no token explains."
+            "answer of the model without evidence, which no token explains; no strip is drawn for them."
         )
     return "\n".join(lines)
 
@@ -299,8 +299,12 @@ def _draw(
     source: str,
     names: Mapping[int, str],
 ) -> None:
-    """The mean curve, and the first sequences: letters of a small alphabet as figures, other tokens as HTML."""
-    how = f"masked by {results[0].mask!r}, {results[0].strategy}"
+    """The mean curve, and the first sequences: letters of a small alphabet as figures, other tokens as HTML.
+
+    A prediction that no token explains has no strip, only a row among the others.
+    """
+    is_dna = reads_only_dna(probe.tokenizer)
+    what = "bases" if is_dna else "tokens"
     can_plot, is_small = plotting.can_plot(), is_small_alphabet(probe.tokenizer)
     if can_plot:
         curves: dict[str, list[MaskingResult]] = {}
@@ -309,25 +313,28 @@ def _draw(
             curves.setdefault(name if probe.head == "class" else "", []).append(result)
         target = results[0].target
         value = f"predicted {target['name']}" if target["kind"] == "callable" else "probability of the target"
-        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=f"{source}: tokens {how}", value=value)
+        number = "one sequence" if len(results) == 1 else f"{len(results)} sequences"
+        about = f"The prediction while {what} are masked: {number} of {source}"
+        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=about, value=value)
     options: dict[str, Any] = {"by": args.colour_by, "class_names": names}
-    is_dna = reads_only_dna(probe.tokenizer)
     together: list[tuple[MaskingResult, int, list[tuple[int, int, str]], str]] = []
     for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
         row = f"{args.split} row {example.row}"
+        title = f"{what.capitalize()} that the prediction needs: {row} of {source}"
         if not is_small or len(result.input_ids) > plotting.MAX_TOKENS:
             path = folder / f"text_row{example.row}.html"
-            plotting.write_sequence_html(result, path, f"{source}, {row}: tokens {how}", **options)
+            plotting.write_sequence_html(result, path, title, **options)
         elif can_plot:
             first, annotations = annotations_of(probe, data, example)
             together.append((result, first, annotations, row))
-            path, unit = folder / f"strip_row{example.row}.png", "bases" if is_dna else "tokens"
-            title = f"{source}, {row}: tokens {how}"
-            plotting.plot_sequence(result, path, annotations, first=first, unit=unit, title=title, **options)
+            if not result.needs_no_token:
+                path = folder / f"strip_row{example.row}.png"
+                plotting.plot_sequence(result, path, annotations, first=first, unit=what, title=title, **options)
             if is_dna and result.scores is not None:
                 tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
                 path = folder / f"logo_row{example.row}.png"
-                plotting.plot_logo("".join(tokens), result.scores, path, title, first=1 - first, label="attribution")
+                about = f"Attributions of the {what}: {row} of {source}"
+                plotting.plot_logo("".join(tokens), result.scores, path, about, first=1 - first, label="attribution")
     together = [entry for entry in together if len(entry[0].input_ids) <= _MOST_IN_FIGURE]
     if together:
         chosen, firsts, annotations_of_all, rows = (list(column) for column in zip(*together, strict=True))
@@ -338,6 +345,6 @@ def _draw(
             names=rows,
             first=firsts,
             unit="base" if is_dna else "token",
-            title=f"{public_name(args.checkpoint)}: {'bases' if is_dna else 'tokens'} that the predictions need",
+            title=f"{public_name(args.checkpoint)}: {what} that the predictions need",
             **options,
         )

@@ -5,6 +5,7 @@ import json
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from hf_ssm import plotting
 from hf_ssm.analysis.parameter_change import changes_in_log
@@ -24,6 +25,7 @@ from hf_ssm.cli.checkpoints import (
     public_name,
     unit_of,
 )
+from hf_ssm.cli.forecast import check_columns_of_series, check_no_sequences, window_batches
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.card import check_section, probe_section, update_section
 from hf_ssm.training import inputs
@@ -43,6 +45,49 @@ def _run_report(args: argparse.Namespace) -> None:
     if args.update_card:
         _check_card(args.checkpoint)
     config = load_config(args.checkpoint)
+    report, unit, spectrum = (_of_series if config.reads_series else _of_sequences)(args, config)
+    print(report.to_text(), end="")
+    written = [] if args.output is None else _write(report, args.output, unit, args.svg)
+    if args.output is not None:
+        print(f"\nThe report is in {args.output}: {', '.join(path.name for path in written)}")
+    if args.update_card:
+        print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
+    if args.output is None:
+        suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
+    elif args.update_card:
+        suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
+    elif spectrum is not None:
+        suggest((spectrum, "frequencies of its data"))
+
+
+def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str, str | None]:
+    """The report of a forecaster on windows of series, the unit of a position, and no command."""
+    check_no_sequences(args)
+    model = load_model(args.checkpoint, config)
+    if not type(model).__name__.endswith("ForPrediction"):
+        raise ValueError(f"{args.checkpoint!r} holds a backbone without the normalisation of series: give a forecaster")
+    batches, count = window_batches(args, config)
+    report = theory_report(
+        model,
+        batches,
+        num_sequences=count,
+        progress=True,
+        parameter_change=_movement(args.checkpoint),
+        data={"source": public_name(args.dataset), "drawn_with_seed": SEED},
+        settings={
+            "checkpoint": public_name(args.checkpoint),
+            "rows": args.rows,
+            "batch_size": args.batch_size,
+            "max_length": batches[0]["past_values"].shape[1],
+            "columns": [args.value_columns, args.id_column, args.time_column],
+        },
+    )
+    return report, "step", None
+
+
+def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str, str | None]:
+    """The report on sequences, the unit of a position, and a command that shows more of the data."""
+    check_columns_of_series(args)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)
     data = inputs.load_data(settings)
     rows = chosen_rows(data.splits, args.split, args.rows)
@@ -63,19 +108,9 @@ def _run_report(args: argparse.Namespace) -> None:
             "data": {k: public_name(v) if isinstance(v, str) else v for k, v in settings.data.items()},
         },
     )
-    print(report.to_text(), end="")
-    written = [] if args.output is None else _write(report, args.output, unit_of(data.tokenizer), args.svg)
-    if args.output is not None:
-        print(f"\nThe report is in {args.output}: {', '.join(path.name for path in written)}")
-    if args.update_card:
-        print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
-    if args.output is None:
-        suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
-    elif args.update_card:
-        suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
-    elif not data.has_pairs:
-        words = ["--model", args.checkpoint, *data_words(args, labelled=False)]
-        suggest((command("spectrum", settings.data["dataset"], *words), "frequencies of its data"))
+    words = ["--model", args.checkpoint, *data_words(args, labelled=False)]
+    spectrum = None if data.has_pairs else command("spectrum", settings.data["dataset"], *words)
+    return report, unit_of(data.tokenizer), spectrum
 
 
 def _check_card(checkpoint: str) -> None:

@@ -94,7 +94,7 @@ def run_score(args: argparse.Namespace) -> None:
         settings = {
             **{name: getattr(args, name) for name in _SETTINGS},
             "regions": regions,
-            "checkpoint": checkpoint_facts(args, model),
+            "checkpoint": checkpoint_facts(args, model.model),
             "files": [file_facts(path) for path in (args.variants, args.genome, args.regions) if path is not None],
         }
         if regions is not None:

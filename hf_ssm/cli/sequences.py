@@ -140,18 +140,18 @@ def reader_of(
     facts = {
         "sequence_column": column,
         "keep_case": keep_case,
-        "checkpoint": checkpoint_facts(args, model),
+        "checkpoint": checkpoint_facts(args, model.model),
         "input": file_facts(args.input),
         "genome": args.genome and file_facts(args.genome),
     }
     return lambda: read_records(args.input, column, args.genome, keep_case), facts
 
 
-def checkpoint_facts(args: argparse.Namespace, model: SequenceModel) -> list[Any]:
+def checkpoint_facts(args: argparse.Namespace, model: Any) -> list[Any]:
     """What identifies the model and the tokenizer of a command that continues: files of folders, commit of the Hub."""
     names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
     files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
-    commit = getattr(model.model.config, "_commit_hash", None)
+    commit = getattr(model.config, "_commit_hash", None)
     return [*names, commit, getattr(args, "dtype", "auto"), *map(file_facts, files)]
 
 

@@ -191,7 +191,7 @@ def run_base_tracks(args: argparse.Namespace) -> None:
         settings = {
             **options,
             "tracks": args.track,
-            "checkpoint": checkpoint_facts(args, model),
+            "checkpoint": checkpoint_facts(args, model.model),
             "files": [file_facts(path) for path in (args.genome, args.regions) if path is not None],
         }
 

@@ -238,6 +238,8 @@ def _check_field(name: str) -> None:
     near = closest_name(
         option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
     )
+    if near == option:
+        raise ValueError(f"{option} is an option of `hf-ssm train` only: leave it out")
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 

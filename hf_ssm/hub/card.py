@@ -35,14 +35,17 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
     "masked-lm": ("ForMaskedLM", "fill-mask", "masked-token prediction"),
     "video-prediction": ("ForVideoPrediction", None, "prediction of the next frame of a video"),
+    "forecasting": ("ForPrediction", "time-series-forecasting", "forecasts of numeric series"),
     "features": ("Model", "feature-extraction", "features of sequences"),
 }
 # Name of a metric -> name on the Hub; other metrics are not part of the metadata.
 _HUB_METRICS = {
-    **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae")},
+    **{name: name for name in ("accuracy", "f1", "perplexity", "mse", "mae", "mase")},
     "mcc": "matthews_correlation",
     **{"r2": "r_squared", "pearson": "pearsonr", "spearman": "spearmanr"},
 }
+# Output of the heads without logits.
+_OUTPUTS = {"Model": "last_hidden_state", "ForPrediction": "quantile_outputs"}
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
 _OF_A_RUN = (
     "Settings that differ from the defaults of the configuration, and those of the optimizer; all of them are in "
@@ -58,6 +61,7 @@ _LIMITS_OF_AN_EXPORT = (
 )
 _METRIC_NAMES = {
     **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
+    **{"mase": "MASE", "quantile_loss": "quantile loss", "coverage": "share between the outer quantiles"},
     **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
 }
 _NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
@@ -88,6 +92,7 @@ class CardFacts:
         dna: Whether the tokens are nucleotides.
         signal_shape: Positions and channels of the input of a model of continuous signals.
         frame_shape: Height, width and channels of the frames that a model of videos reads.
+        series_length: Steps of the longest series that a forecaster reads.
         images: Whether the signals are pixels.
         has_picture: Whether `training_log.png` exists.
         movement: Relative change of the parameters in training, by group.
@@ -120,6 +125,7 @@ class CardFacts:
     dna: bool = False
     signal_shape: tuple[int, int] | None = None
     frame_shape: tuple[int, int, int] | None = None
+    series_length: int | None = None
     images: bool = False
     has_picture: bool = False
     movement: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -188,12 +194,12 @@ def build_card(facts: CardFacts) -> ModelCard:
         f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
     )
     repo_id = facts.repo_id or _SOME_FOLDER
-    reads_tokens = facts.signal_shape is None and facts.frame_shape is None
+    reads_tokens = facts.signal_shape is None and facts.frame_shape is None and facts.series_length is None
     values = vars(facts) | {
         "purpose": purpose,
         "origin": f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin,
         "auto_class": HEADS[head],
-        "output": "last_hidden_state" if head == "Model" else "logits",
+        "output": _OUTPUTS.get(head, "logits"),
         "pipeline_tag": facts.pipeline_tag,
         "pairs": head == "ForSequencePairClassification",
         "repo_id": repo_id,
@@ -238,6 +244,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         for head, model_class in family.model_classes.items()
         if isinstance(model, model_class)
     )
+    is_forecaster = head == "ForPrediction"
     facts = CardFacts(
         model_name=Path(folder).resolve().name,
         family=family.short_name,
@@ -248,8 +255,9 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         results={},
         settings={f"model.{key}": value for key, value in _chosen(config).items()},
         dna=reads_dna(tokenizer),
-        signal_shape=None if channels is None else (config.longest_input or _SOME_POSITIONS, channels),
+        signal_shape=None if channels is None or is_forecaster else (config.longest_input or _SOME_POSITIONS, channels),
         frame_shape=config.frame_shape,
+        series_length=config.context_length if is_forecaster else None,
         origin="",
         probe=probe_section(folder),
         training_note="Settings that differ from the defaults of the configuration.",

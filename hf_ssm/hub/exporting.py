@@ -114,7 +114,7 @@ def _check_tokenizer(model: PreTrainedModel, tokenizer: Any) -> None:
     config: Any = model.config
     if config.num_input_channels is not None or config.frame_shape is not None:
         if tokenizer is not None:
-            raise ValueError("`tokenizer` must be None for a model of continuous signals or videos")
+            raise ValueError("`tokenizer` must be None for a model of continuous signals, series or videos")
         return
     if tokenizer is None:
         raise ValueError("`tokenizer` is None, but the model reads tokens: pass the tokenizer it was trained with")

@@ -80,6 +80,9 @@ def export_program(
 
 def _length(model: Any) -> Any:
     longest = model.config.longest_input
+    if hasattr(model, "longest_context"):
+        # Of longer series a forecaster reads a part, which a program of any length cannot cut off.
+        longest = model.longest_context() - 1
     return Dim("length") if longest is None else Dim("length", max=longest)
 
 

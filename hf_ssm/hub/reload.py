@@ -80,13 +80,15 @@ def probe_inputs(
 
     Returns:
         `input_ids` `(B, L)`, or `input_values` `(B, L, num_input_channels)`, and `attention_mask` `(B, L)`; for pairs
-        each row with another one as a pair, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`. `L` is
-        at most the longest input of the model.
+        each row with another one as a pair, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`; of a
+        forecaster `past_values` `(B, L)`. `L` is at most the longest input of the model.
     """
     length = min(length, config.longest_input or length)
     generator = torch.Generator().manual_seed(0)
     if config.frame_shape is not None:
         return {"pixel_values": torch.rand(rows, length, *config.frame_shape, generator=generator)}
+    if config.reads_series and auto_class == HEADS["ForPrediction"]:
+        return {"past_values": torch.randn(rows, length, generator=generator)}
     if config.num_input_channels is None:
         inputs = {"input_ids": torch.randint(config.vocab_size, (rows, length), generator=generator)}
     else:
@@ -104,6 +106,8 @@ def _labels(config: Any, auto_class: str, inputs: dict[str, Tensor], logits: Ten
     """Labels that a head accepts for a batch; empty for a backbone."""
     if auto_class == "AutoModel":
         return {}
+    if config.reads_series:
+        return {"future_values": torch.zeros_like(logits)}
     if auto_class in ("AutoModelForCausalLM", "AutoModelForMaskedLM"):
         return {"labels": inputs["input_ids"].clone()}
     kind = config.problem_type or ("single_label_classification" if config.num_labels > 1 else "regression")

@@ -4,6 +4,7 @@ from hf_ssm.inference.dependency import dependency_map
 from hf_ssm.inference.embed import embed
 from hf_ssm.inference.embed_variants import embed_variants
 from hf_ssm.inference.evaluation import evaluate_scores
+from hf_ssm.inference.forecast import forecast
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.inference.linear_probe import linear_probe
 from hf_ssm.inference.marginalize import marginalize
@@ -23,6 +24,7 @@ __all__ = [
     "embed",
     "embed_variants",
     "evaluate_scores",
+    "forecast",
     "linear_probe",
     "log_likelihoods",
     "marginalize",

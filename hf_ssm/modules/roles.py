@@ -50,6 +50,7 @@ _FROM_STORED: dict[str, Callable[[Tensor], Tensor]] = {
 # in P.
 _SCALE_STATE_MATRIX: dict[str, Callable[[Tensor, float], Any]] = {
     "value": lambda stored, factor: stored.mul_(factor),
+    "log": lambda stored, factor: stored.add_(math.log(factor)),
     "log_negative": lambda stored, factor: stored.add_(math.log(factor)),
     "factor": lambda stored, factor: stored.mul_(math.sqrt(factor)),
 }

@@ -34,9 +34,10 @@ def plot_logo(
     first: int = 1,
     label: str = "effect",
 ) -> "Figure":
-    """Plot a sequence whose letters have the heights of their effects, in rows of 100 or, of long ones, in 30 rows.
+    """Plot a sequence whose letters have the heights of their effects, in rows of equal length.
 
-    Letters with negative effects hang below the line, upside down. All rows have one scale.
+    A row has at most 100 letters, unless the sequence would need more than 30 rows. Letters with negative effects hang
+    below the line, upside down. All rows have one scale.
 
     Args:
         sequence: The letters; lower case is drawn as capitals.
@@ -52,22 +53,22 @@ def plot_logo(
         raise ValueError(
             f"`heights` has the shape {values.shape}: give one height for each of {len(sequence)} letters."
         )
-    per_row = max(_PER_ROW, math.ceil(len(sequence) / _MOST_ROWS))
+    per_row = style.balanced_row(len(sequence), _PER_ROW, _MOST_ROWS)
     count = math.ceil(len(sequence) / per_row)
-    width = min(len(sequence), per_row)
     finite = values[np.isfinite(values)]
     low, high = min(0.0, finite.min(initial=0.0)), max(0.0, finite.max(initial=0.0))
     margin = 0.04 * (high - low) or 1.0
-    figure = style.new_figure(max(4.0, 1.2 + 0.085 * min(width, _PER_ROW)), 0.7 + 1.05 * count)
+    figure = style.new_figure(max(4.0, 1.2 + 0.085 * min(per_row, _PER_ROW)), 0.7 + 1.05 * count)
     for number, axes in enumerate(figure.subplots(count, squeeze=False)[:, 0]):
         begin = number * per_row
         for place, (letter, value) in enumerate(zip(sequence[begin : begin + per_row], values[begin:], strict=False)):
             if math.isfinite(value) and value:
                 _draw_letter(axes, letter.upper(), first + begin + place, value)
-        axes.axhline(0, color=style.GREY, linewidth=0.6)
-        axes.set_xlim(first + begin - 0.5, first + begin + width - 0.5)
+        left, last = first + begin, first + min(begin + per_row, len(sequence)) - 1
+        axes.plot([left - 0.5, last + 0.5], [0, 0], color=style.GREY, linewidth=0.6)
+        axes.set_xlim(left - 0.5, left + per_row - 0.5)
         axes.set_ylim(low - margin, high + margin)
-        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+        style.end_axis_at(axes, left, last)
         axes.grid(visible=False)
     axes.set_xlabel("position")
     # A letter is about 0.55 times as wide as it is high; a long label gets several lines.

@@ -33,10 +33,10 @@ def plot_masking_curves(
 ) -> "Figure":
     """Plot the probability of the target against the masked tokens, for one or several groups of sequences.
 
-    Each group is shown as its mean, with a band of one standard deviation of the sample to either side (no band for
-    a single sequence; a band of probabilities is clipped to [0, 1]). Where all sequences have the same number of tokens
-    to mask, the axis counts tokens, with the share at the top; otherwise it is the share, and curves are interpolated
-    linearly.
+    A group of several sequences is shown as its mean, with a band of one standard deviation of the sample to either
+    side (a band of probabilities is clipped to [0, 1]). A single sequence is shown as it is, and the legend says so.
+    Where all sequences have the same number of tokens to mask, the axis counts tokens, with the share at the top;
+    otherwise it is the share, and curves are interpolated linearly.
 
     Args:
         curves: `MaskingResult` objects, or values `(M + 1,)` of which the first is that without masked tokens. Several
@@ -56,8 +56,8 @@ def plot_masking_curves(
     figure = new_figure(_WIDTH, _HEIGHT)
     axes = figure.subplots()
     for number, (name, group) in enumerate(groups.items()):
-        size = f"n = {len(group)}"
-        _plot_group(axes, number, f"{name} ({size})" if name and has_band else name or size, group, count)
+        what = "one sequence" if len(group) == 1 else f"mean of {len(group)} sequences"
+        _plot_group(axes, number, f"{name}: {what}" if name else what, group, count)
     if chance is not None:
         axes.axhline(chance, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="chance")
     axes.set_ylabel(value)
@@ -65,7 +65,7 @@ def plot_masking_curves(
     if all(curve.min() >= 0 and curve.max() <= 1 for group in groups.values() for curve in group):
         axes.set_ylim(-0.02, 1.02)
     if has_band or len(axes.get_lines()) > 1:
-        title_of_legend = "mean, and band of one standard deviation to either side" if has_band else None
+        title_of_legend = "band: one standard deviation to either side of the mean" if has_band else None
         figure.legend(loc="outside lower center", ncols=min(3, len(axes.get_lines())), title=title_of_legend)
     return finish_figure(figure, path, title)
 

@@ -1,6 +1,7 @@
 """The heat map of saturation mutagenesis."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,26 @@ import numpy as np
 from hf_ssm.plotting import style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 _BASES = "ACGT"
 # Positions in a row of the figure, and rows; longer regions have longer rows.
 _PER_ROW, _MOST_ROWS = 60, 30
+# Inches; the legend needs them.
+_LEAST_WIDTH = 7.0
+# Ends of the scale with an arrow, by whether scores lie below and above it.
+_EXTEND = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
 _LABELS = {
     "llr": "log-likelihood ratio (nats)",
     "next_token": "log-ratio of the next base (nats)",
     "masked_log_odds": "masked log-odds (nats)",
 }
+# What brown and blue-green mean, by score; other scores are changes of an output of the model.
+_LIKELIHOOD = ("brown: less likely than the reference", "blue-green: more likely")
+_MEANINGS = dict.fromkeys(_LABELS, _LIKELIHOOD)
+_MEANING = ("brown: lowers the output", "blue-green: raises the output")
 
 
 @style.figure_style()
@@ -30,10 +41,12 @@ def plot_saturation(
     title: str = "",
     offset: int = 0,
 ) -> "Figure":
-    """Plot the score of every base in place of every other, in rows of 60 positions or, in long regions, in 30 rows.
+    """Plot the score of every base in place of every other, in rows of equal length.
 
-    Negative scores, of bases that the model finds less likely than those that are there, are brown, positive ones
-    blue-green; a dot marks the base of the reference.
+    A row has at most 60 positions, unless the region would need more than 30 rows. Negative scores, of bases that the
+    model finds less likely than those of the reference, are brown, positive ones blue-green; a dot marks the base of
+    the reference. The scale ends at the 99 % quantile of the absolute scores; arrows at its ends show that some cells
+    exceed it.
 
     Args:
         table: Columns `position`, `ref`, `alt` and the score, as from `saturate`.
@@ -52,33 +65,58 @@ def plot_saturation(
     rows = [_BASES.index(base) for base in table["alt"]]
     cells[rows, positions - first] = np.asarray(table[score], dtype=float)
     reference[positions - first] = [_BASES.index(base) for base in table["ref"]]
-    finite = np.abs(cells[np.isfinite(cells)])
+    finite = cells[np.isfinite(cells)]
     # A few extreme cells do not make all others pale.
-    limit = float(np.quantile(finite, 0.99)) if len(finite) else 1.0
-    per_row = max(_PER_ROW, math.ceil((last - first) / _MOST_ROWS))
+    limit = float(np.quantile(np.abs(finite), 0.99)) if len(finite) else 1.0
+    per_row = style.balanced_row(last - first, _PER_ROW, _MOST_ROWS)
     count = math.ceil((last - first) / per_row)
-    width = min(last - first, per_row)
-    figure = style.new_figure(max(5.0, 2.0 + 0.1 * min(width, _PER_ROW)), 1.0 + 0.85 * count)
+    figure = style.new_figure(max(_LEAST_WIDTH, 2.0 + 0.1 * min(per_row, _PER_ROW)), 1.3 + 0.85 * count)
     panels = figure.subplots(count, squeeze=False)[:, 0]
     for number, axes in enumerate(panels):
-        begin = number * per_row
-        row, left = cells[:, begin : begin + per_row], first + offset + begin
-        image = axes.imshow(
-            row,
-            cmap="BrBG",
-            vmin=-limit,
-            vmax=limit,
-            aspect="auto",
-            interpolation="nearest",
-            extent=(left - 0.5, left + row.shape[1] - 0.5, 3.5, -0.5),
-        )
-        bases = reference[begin : begin + per_row]
-        places = np.flatnonzero(bases >= 0)
-        axes.plot(places + left, bases[places], ".", color=style.BLACK, markersize=3)
-        axes.set_xlim(left - 0.5, left + width - 0.5)
-        axes.set_yticks(range(4), list(_BASES))
-        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
-        axes.grid(visible=False)
-    panels[-1].set_xlabel("position; a dot marks the base of the reference")
-    figure.colorbar(image, ax=list(panels), label=_LABELS.get(score, score), shrink=min(1.0, 4 / count), extend="both")
+        part = slice(number * per_row, (number + 1) * per_row)
+        image = _draw_row(axes, cells[:, part], reference[part], first + offset + part.start, per_row, limit)
+    panels[-1].set_xlabel("position")
+    extend = _EXTEND[bool((finite < -limit).any()), bool((finite > limit).any())]
+    # Beside a single row there is little space.
+    label = style.literal(textwrap.fill(_LABELS.get(score, score), 16 * count))
+    figure.colorbar(image, ax=list(panels), label=label, shrink=min(1.0, 4 / count), extend=extend)
+    _explain_colours(figure, score)
     return style.finish_figure(figure, path, title)
+
+
+def _draw_row(
+    axes: "Axes", cells: np.ndarray, reference: np.ndarray, first: int, per_row: int, limit: float
+) -> "AxesImage":
+    """Draw the scores `(4, positions)` of one row, whose cells are as wide as those of a row of `per_row` positions."""
+    count = cells.shape[1]
+    image = axes.imshow(
+        cells,
+        cmap="BrBG",
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(first - 0.5, first + count - 0.5, 3.5, -0.5),
+    )
+    places = np.flatnonzero(reference >= 0)
+    axes.plot(places + first, reference[places], ".", color=style.BLACK, markersize=3)
+    axes.set_xlim(first - 0.5, first + per_row - 0.5)
+    axes.set_yticks(range(4), list(_BASES))
+    style.end_axis_at(axes, first, first + count - 1)
+    axes.grid(visible=False)
+    return image
+
+
+def _explain_colours(figure: "Figure", score: str) -> None:
+    """Below the figure, what the two colours and the dots mean."""
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    low, high = _MEANINGS.get(score, _MEANING)
+    handles = [
+        Patch(color=colormaps["BrBG"](0.15), label=low),
+        Patch(color=colormaps["BrBG"](0.85), label=high),
+        Line2D([], [], marker=".", linestyle="", color=style.BLACK, label="base of the reference"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)

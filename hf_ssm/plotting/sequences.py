@@ -108,7 +108,7 @@ def plot_sequence(
         for line in paragraph:
             axes.text(0, top, style.literal(line), va="top", fontsize=_TEXT, weight=weight)
             top += _LINE
-    low, high = scale_labels(by, value_name(result), "token")
+    low, high = scale_labels(by, value_name(result), "base" if unit in ("bp", "bases") else "token")
     _draw_legend(axes, top + 0.08, width, f"height and colour: {low}", high)
     _draw_letters(axes, result, tokens, heights, per_row, baselines)
     _draw_positions(axes, len(tokens), first, per_row, baselines)

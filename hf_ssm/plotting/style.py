@@ -21,6 +21,7 @@ import numpy as np
 from hf_ssm.utils.files import scratch_folder
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INSTALL_HINT = 'matplotlib is not installed: pip install "hf_ssm[plots]"'
@@ -35,20 +36,18 @@ BLACK, GREY = "#1A1A1A", "#666666"
 NEVER_MASKED = "#C4C4C4"
 """Colour of tokens without an importance."""
 
-# Stops of the colour map cividis, from light to dark: important tokens are dark on a white page. The lightest part is
-# left out because letters drawn in it are unreadable.
-_LETTER_STOPS: tuple[tuple[float, tuple[int, int, int]], ...] = (
-    (0.0, (214, 195, 96)),
-    (0.25, (172, 160, 116)),
-    (0.5, (124, 123, 120)),
-    (0.75, (67, 78, 108)),
-    (1.0, (0, 32, 76)),
-)
+# Stops of colours like those of cividis, from light to dark: important tokens are dark on a white page. The lightest
+# one has a contrast of 5 with white, so that all letters are readable.
+_Stops = tuple[tuple[float, tuple[int, int, int]], ...]
+_LETTER_STOPS: _Stops = ((0.0, (122, 112, 60)), (0.35, (104, 100, 84)), (0.7, (67, 78, 108)), (1.0, (0, 32, 76)))
 # A background may be as light as the page.
-_BACKGROUND_STOPS = (
+_BACKGROUND_STOPS: _Stops = (
     (0.0, (255, 250, 229)),
     (0.4, (214, 195, 96)),
-    *((0.4 + 0.6 * position, colour) for position, colour in _LETTER_STOPS[1:]),
+    (0.55, (172, 160, 116)),
+    (0.7, (124, 123, 120)),
+    (0.85, (67, 78, 108)),
+    (1.0, (0, 32, 76)),
 )
 
 _RC_PARAMS: dict[str, Any] = {
@@ -174,6 +173,27 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def balanced_row(length: int, per_row: int, most_rows: int) -> int:
+    """Positions in a row, so that all rows have nearly the same number.
+
+    Args:
+        length: Positions to show.
+        per_row: Positions that a row holds, unless this takes more than `most_rows` rows.
+        most_rows: Rows at most.
+    """
+    rows = min(most_rows, math.ceil(length / per_row))
+    return math.ceil(length / rows)
+
+
+def end_axis_at(axes: "Axes", first: float, last: float) -> None:
+    """End the line and the ticks of the x axis with the positions `first` to `last`, which may leave a part empty."""
+    ticks = [tick for tick in axes.get_xticks() if first <= tick <= last and tick == round(tick)]
+    limits = axes.get_xlim()
+    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    axes.set_xlim(limits)
+    axes.spines["bottom"].set_bounds(first - 0.5, last + 0.5)
+
+
 def to_numpy(values: Any) -> np.ndarray:
     """An array of the values of a tensor on any device, an array or a sequence."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
@@ -199,7 +219,7 @@ def importance_background(importance: float) -> str:
     return _interpolate(_BACKGROUND_STOPS, importance)
 
 
-def _interpolate(stops: tuple[tuple[float, tuple[int, int, int]], ...], importance: float) -> str:
+def _interpolate(stops: _Stops, importance: float) -> str:
     if math.isnan(importance):
         raise ValueError("`importance` is NaN: expected a number from 0 to 1.")
     positions, colours = zip(*stops, strict=True)

@@ -1,9 +1,10 @@
-"""Figures of the theory report: τ, parameter change, frequency responses and spectra.
+"""Figures of the theory report: τ, parameter change and spectra.
 
-Legend: `C` kernels of one convolution, `F` frequencies.
+Legend: `F` frequencies.
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Panels in a row: those of one layer if they are at most `_MAX_OF_LAYER`, otherwise `_COLUMNS`.
-_MAX_OF_LAYER, _COLUMNS = 4, 3
-_QUANTILES = (0.1, 0.5, 0.9)
-# Smaller gains are clipped: their logarithm would only stretch the axis.
-_FLOOR_DB = -120.0
 # A spectrum whose peak exceeds its median by `_PEAK` is shown on a logarithmic axis, which ends at `_MIN_SHARE` of the
 # peak: smaller values are rounding errors.
 _PEAK, _MIN_SHARE = 30.0, 1e-7
+# Up to this ratio of its ends, a logarithmic axis has more labels than powers of ten.
+_FEW_DECADES = 100.0
 # Smaller singular values are rounding errors.
 _LEAST_SINGULAR_VALUE = 1e-12
+# Characters in a line of the name of a group of parameters.
+_LABEL_WIDTH = 30
 # Ticks of the axis of periods.
 _PERIODS = (2, 3, 4, 5, 10, 20, 50)
-# Ticks of logarithmic axes of frequencies, in cycles per sample.
-_FREQUENCIES = tuple(base * 10.0**power for power in range(-6, 0) for base in (1, 2, 5))
 
 
 @style.figure_style()
@@ -116,7 +114,9 @@ def plot_hankel(
         relative = (values / np.maximum(values[:, :1], np.finfo(float).tiny)).mean(axis=0)
         colour = style.PALETTE[number % len(style.PALETTE)]
         numbers = np.arange(1, len(relative) + 1)
-        axes.plot(numbers, np.maximum(relative, _LEAST_SINGULAR_VALUE), color=colour, label=f"layer {spectrum.layer}")
+        line = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        least = np.maximum(relative, _LEAST_SINGULAR_VALUE)
+        axes.plot(numbers, least, color=colour, linestyle=line, label=f"layer {spectrum.layer}")
     axes.set_yscale("log")
     axes.set_xlabel("number of the state, in balanced coordinates")
     axes.set_ylabel("σ / largest σ, mean over channels")
@@ -130,7 +130,7 @@ def plot_parameter_change(
     path: str | Path | None = None,
     title: str = "How far training moved the parameters",
 ) -> "Figure":
-    """Plot the relative change of each group of parameters as a bar on a logarithmic axis.
+    """Plot the relative change of each group of parameters as a bar on a logarithmic axis, with its value at the right.
 
     Args:
         changes: Relative change by the label of the group; `None` where the initial norm is zero. A group without a
@@ -141,132 +141,25 @@ def plot_parameter_change(
     """
     if not changes:
         raise ValueError("`changes` is empty: pass at least one group of parameters.")
-    figure = style.new_figure(7.0, 1.2 + 0.25 * len(changes))
+    labels = [textwrap.fill(label, _LABEL_WIDTH) for label in changes]
+    figure = style.new_figure(7.0, 1.2 + 0.25 * sum(1 + 0.5 * label.count("\n") for label in labels))
     axes = figure.subplots()
     positive = [value for value in changes.values() if value]
-    low = min([*positive, 1.0]) / 3
+    axes.set_xscale("log")
+    axes.set_xlim(min([*positive, 1.0]) / 3, max([*positive, 1.0]) * 1.5)
     for row, value in enumerate(changes.values()):
         if value:
             axes.barh(row, value, color=style.PALETTE[0], height=0.65)
-        text = " none: zero before" if value is None else f" {value:.3g}"
-        number = axes.text(value or low, row, text, va="center", fontsize=8, color=style.BLACK)
-        number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
-    axes.set_xscale("log")
-    # The numbers beside the bars need space.
-    axes.set_xlim(low, max([*positive, 1.0]) * 8)
-    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", zorder=1, label="1: as large as before training")
-    axes.set_yticks(range(len(changes)), list(changes))
-    axes.invert_yaxis()
+        text = "none: zero before" if value is None else f"{value:.3g}"
+        # In a column of their own: beside the bars, numbers would cover bars or the line at 1.
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=style.BLACK)
+    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", label="1: as large as before training")
+    axes.set_yticks(range(len(changes)), labels)
+    axes.set_ylim(len(changes) - 0.5, -0.5)
     axes.set_xlabel("relative change ‖after − before‖ / ‖before‖")
     axes.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center")
     return style.finish_figure(figure, path, title)
-
-
-@style.figure_style()
-def plot_frequency_responses(
-    before: Sequence[Any],
-    after: Sequence[Any],
-    path: str | Path | None = None,
-    title: str = "",
-    *,
-    length: int | None = None,
-    unit: str = "sample",
-) -> "Figure":
-    """Plot the frequency response of each convolution, before and after training.
-
-    Each convolution and direction has a panel with the median of the gain over channels and the band between the 10 %
-    and the 90 % quantile, in dB, over the frequency on a logarithmic axis.
-
-    Args:
-        before: `FrequencyResponse` objects; may be empty.
-        after: Those of the same convolutions, in the same order.
-        length: Length L of the sequences; the axis starts at 1/L, below which a sequence holds no whole period.
-            Default: the lowest positive frequency.
-        unit: Name of a position in the label of the axis, such as "base".
-
-    Raises:
-        ValueError: `after` is empty, `before` belongs to other convolutions, or a response holds NaN.
-    """
-    places, places_before = (
-        [(response.name, response.direction, response.group) for response in responses] for responses in (after, before)
-    )
-    if not after or (before and places != places_before):
-        raise ValueError(
-            f"`before` ({len(before)} responses) and `after` ({len(after)} responses) must belong to the same "
-            "convolutions, of which there must be at least one."
-        )
-    of_layer = sum(response.layer == after[0].layer for response in after)
-    columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
-    rows = -(-len(after) // columns)
-    figure = style.new_figure(max(5.0, 0.8 + 2.6 * columns), 1.2 + 2.1 * rows)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for index, axes in enumerate(grid.flat):
-        if index >= len(after):
-            axes.set_axis_off()
-            continue
-        if before:
-            plot_gain(axes, before[index], "before training", style.PALETTE[0], "--")
-        plot_gain(axes, after[index], "after training" if before else "gain", style.PALETTE[1], "-")
-        axes.set_title(response_title(after[index], after))
-        axes.set_xscale("log")
-        lowest = 1 / max(length, 3) if length is not None else axes.get_xlim()[0]
-        axes.set_xlim(lowest, 0.5)
-        axes.set_xticks([tick for tick in _FREQUENCIES if tick >= lowest], minor=False)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter("")
-        if index % columns == 0:
-            axes.set_ylabel("gain (dB)")
-        if index + columns >= len(after):
-            axes.set_xlabel(f"frequency (cycles per {unit})")
-            axes.tick_params(labelbottom=True)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return style.finish_figure(figure, path, title)
-
-
-def plot_gain(axes: "Axes", response: Any, label: str, colour: str, line_style: str) -> None:
-    """Draw the median of the gain over channels, and the band of the middle 80 %."""
-    cycles, quantiles = gain_quantiles(response)
-    positive = cycles > 0
-    low, median, high = quantiles[:, positive]
-    median_of = f"{label}: median of the channels"
-    axes.plot(cycles[positive], median, color=colour, linestyle=line_style, label=median_of)
-    band = f"{label}: 10 % to 90 % of the channels"
-    axes.fill_between(cycles[positive], low, high, color=colour, alpha=0.2, linewidth=0, label=band)
-
-
-def gain_quantiles(response: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Quantiles over channels of the gain 20 log10 |H| in dB.
-
-    Frequencies with an infinite response are left out; gains below -120 dB are clipped.
-
-    Args:
-        response: A `FrequencyResponse`, with `response` `(C, F)` and `omega` `(F,)` in radians per sample.
-
-    Returns:
-        Frequencies in cycles per sample `(F,)`, and the 10, 50 and 90 % quantiles `(3, F)`.
-
-    Raises:
-        ValueError: The response holds NaN.
-    """
-    values = style.to_numpy(response.response)
-    if np.isnan(values).any():
-        raise ValueError(f"the response of {response.name!r} holds NaN: check the weights of the model.")
-    finite = np.isfinite(values).all(0)
-    with np.errstate(divide="ignore"):
-        gain = (20 * np.log10(np.abs(values[:, finite]))).clip(min=_FLOOR_DB)
-    return style.to_numpy(response.omega)[finite] / (2 * math.pi), np.quantile(gain, _QUANTILES, axis=0)
-
-
-def response_title(response: Any, responses: Sequence[Any]) -> str:
-    """The layer of a response, with direction and number of the convolution where these differ between responses."""
-    parts = [f"layer {response.layer}"]
-    if any(other.direction != response.direction for other in responses):
-        parts.append(response.direction)
-    if any(other.group != response.group for other in responses):
-        parts.append(f"convolution {response.group}")
-    return ", ".join(parts)
 
 
 @style.figure_style()
@@ -282,7 +175,7 @@ def plot_spectrum(
 
     Each spectrum is a density, the share of its power per cycle per sample; white noise is constant at 2. The frequency
     0 is left out. The axis at the top shows the period, of which the period 3 of coding DNA is one. The y axis is
-    logarithmic where a peak would flatten the rest.
+    logarithmic if there are several spectra, as of the layers of a model, or where a peak would flatten the rest.
 
     Args:
         spectra: Power `(F,)` by name, as `power_spectrum` gives it for one channel.
@@ -297,28 +190,43 @@ def plot_spectrum(
     entries = len(spectra) + (0 if recommendation is None else len(recommendation.edges))
     figure = style.new_figure(7.0, 3.9 + 0.1 * entries)
     axes = figure.subplots()
-    highest, is_steep = 0.0, False
+    # The spectra of layers differ by more than those of inputs, and coincide in parts.
+    highest, is_logarithmic = 0.0, len(spectra) > 1
     for number, (name, power) in enumerate(spectra.items()):
         cycles, density = (values[1:] for values in spectral_density(power))
         highest = max(highest, float(density.max()))
-        is_steep |= bool(density.max() > _PEAK * np.median(density))
-        line_style = style.LINE_STYLES[number // len(style.PALETTE) % len(style.LINE_STYLES)]
-        axes.plot(cycles, density, linestyle=line_style, linewidth=1.0, label=style.literal(name))
+        is_logarithmic |= bool(density.max() > _PEAK * np.median(density))
+        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
+        # Below the thinner lines of the layers, the first one, of the inputs, stays visible.
+        width = 2.2 if number == 0 and len(spectra) > 1 else 1.0
+        axes.plot(cycles, density, linestyle=line_style, linewidth=width, label=style.literal(name))
     axes.axhline(2, color=style.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="white noise", zorder=1)
     if recommendation is not None:
         _plot_edges(axes, recommendation)
     axes.set_xlabel(f"frequency (cycles per {unit})")
     axes.set_ylabel(f"power density (share per cycle per {unit})")
     axes.set_xlim(0, 0.5)
-    if is_steep:
+    if is_logarithmic:
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(axes.get_ylim()[0], highest * _MIN_SHARE))
+        _label_decades(axes)
     else:
         axes.set_ylim(bottom=0)
     add_periods(axes, unit)
     title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
     figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
     return style.finish_figure(figure, path, title)
+
+
+def _label_decades(axes: "Axes") -> None:
+    """Label 1, 2 and 5 of each decade on a logarithmic axis that shows at most two of them."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    if high <= _FEW_DECADES * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def add_periods(axes: "Axes", unit: str) -> None:

@@ -12,6 +12,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Metrics that share an axis, as their values are at most 1; each other metric has a panel of its own.
+_AT_MOST_ONE = ("accuracy", "f1", "mcc", "auroc", "auprc", "r2", "pearson", "spearman")
+# Curves that differ by less than this share of the range of their panel lie upon each other.
+_EQUAL = 0.02
+# Points by which a line is wider, and its markers are larger, for each line that lies upon it.
+_WIDER, _LARGER = 1.8, 3.0
+_MOST_LEVELS = 2
+# τ of all layers within this factor has a linear axis, as a logarithmic one would have no labels.
+_LOG_RANGE = 10.0
+# Labels of the panels of τ.
+_SUM, _LAYERS = _TAU_LABELS = ("τ, sum of the layers", "τ of the layers")
+
+_Series = tuple[list[float], list[float]]
+
 
 class _Panel(NamedTuple):
     """Label of the y axis, and the label of each line by its key in the log."""
@@ -30,9 +44,11 @@ def plot_training_log(
     chance: Mapping[str, float] | None = None,
     tau: Mapping[str, Sequence[float]] | None = None,
 ) -> "Figure":
-    """Plot losses, metrics of the validation split, and τ where it is known.
+    """Plot losses, metrics of the validation split, and τ where it is known, in a panel for each scale.
 
-    A vertical line marks the chosen checkpoint and stars its values on the test split, where the log has them.
+    Accuracies and correlations share a panel; every other metric, such as the perplexity, has a panel of its own, as
+    have the sum of τ and τ of the layers. Of curves that coincide, the first is drawn the thickest, so that all are
+    visible. A vertical line marks the chosen checkpoint and stars its values on the test split, where the log has them.
 
     Args:
         log_history: `trainer.state.log_history`; each entry has `step` and some of `loss`, `task_loss`, `eval_loss`,
@@ -46,6 +62,8 @@ def plot_training_log(
     Raises:
         ValueError: The log has neither a loss nor a metric.
     """
+    from matplotlib.ticker import MaxNLocator
+
     log = [*log_history, *_tau_entries(log_history, list((tau or {}).values()))]
     panels = _panels(log, metrics)
     if not panels:
@@ -54,15 +72,16 @@ def plot_training_log(
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, panel in zip(grid[:, 0], panels, strict=True):
         _plot_panel(axes, log, panel)
-        if panel.label == "τ":
-            _plot_tau_before(axes, panel, list((tau or {}).values()))
-        else:
+        if panel.label == _LAYERS:
+            _plot_tau_references(axes, list((tau or {}).values()))
+        elif panel.label != _SUM:
             _plot_references(axes, log, panel, chance or {})
         if (chosen := _chosen_step(log)) is not None:
             axes.axvline(chosen, color=GREY, linewidth=1.0, linestyle="--", label="chosen checkpoint", zorder=1)
         # Beside the axes: many layers would cover the curves.
         columns = 1 + (len(axes.get_legend_handles_labels()[1]) - 1) // 9
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, ncols=columns)
+    grid[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
     grid[-1, 0].set_xlabel("optimizer step")
     return style.finish_figure(figure, path, title)
 
@@ -81,7 +100,7 @@ def _tau_entries(log_history: Sequence[Mapping[str, Any]], taus: Sequence[Sequen
     ]
 
 
-def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
+def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> _Series:
     """Steps and values of the entries that have a finite number under `key`."""
     points = [
         (float(entry["step"]), float(entry[key]))
@@ -99,8 +118,13 @@ def _panels(log_history: Sequence[Mapping[str, Any]], metrics: Sequence[str]) ->
         "task_loss": "training, task only",
         "eval_loss": "validation",
     }
-    taus = {"tau": "sum", **{key: key.removeprefix("tau_").replace("_", " ") for key in layers}}
-    panels = {"loss": losses, "metric (validation)": {f"eval_{name}": name for name in metrics}, "τ": taus}
+    taus = {key: key.removeprefix("tau_").replace("_", " ") for key in layers}
+    panels = {
+        "loss": losses,
+        **_metric_panels([name for name in metrics if f"eval_{name}" in keys]),
+        _SUM: {"tau": "sum"},
+        _LAYERS: taus,
+    }
     return [
         _Panel(name, {key: label for key, label in lines.items() if key in keys})
         for name, lines in panels.items()
@@ -108,17 +132,43 @@ def _panels(log_history: Sequence[Mapping[str, Any]], metrics: Sequence[str]) ->
     ]
 
 
+def _metric_panels(metrics: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Keys and labels of the lines by the label of the axis; the metrics that share an axis first."""
+    together = [name for name in metrics if name in _AT_MOST_ONE]
+    groups = [together, *([name] for name in metrics if name not in _AT_MOST_ONE)]
+    return {
+        f"{group[0].replace('_', ' ') if len(group) == 1 else 'metric'} (validation)": {
+            f"eval_{name}": name.replace("_", " ") for name in group
+        }
+        for group in groups
+        if group
+    }
+
+
 def _plot_panel(axes: "Axes", log: Sequence[Mapping[str, Any]], panel: _Panel) -> None:
-    values: list[float] = []
+    from matplotlib import rcParams
+
+    series = {key: _series(log, key) for key in panel.lines}
+    values = [value for _, line in series.values() for value in line]
+    span = max(values) - min(values)
+    width, size = rcParams["lines.linewidth"], rcParams["lines.markersize"]
     for index, (key, label) in enumerate(panel.lines.items()):
-        steps, line = _series(log, key)
         marker, line_style = MARKERS[index % len(MARKERS)], LINE_STYLES[index // len(PALETTE) % len(LINE_STYLES)]
-        axes.plot(steps, line, marker=marker, linestyle=line_style, label=style.literal(label))
-        values += line
+        above = sum(_coincide(series[key], series[other], span) for other in list(panel.lines)[index + 1 :])
+        above = min(above, _MOST_LEVELS)
+        sizes: dict[str, Any] = {"linewidth": width + _WIDER * above, "markersize": size + _LARGER * above}
+        axes.plot(*series[key], marker=marker, linestyle=line_style, label=style.literal(label), **sizes)
     # τ of a layer with a zero kernel is 0, which a logarithmic axis cannot show.
-    if panel.label == "τ" and min(values) > 0:
+    if panel.label in _TAU_LABELS and min(values) > 0 and max(values) > _LOG_RANGE * min(values):
         axes.set_yscale("log")
-    axes.set_ylabel(panel.label)
+    axes.set_ylabel(style.literal(panel.label))
+
+
+def _coincide(one: _Series, other: _Series, span: float) -> bool:
+    """Whether two curves have nearly equal values at the steps that both have."""
+    values = dict(zip(*one, strict=True))
+    pairs = [(values[step], value) for step, value in zip(*other, strict=True) if step in values]
+    return bool(pairs) and all(abs(first - second) <= _EQUAL * span for first, second in pairs)
 
 
 def _plot_references(
@@ -148,13 +198,11 @@ def _chosen_step(log: Sequence[Mapping[str, Any]]) -> float | None:
     return next(iter(_series(log, "relative_change_step")[1][-1:]), None)
 
 
-def _plot_tau_before(axes: "Axes", panel: _Panel, taus: Sequence[Sequence[float]]) -> None:
-    """τ before the rescaling, if there was one, and the value 1 that it sets."""
+def _plot_tau_references(axes: "Axes", taus: Sequence[Sequence[float]]) -> None:
+    """τ before the rescaling in words, as it is often a hundred times as large, and the value 1 that it sets."""
+    low, high = axes.get_ylim()
     if len(taus) > 2:
-        for index, key in enumerate(panel.lines):
-            layer = key.removeprefix("tau_layer_")
-            if layer.isdigit() and int(layer) < len(taus[0]):
-                colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-                axes.plot(0, taus[0][int(layer)], marker, color=colour, markerfacecolor="white", markersize=6, zorder=4)
-        axes.plot([], [], "o", color=GREY, markerfacecolor="white", markersize=6, label="before rescaling")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=":", label="τ = 1", zorder=1)
+        text = f"before rescaling:\n{min(taus[0]):.3g} to {max(taus[0]):.3g}"
+        axes.plot([], [], linestyle="", label=text)
+    if len(taus) > 2 or low <= 1 <= high:
+        axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=":", label="τ = 1", zorder=1)

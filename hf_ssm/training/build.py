@@ -43,7 +43,7 @@ def build_model(settings: RunSettings, data: RunData, resume_from: Path | None =
         model = _load_for_fine_tuning(settings, data)
     else:
         family = str(settings.model["family"])
-        if settings.task == "masked-lm" and not config_class(family).can_be_two_sided:
+        if settings.task == "masked-lm" and not config_class(family).can_be_two_sided(settings.config_fields):
             raise ValueError(
                 f"model.task: 'masked-lm' needs a model that reads both sides of a token, and {family!r} is causal: "
                 "choose the task 'causal-lm', or another family"
@@ -68,7 +68,8 @@ def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
         return chosen
     config_type = config_class(str(settings.model["family"]))
     names = {config_type.attribute_map.get(name, name) for name in settings.config_fields}
-    if config_type.can_be_two_sided and "bidirectional" not in names and reads_only_dna(data.tokenizer):
+    two_sided = "bidirectional" not in names and config_type.can_be_two_sided(settings.config_fields)
+    if two_sided and reads_only_dna(data.tokenizer):
         chosen["bidirectional"] = True
         logger.warning(
             "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
@@ -214,6 +215,11 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     checkpoint = settings.model["checkpoint"]
     config = read_config(checkpoint)
     family, was_regression = family_of(config), config.problem_type == "regression"
+    if config.reads_series:
+        raise ValueError(
+            f"--model {checkpoint!r} forecasts series, and the command has no such task: train it in Python, as "
+            "examples/forecasting.py does"
+        )
     if config.frame_shape is not None:
         raise ValueError(
             f"--model {checkpoint!r} predicts videos, and the command has no such task: train it in Python"

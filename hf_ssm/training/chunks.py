@@ -104,6 +104,7 @@ def check_chunks(model: Any, args: Any) -> None:
         (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),
         (getattr(model, "pooling", 0), f"{type(model).__name__} has one output for a row, which needs the whole row"),
         (config.frame_shape, "the model reads videos"),
+        (config.reads_series, "the model normalises whole series"),
         (config.tau_weight, f"`tau_weight`={config.tau_weight}, but τ is defined for whole rows: set it to 0"),
         (recomputes, "gradient checkpointing would change the states twice: leave it out, as pieces bound the memory"),
         (args.label_smoothing_factor, "`label_smoothing_factor` does not see labels in the next piece: set it to 0"),

@@ -370,6 +370,11 @@ def _check_model(settings: RunSettings) -> None:
     family = settings.model["family"]
     if family is not None:
         check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
+        if config_class(str(family))().reads_series:
+            raise ValueError(
+                f"model.family={family!r} forecasts series, and the command has no such task: train it in Python, as "
+                "examples/forecasting.py does"
+            )
         if config_class(str(family))().frame_shape is not None:
             raise ValueError(
                 f"model.family={family!r} predicts videos, and the command has no such task: train it in Python, as "

@@ -75,6 +75,26 @@ def test_bad_numbers(text: str, message: str) -> None:
         read_numbers(text, 2)
 
 
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("Sequence,ID\nAC,007\nGT,x y", ["007", "x_y"]),
+        ("label,seq,name\n0,AC,b\n1,GT,b", ["b", "b"]),
+        # Without a usual name: the first column with another text in each row.
+        ("score,kind,promoter,sequence\n0.5,k,p1,AC\n0.7,k,p2,GT", ["p1", "p2"]),
+        ("score,kind,sequence\n0.5,k,AC\n0.7,k,GT", ["row_1", "row_2"]),
+        ("sequence,label\nAC,coding\nGT,other", ["row_1", "row_2"]),
+        ("id,sequence\n,AC\nb,GT", ["row_1", "b"]),
+    ],
+)
+def test_names_of_the_rows_of_a_table_are_kept(tmp_path: Path, table: str, names: list[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(table)
+    assert read_upload(path) == "\n".join(
+        f">{name}\n{letters}" for name, letters in zip(names, ("AC", "GT"), strict=True)
+    )
+
+
 def test_uploads(tmp_path: Path) -> None:
     def written(name: str, text: str) -> Path:
         path = tmp_path / name

@@ -16,13 +16,16 @@ import torch
 pytest.importorskip("gradio")
 
 import hf_ssm
+from hf_ssm import plotting
 from hf_ssm.analysis.frequency import frequency_responses
-from hf_ssm.app import ServedModel, bases, frequency, predicting, theory, variants
+from hf_ssm.app import ServedModel, bases, frequency, markup, predicting, theory, variants
+from hf_ssm.app.figures import figure_html
 from hf_ssm.app.jobs import Job, Stopped
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
+from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 SEQUENCE = "ACGTTTGACATTAGGACCATGACA"
@@ -79,7 +82,7 @@ def test_every_kind_of_model(
     for tab, compute in results.items():
         if tab not in absent:
             html = compute()
-            assert ("<table" in html or 'class="bar"' in html) and ">nan" not in html, tab
+            assert any(part in html for part in ("<table", 'class="bar"', 'class="answer"')) and ">nan" not in html, tab
 
 
 def test_predictions(serve: Callable[..., ServedModel]) -> None:
@@ -89,6 +92,39 @@ def test_predictions(serve: Callable[..., ServedModel]) -> None:
     expected = [row[f"probability_{name}"] for row in found for name in served.class_names]
     cells = [float(cell) for cell in re.findall(r"<td>(0\.\d{4})</td>", html)]
     assert cells == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_prediction_is_shown_once(serve: Callable[..., ServedModel], make_model: Callable[..., Any]) -> None:
+    served = serve("S4", "ForSequenceClassification", num_labels=3)
+    html = predicting.prediction_html(served, Job(), SEQUENCE)
+    assert html.count('class="bar"') == 3 and "<table" not in html and "Probabilities of the classes" in html
+    named = predicting.prediction_html(served, Job(), f">gene1\n{SEQUENCE}")
+    assert named.count('class="bar"') == 3 and "gene1" in named and ">LABEL_0</th>" not in named
+    # Several sequences: a table, without bars for the first.
+    html = predicting.prediction_html(served, Job(), f">a\n{SEQUENCE}\n>b\n{SEQUENCE}")
+    assert 'class="bar"' not in html and html.count("<tr>") == 3
+    # More classes than bars: all of them in a folded table.
+    html = predicting.prediction_html(serve("S4", "ForSequenceClassification", num_labels=12), Job(), SEQUENCE)
+    assert html.count('class="bar"') == 10 and "All 12 classes" in html and html.count("<tr>") == 13
+    value = predicting.prediction_html(serve("S4", "ForSequenceClassification", num_labels=1), Job(), SEQUENCE)
+    assert 'class="answer"' in value and "<table" not in value
+    pair = predicting.prediction_html(
+        serve("S4", "ForSequencePairClassification"), Job(), f">a\n{SEQUENCE}\n>b\n{SEQUENCE}"
+    )
+    assert pair.count('class="bar"') == 2 and "<table" not in pair
+
+
+def test_the_probability_without_evidence_stands_beside_the_importance(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    result = bases.probe(served, Job(), SEQUENCE, "one_shot", "n", bases._PREDICTED)
+    for last, stays in ((0.1, False), (0.9, True)):
+        result.probabilities[0], result.probabilities[-1] = 0.96, last
+        html = bases.probe_html(served, result)
+        answer = re.findall(r'<p class="answer">(.*?)</p>', html)
+        assert len(answer) == 1 and answer[0].endswith(f": 96.0%, with all tokens masked {last:.1%}")
+        assert ("is the answer without evidence" in html) == stays
+        # Of a prediction that no token explains, nothing is said of the tokens that it needs.
+        assert ("tokens keep nine tenths of the probability." in html) != stays
 
 
 def test_probe(serve: Callable[..., ServedModel]) -> None:
@@ -126,6 +162,43 @@ def test_positions_of_the_heat_map(serve: Callable[..., ServedModel]) -> None:
     titles = re.findall(r'title="(\d+): (\w)', html)
     assert {(int(place), letter) for place, letter in titles} == {(3, "G"), (4, "T"), (5, "T")}
     assert len(titles) == 3 * 4
+
+
+def shown_variants(effects: list[float], name: str = "The probability of a", unit: str = "") -> str:
+    """The heat map with these effects of the substitutions of A by C at the positions from 1 on."""
+    cells = {(place, "C"): effect for place, effect in enumerate(effects)}
+    return variants._shown("A" * len(effects), 0, len(effects), cells, name, unit, "lead")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "end"),
+    [
+        ("The probability of a", "", "0.05 (rises)"),
+        ("log-likelihood ratio", "nats", "0.1 nats (rises)"),
+        ("The predicted value", "", "0.004 (rises)"),
+    ],
+)
+def test_noise_does_not_fill_the_scale_of_the_heat_map(name: str, unit: str, end: str) -> None:
+    html = shown_variants([0.004, -0.004] * 5, name, unit)
+    assert f"+{end}" in html
+    colours = set(re.findall(r'class="cell" style="background:(#\w+)', html))
+    assert (colours == {markup.diverging(1), markup.diverging(-1)}) == ("value" in name)
+
+
+def test_values_beyond_the_scale_are_marked() -> None:
+    html = shown_variants([0.1] * 500 + [0.9, -0.9])
+    marked = re.findall(r'title="(\d+): A to C: [^"]*">([▲▼])</td>', html)
+    assert marked == [("501", "▲"), ("502", "▼")] and "▲ and ▼ a change beyond the scale" in html
+    none = shown_variants([0.1, 0.1])
+    assert "▲" not in none and "beyond the scale" not in none
+
+
+def test_the_largest_effects_come_first() -> None:
+    sizes = [0.1, -0.3, 0.2, 0.0, 0.25]
+    rows = re.findall(r"<tr><td>(\d+)</td>", shown_variants(sizes).partition("The largest changes")[2])
+    assert rows == ["2", "5", "3", "1", "4"]
+    top = bases._top(list("ACGTA"), torch.tensor(sizes, dtype=torch.float64))
+    assert [row[0] for row in top] == [2, 5, 3, 1]
 
 
 def test_variants_of_a_language_model(serve: Callable[..., ServedModel]) -> None:
@@ -174,6 +247,27 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
     for layer in report.complexity:
         assert f"<td>{layer.tau:.4g}</td>" in html and f"<td>{layer.measure:.4g}</td>" in html
     assert "n = 100 training sequences" in html and "How far the output of a layer can reach" in html
+
+
+def test_changes_of_parameters_are_shown_once(serve: Callable[..., ServedModel]) -> None:
+    served = serve("S4", "ForSequenceClassification")
+    served.movement = {"A_imag": 1e-3, "D": 0.1, "B": 0.0, "C": None}
+    html = theory.report_html(served, Job(), SEQUENCE)
+    # Bars with their numbers, and neither a figure nor a table of the same.
+    assert html.count("<figure>") == 1 and html.count(QUANTITIES["A_imag"]) == 1
+    rows = re.findall(r'<div class="bar"><span>(.*?)</span>.*?<span class="value">(.*?)</span>', html)
+    assert rows == [
+        *((QUANTITIES["A_imag"], "0.001"), (QUANTITIES["D"], "0.1"), (QUANTITIES["B"], "0"), (QUANTITIES["C"], "–"))
+    ]
+    widths = [float(width) for width in re.findall(r'class="fill" style="width:([\d.]+)%"', html)]
+    assert widths == pytest.approx([100 / 3, 100.0], abs=0.1) and "they begin at 0.0001" in html
+
+
+def test_labels_wider_than_a_figure_are_not_cut() -> None:
+    figure = plotting.plot_masking_curves([[1.0, 0.5]])
+    figure.axes[0].set_xlabel("a label that is wider than the page, as no line of it is broken, at least not here")
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', figure_html(figure, "caption"))[0])
+    assert width >= 72 * figure.get_tightbbox().width > 72 * figure.get_figwidth()
 
 
 def test_a_report_on_few_sequences_compares_nothing(serve: Callable[..., ServedModel]) -> None:

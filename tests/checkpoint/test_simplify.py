@@ -40,13 +40,14 @@ HEAD = "from m import Operation, Other, check, exporting, traced\n"
         ("class A(Other, B):\n    def f(self) -> B | Other | None:\n        ...\n", None),
         ("class A:\n    def dropped(self):\n        ...\n\n    x = 1\n", "class A:\n\n    x = 1\n"),
         ('T = {"a": f, "b": g}\n', 'T = {"b": g}\n'),
+        ('T: dict[str, F] = {"a": f, "b": g}\n', 'T: dict[str, F] = {"b": g}\n'),
         ("if self.flag:\n    a\nself.flag = 1\n", "a\nself.flag = 1\n"),
     ],
 )
 def test_what_is_decided_disappears(source, expected):
     if expected is None:
         expected = "class A(B):\n    def f(self) -> B | None:\n        ...\n"
-    narrowing = Narrowing((("T", "b"),), (("flag", True),))
+    narrowing = Narrowing((("T", ("b",)),), (("flag", True),))
     found = simplify(HEAD + source, FIXED, {"Other", "A.dropped"}, narrowing)
     assert found == HEAD + expected
     ast.parse(found)

@@ -25,11 +25,21 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "medium_filter_length": 12,
         },
     },
+    # By the name in a file, as above.
+    "Hybrid": {
+        "jamba": {"mixer_types": ["selective", "full_attention"], "intermediate_size": 48},
+        "two": {"mixer_types": ["s5", "ssd"], "mixers": {"ssd": {"head_dim": 16}, "s5": {"state_size": 8}}},
+    },
     "SSD": {"mamba2": {"head_dim": 16, "n_groups": 2}},
     "Mamba3": {"rank2": {"head_dim": 16, "n_groups": 2, "mimo_rank": 2}},
     "ConvS5": {"patches": {"patch_size": 2}},
     "S4": {"s4d": {}, "s4": {"kernel_type": "s4"}},
+    "FlowState": {
+        "legs": {"decoder_dim": 8, "decoder_patch_len": 4},
+        "mlp": {"decoder_type": "four", "decoder_dim": 7, "mlp_type": "transformer", "out_gating": True},
+    },
     "S5": {"blocks": {"num_blocks": 2}},
+    "LinOSS": {"damped": {}, "implicit": {"discretization": "im", "damping": False}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
         "b2s6": {"num_blocks": 4, "use_input_bias": True, "complex_state": True},
@@ -60,11 +70,16 @@ class Row:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of inputs that the models are tested with."""
-        return ("videos",) if "ForVideoPrediction" in self.family.model_classes else ("tokens", "signals")
+        kinds = {"ForVideoPrediction": ("videos",), "ForPrediction": ("series",)}
+        own = (kind for head, kind in kinds.items() if head in self.family.model_classes)
+        return next(own, ("tokens", "signals"))
 
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""
         shared = {name: value for name, value in _TINY.items() if hasattr(self.family.config_class, name)}
+        if self.family.combines_others:
+            # Of the layers.
+            del shared["state_size"]
         return self.family.config_class(**(shared | self.config | arguments))
 
 

@@ -18,6 +18,7 @@ from transformers_tests.test_training_mixin import TrainingTesterMixin
 
 TOKEN_HEADS = ("Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 VIDEO_HEADS = ("Model", "ForVideoPrediction")
+SERIES_HEADS = ("Model", "ForPrediction")
 SIGNAL_HEADS = ("Model", "ForSignalRegression", "ForSequenceClassification", "ForTokenClassification")
 _CHANNELS = 3
 
@@ -96,6 +97,18 @@ class VideoTester(Tester):
         return self.get_config(), {"pixel_values": torch.rand(self.batch_size, 7, 8, 8, _CHANNELS)}
 
 
+class SeriesTester(Tester):
+    """Tiny configurations, and normalised series with flags of missing values, or series for forecasts."""
+
+    def __init__(self, row: Row):
+        super().__init__(row, signals=False)
+        self.causal_lm_class = None
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        values = torch.randn(self.batch_size, self.seq_length)
+        return self.get_config(), {"input_values": torch.stack([values, torch.zeros_like(values)], dim=-1)}
+
+
 class _Common(ModelTesterMixin):
     """Settings for both kinds of inputs."""
 
@@ -165,11 +178,46 @@ class _Videos(_Common):
         return inputs
 
 
-_KINDS = {"tokens": (_Tokens, TOKEN_HEADS), "signals": (_Signals, SIGNAL_HEADS), "videos": (_Videos, VIDEO_HEADS)}
+class _Series(_Common):
+    def setUp(self) -> None:
+        super().setUp()
+        if self._testMethodName in NOT_FOR_SIGNALS:
+            self.skipTest("The inputs are series: there is no token embedding")
+        self.model_tester = SeriesTester(self.row)
+        self.config_tester = ConfigTester(
+            self,
+            config_class=self.row.family.config_class,
+            common_properties=["hidden_size", "num_hidden_layers"],
+            **self.row.config,
+        )
+
+    def test_config(self) -> None:
+        self.config_tester.run_common_tests()
+
+    def _prepare_for_class(
+        self, inputs_dict: dict[str, Any], model_class: type, return_labels: bool = False
+    ) -> dict[str, Any]:
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels=return_labels)
+        if not model_class.__name__.endswith("ForPrediction"):
+            return inputs
+        inputs["past_values"] = inputs.pop("input_values")[..., 0]
+        return inputs | ({"future_values": torch.zeros_like(inputs["past_values"])} if return_labels else {})
+
+
+_KINDS = {
+    "tokens": (_Tokens, TOKEN_HEADS),
+    "signals": (_Signals, SIGNAL_HEADS),
+    "videos": (_Videos, VIDEO_HEADS),
+    "series": (_Series, SERIES_HEADS),
+}
 for _row in ROWS:
     for _kind in _row.kinds:
         _mixin, _heads = _KINDS[_kind]
-        _classes = tuple(_row.family.model_classes[_head] for _head in _heads if _head in _row.family.model_classes)
+        _given = _row.family.model_classes
+        if not _row.family.config_class.can_be_two_sided(_row.config):
+            # Masked language models read both sides of a token.
+            _given = {_head: _class for _head, _class in _given.items() if _head != "ForMaskedLM"}
+        _classes = tuple(_given[_head] for _head in _heads if _head in _given)
         _name = f"{_row.name}_{_kind}"
         globals()[_name] = type(
             _name, (_mixin, unittest.TestCase), {"row": _row, "all_model_classes": _classes, "__module__": __name__}

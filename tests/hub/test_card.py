@@ -139,6 +139,21 @@ def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, he
         assert capsys.readouterr().out.startswith("[")
 
 
+def test_card_of_a_forecaster_and_its_code(make_model, tmp_path, capsys):
+    model = make_model("FlowState", "ForPrediction", decoder_dim=6, context_length=64)
+    folder = exporting.export(model, None, tmp_path / "mine")
+    built = ModelCard.load(folder / "README.md")
+    assert built.data.pipeline_tag == "time-series-forecasting"
+    assert "for forecasts of numeric series" in built.text and "{{" not in built.text and "\n\n\n" not in built.text
+    text = card.addressed(built.text, str(folder))
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert capsys.readouterr().out == "torch.Size([1, 9, 24]) torch.Size([1, 24])\n"
+    assert type(names["model"]) is type(model) and names["quantile_outputs"].shape == (1, 9, 24)
+
+
 def test_licence_classes_and_version(make_model, tmp_path):
     model = make_model("S4", "ForSequenceClassification")
     model.config.id2label = {0: "coding", 1: "intergenic"}

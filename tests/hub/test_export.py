@@ -46,8 +46,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": ("SelectiveSSM", "ForSequenceClassification", {"block": "plain", "state_matrix": "raw"}),
     "s5": ("S5", "ForTokenClassification", {"bidirectional": True}),
     "mamba2": ("SSD", "ForCausalLM", {"head_dim": 8}),
+    "jamba": (
+        "Hybrid",
+        "ForCausalLM",
+        {"layer_types": ["selective", "full_attention"], "num_attention_heads": 2, "intermediate_size": 16},
+    ),
+    "two-sided-hybrid": ("Hybrid", "ForMaskedLM", {"layer_types": ["s4", "linoss"], "bidirectional": True}),
+    "linoss": ("LinOSS", "ForSequenceClassification", {}),
     "mamba3": ("Mamba3", "ForCausalLM", {"head_dim": 8, "mimo_rank": 2}),
     "evo2": ("Hyena2", "ForCausalLM", {"num_hidden_layers": 4, "num_attention_heads": 2, "medium_filter_length": 9}),
+    "stripedhyena": ("Hyena2", "ForCausalLM", {"complex_state": True, "num_attention_heads": 2}),
+    "forecaster": ("FlowState", "ForPrediction", {"decoder_dim": 8, "decoder_patch_len": 7, "out_gating": True}),
     "both-strands": ("SelectiveSSM", "ForMaskedLM", {"rc_equivariant": True}),
     "backbone": ("SelectiveSSM", "Model", {"num_input_channels": 3}),
     "toy": ("Toy", "ForCausalLM", {}),
@@ -146,6 +155,8 @@ def make(name: str) -> Any:
     defaults = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "initializer_range": 0.4}
     if family == "Hyena":
         defaults |= {"max_position_embeddings": 64, "filter_order": 16}
+    if family == "Hybrid":
+        del defaults["state_size"]
     if "num_labels" not in flags and head.endswith("Classification"):
         defaults |= {"num_labels": 3}
     torch.manual_seed(sorted(MODELS).index(name))
@@ -249,7 +260,7 @@ def test_without_hf_ssm_all_of_it_comes_from_the_folder(without, name):
     assert facts["class"] == type(model).__name__
     assert facts["auto_map"] == auto_map(FAMILIES[MODELS[name][0]])
     family = MODELS[name][0]
-    autos = {auto: f"{family}{head}" for head, auto in HEADS.items()}
+    autos = {HEADS[head]: f"{family}{head}" for head in FAMILIES[family].model_classes}
     assert facts["heads"] == {auto: autos[auto] for auto in OTHER_HEADS.get(name, [])}
     if "ids" in facts:
         assert facts["ids"] == hf_ssm.build_dna_tokenizer()(TEXTS)["input_ids"]
@@ -270,7 +281,7 @@ def test_a_folder_has_all_that_a_repository_should(exported):
         other = {"README.md", "config.json", "model.safetensors"}
         if "ForCausalLM" in MODELS[name][1]:
             other |= {"generation_config.json"}
-        if "num_input_channels" not in flags and "Signal" not in MODELS[name][1]:
+        if "num_input_channels" not in flags and MODELS[name][1] not in ("ForSignalRegression", "ForPrediction"):
             other |= {"tokenizer.json", "tokenizer_config.json"}
         assert files == code | other
         heads = {HEADS[head] for head in FAMILIES[family].model_classes}

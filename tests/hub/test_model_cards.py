@@ -52,7 +52,7 @@ def test_cards_are_up_to_date(build):
 def test_each_example_with_a_checkpoint_has_a_card():
     examples = ROOT / "examples"
     wanted = [*examples.glob("*.yaml"), *examples.glob("results/masking_*.json")]
-    assert sorted(path.stem for path in wanted) == NAMES
+    assert sorted([*(path.stem for path in wanted), "forecaster"]) == NAMES
     assert all(f"({name}.md)" in (CARDS / "README.md").read_text(encoding="utf-8") for name in NAMES)
     assert {path.stem for path in CARDS.glob("reports/*")} <= set(NAMES)
 
@@ -62,7 +62,7 @@ def test_metadata_round_trip(name):
     path = CARDS / f"{name}.md"
     card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=False)
     assert card.data.library_name == "transformers" and card.data.model_name == name
-    assert card.data.pipeline_tag in ("text-classification", "text-generation")
+    assert card.data.pipeline_tag in ("text-classification", "text-generation", "time-series-forecasting")
     assert {"hf_ssm", "state-space-model"} < set(card.data.tags)
     index = eval_results_to_model_index(name, card.data.eval_results)
     assert index == yaml.safe_load(path.read_text(encoding="utf-8").split("---\n")[1])["model-index"]
@@ -89,6 +89,8 @@ def test_card_is_complete(name):
         assert (
             folder == json.loads((ROOT / f"examples/results/{name}.json").read_text())["arguments"]["folder"] + "/model"
         )
+    elif name == "forecaster":
+        assert folder == "runs/forecaster/model" and "--folder runs/forecaster " in command
     else:
         assert f"--output {folder}" in f"{command}"
     for link in re.findall(r"!\[[^]]*\]\(([^)]*)\)", text):
@@ -101,6 +103,11 @@ def test_numbers_equal_the_results():
     for name in NAMES:
         text = (CARDS / f"{name}.md").read_text(encoding="utf-8")
         results = next(dict(rows[1:]) for rows in tables(text) if rows[0] == ["metric", "test"])
+        if name == "forecaster":
+            found = json.loads((ROOT / "examples/results/forecasting.json").read_text())["runs"][0]["all values"]
+            assert float(results["MASE"]) == pytest.approx(found["model"]["mase"], abs=5.1e-5)
+            assert float(results["mae"]) == pytest.approx(found["model"]["mae"], abs=5.1e-5)
+            continue
         if not name.startswith("masking"):
             found = json.loads((ROOT / "examples/results/trained.json").read_text())["runs"][name]
             assert float(results["accuracy"]) == pytest.approx(found["test"]["accuracy"], abs=5.1e-5)

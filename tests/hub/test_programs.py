@@ -108,6 +108,19 @@ def test_prompt_and_step(make_model, tmp_path, family, flags, format):
     torch.testing.assert_close(torch.cat(found, 1), model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("format", [pytest.param("torch", marks=slow), pytest.param("onnx", marks=[needs_onnx, grid])])
+@torch.no_grad()
+def test_programs_forecast_series(make_model, tmp_path, format):
+    model = make_model("FlowState", "ForPrediction", num_hidden_layers=1, decoder_dim=6, prediction_length=30).eval()
+    program = export_program(model, tmp_path / "program", format=format)
+    for rows, length in ((1, 20), (3, 77)):
+        values = torch.randn(rows, length)
+        values[0, 3] = float("nan")
+        found, expected = program(past_values=values), model(values)
+        for name in ("quantile_outputs", "prediction_outputs"):
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
 def test_bad_arguments(make_model, tmp_path: Path):
     model = make_model("S4", "ForSequenceClassification")
     with pytest.raises(ValueError, match="`format` must be one of onnx, torch, got 'tflite'"):

@@ -20,6 +20,7 @@ VARIANTS = {
     "mamba": ("SelectiveSSM", {}),
     "plain-complex": ("SelectiveSSM", {"block": "plain", "complex_state": True}),
     "ssd": ("SSD", {"complex_state": True}),
+    "linoss": ("LinOSS", {}),
     "mamba3": ("Mamba3", {}),
 }
 

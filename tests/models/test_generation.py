@@ -25,16 +25,21 @@ VARIANTS = {
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
     "ssd": ("SSD", {"time_step_limit": (0.002, 0.2)}),
+    "linoss": ("LinOSS", {}),
+    "hybrid": ("Hybrid", {}),
+    "hybrid-four": ("Hybrid", {"layer_types": ["mamba3", "full_attention", "s4", "selective"]}),
     "mamba3": ("Mamba3", {"mimo_rank": 2}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
 # All variants, of which `make test` runs one of each family.
 ONE_PER_FAMILY = [
-    name if name in ("hyena", "s4d", "s5", "mamba", "ssd", "mamba3") else pytest.param(name, marks=pytest.mark.slow)
+    name
+    if name in ("hyena", "s4d", "s5", "mamba", "ssd", "linoss", "hybrid", "mamba3")
+    else pytest.param(name, marks=pytest.mark.slow)
     for name in VARIANTS
 ]
 # One for each way of remembering.
-SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "mamba3")
+SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "linoss", "hybrid", "mamba3")
 SPLITS = [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)]
 # Each way of remembering with both sides, and each side with each split of the prompt.
 PADDED_PROMPTS = [
@@ -308,7 +313,7 @@ def test_rows_that_are_done_sleep_and_may_wake(make, name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [name for name in SHORT if name != "hybrid"])
 def test_a_cache_keeps_no_more_than_it_needs(make, name):
     model = make(name)
     cache = model(torch.randint(0, 12, (2, 1000)), use_cache=True).past_key_values

@@ -66,14 +66,21 @@ def test_explicit_kernels_are_the_taps(decays):
     np.testing.assert_allclose(explicit.response(omega), expected @ waves, rtol=1e-10)
 
 
+@pytest.mark.parametrize("frequencies", [None, (1.0, 0.0), (2.0, 0.5)])
 @torch.no_grad()
-def test_modal_kernels_are_sums_of_exponentials():
-    modal = ModalFilter(4, 2, 3, (0.01, 0.1)).double()
+def test_modal_kernels_are_sums_of_exponentials(frequencies):
+    modal = ModalFilter(4, 2, 3, (0.01, 0.1), frequencies).double()
     for name, value in modal.initial_parameters().items():
         getattr(modal, name).copy_(value)
-    poles, residues = (parameter.repeat_interleave(2, dim=0).numpy() for parameter in (modal.log_poles, modal.residues))
+    poles, residues = modal.log_poles.numpy(), modal.residues.numpy()
+    if frequencies is not None:
+        poles, residues = poles + 1j * modal.angles.numpy(), residues @ [1, 1j]
+        # The fastest of S4D-Lin turns by 2π per unit of time, with decay 1/2.
+        turns = (modal.angles[:, -1] / -modal.log_poles[:, -1] / 2).numpy()
+        np.testing.assert_allclose(turns, frequencies[0] * 2 * math.pi + frequencies[1], rtol=1e-6)
+    poles, residues = (parameter.repeat(2, axis=0) for parameter in (poles, residues))
     times = np.arange(3000)
-    expected = (residues[..., None] * np.exp(poles[..., None] * times)).sum(1)
+    expected = (residues[..., None] * np.exp(poles[..., None] * times)).sum(1).real
     np.testing.assert_allclose(modal.kernel(3000)[0], expected, rtol=0, atol=1e-12)
     waves = np.exp(-1j * times[:, None] * np.array([0.2, 2.0]))
     response = modal.response(torch.tensor([0.2, 2.0], dtype=torch.float64))
@@ -96,6 +103,15 @@ def test_taps_of_a_group_are_those_of_its_channels():
     each.load_state_dict(weights)
     tokens = torch.arange(32).unsqueeze(0)
     close(whole(each, tokens), whole(shared, tokens))
+
+
+@torch.no_grad()
+def test_pieces_with_a_state_of_oscillations_are_the_whole(ids):
+    oscillating = build(complex_state=True, layer_types=["long_conv", "full_attention", *["long_conv"] * 3])
+    expected = whole(oscillating, ids)
+    first = oscillating(ids[:, :17], use_cache=True)
+    rest = oscillating(ids[:, 17:], past_key_values=first.past_key_values)
+    close(torch.cat([first.logits, rest.logits], dim=1), expected)
 
 
 @torch.no_grad()
@@ -287,7 +303,8 @@ def test_processes_cannot_split_the_channels(model):
         ({"num_attention_heads": 128}, "= 1 must be even"),
         ({"bidirectional": True}, "`bidirectional=True` is not possible, as attention is causal"),
         ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 needs frequencies"),
-        ({"init": "legs"}, "`init` must be one of 'real'"),
+        ({"init": "legs"}, "`init` must be one of 'real', 'lin'"),
+        ({"init": "lin"}, "`init`='lin' does not fit `complex_state=False`"),
     ],
 )
 def test_configurations_that_cannot_be(arguments, message):

@@ -25,6 +25,9 @@ CAUSAL = [
     ("SelectiveSSM", {"block": "plain"}),
     ("SelectiveSSM", {"num_blocks": 4, "use_input_bias": True, "complex_state": True}),
     ("SSD", {"complex_state": True, "sobolev_order": 0.5}),
+    ("LinOSS", {}),
+    ("Hybrid", {}),
+    ("Hybrid", {"layer_types": ["selective", "hyena", "full_attention", "mamba3"], "sobolev_order": 0.3}),
     ("Mamba3", {"sobolev_order": 0.5}),
     ("Mamba3", {"mimo_rank": 2, "rms_norm": True}),
 ]
@@ -36,6 +39,8 @@ OTHERS = [
     ("SelectiveSSM", {"bidirectional": True}),
     ("SelectiveSSM", {"sobolev_mode": "zero_phase", "sobolev_order": 0.5}),
     ("SSD", {"bidirectional": True, "bidirectional_norm_tie": False}),
+    ("LinOSS", {"bidirectional": True, "discretization": "im"}),
+    ("Hybrid", {"layer_types": ["linoss", "ssd"], "bidirectional": True}),
     ("Mamba3", {"bidirectional": True}),
 ]
 LAYOUTS = [[[5, 1, 17, 1, 9], [20, 2, 3, 8]], [[1, 1, 1]], [[33], [16, 17]]]

@@ -55,6 +55,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mamba-2": ("SSD", "ForCausalLM", {}),
     "Mamba-2, rotated": ("SSD", "ForMaskedLM", {"complex_state": True, "rescale_init": True}),
     "Mamba-2, two-sided": ("SSD", "ForSequenceClassification", {"bidirectional": True, "pooling": "first"}),
+    "hybrid": ("Hybrid", "ForCausalLM", {"layer_types": ["selective", "full_attention"], "num_attention_heads": 3}),
+    "LinOSS": ("LinOSS", "ForMaskedLM", {"bidirectional": True}),
     "Mamba-3": ("Mamba3", "ForCausalLM", {}),
     "Mamba-3, rank 2": ("Mamba3", "ForMaskedLM", {"mimo_rank": 2, "rescale_init": True, "rope_fraction": 1.0}),
     "S4D, signals": ("S4", "ForSignalRegression", {"num_labels": 2, "vocab_size": 4}),
@@ -70,6 +72,8 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
     """The model of a case, in training mode without dropout."""
     family, head, options = MODELS[name]
     defaults = SMALL | {"Hyena": HYENA, "SSD": SSD, "Mamba3": SSD}.get(family, {})
+    if family == "Hybrid":
+        del defaults["state_size"]
     if family == "ConvS5":
         defaults = {**SMALL, "hidden_size": 4, "patch_size": 2, "num_channels": 1}
         del defaults["vocab_size"]

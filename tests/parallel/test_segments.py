@@ -24,6 +24,7 @@ CASES = [
         ("SelectiveSSM", {"block": "plain", "complex_state": True}),
         ("SSD", {}),
         ("SSD", {"complex_state": True, "hidden_dropout": 0.0, "residual_in_fp32": True}),
+        ("LinOSS", {}),
         ("Mamba3", {"mimo_rank": 2}),
         ("Hyena", {"filter_type": "s4d"}),
     ]),

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_ssm.plotting import plot_saturation
+from hf_ssm.plotting import plot_logo, plot_saturation
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -22,13 +22,44 @@ def test_cells_and_reference(tmp_path: Path) -> None:
     first, second, third = figure.axes[:3]
     (image,) = first.images
     cells = image.get_array()
-    assert cells.shape == (4, 60)
     assert cells[2, 5] == 5.2 and np.ma.getmaskarray(cells)[1, 5]
-    assert list(image.get_extent()) == [10.5, 70.5, 3.5, -0.5]
+    assert list(image.get_extent()) == [10.5, 54.5, 3.5, -0.5]
     (dots,) = first.lines
     assert dots.get_xydata()[:5].tolist() == [[11, 0], [12, 1], [13, 2], [14, 3], [15, 0]]
-    assert second.images[0].get_array().shape == (4, 60) and third.images[0].get_array().shape == (4, 10)
-    assert second.get_xlim() == pytest.approx([limit + 60 for limit in first.get_xlim()])
+    # Not 60, 60 and 10 positions.
+    assert [axes.images[0].get_array().shape for axes in (first, second, third)] == [(4, 44), (4, 44), (4, 42)]
+    assert second.get_xlim() == pytest.approx([limit + 44 for limit in first.get_xlim()])
+
+
+def test_the_axis_ends_with_the_region() -> None:
+    last = plot_saturation(table(10, 61), "llr", offset=1).axes[1]
+    assert last.images[0].get_array().shape == (4, 30)
+    assert last.spines["bottom"].get_bounds() == (41.5, 71.5)
+    assert max(last.get_xticks()) == 70 and last.get_xlim() == (41.5, 72.5)
+    assert last.get_xticklabels()[-1].get_text() == "70"
+    logo = plot_logo("A" * 101, [1.0] * 101).axes[1]
+    assert logo.spines["bottom"].get_bounds() == (51.5, 101.5) and max(logo.get_xticks()) == 100
+
+
+def test_the_legend_says_what_the_colours_mean() -> None:
+    for score, words in (("llr", "likely"), ("bright_logit_delta", "the output")):
+        columns = table(0, 30)
+        (legend,) = plot_saturation({**columns, score: columns["llr"]}, score).legends
+        brown, green, dot = [text.get_text() for text in legend.get_texts()]
+        assert brown.startswith("brown: ") and green.startswith("blue-green: ") and words in brown and words in green
+        assert dot == "base of the reference"
+
+
+@pytest.mark.parametrize(
+    ("extremes", "arrows"),
+    [((1.0, 1.0), "neither"), ((1.0, 50.0), "max"), ((-50.0, 1.0), "min"), ((-50.0, 60.0), "both")],
+)
+def test_arrows_show_at_which_end_cells_exceed_the_scale(extremes: tuple[float, float], arrows: str) -> None:
+    columns = table(0, 300)
+    columns["llr"] = [1.0] * (len(columns["llr"]) - 2) + list(extremes)
+    figure = plot_saturation(columns, "llr")
+    (bar,) = [image.colorbar for axes in figure.axes for image in axes.images if image.colorbar]
+    assert bar.extend == arrows
 
 
 def test_long_regions_have_few_rows() -> None:

@@ -40,6 +40,8 @@ def test_the_effect_is_the_default(make_result):
     texts = [text.get_text() for text in figure.axes[0].texts]
     start, end = result.probabilities[[0, -1]].tolist()
     assert texts[:2] == ["row 3", f"class enhancer: probability {start:.2f}, with all tokens masked {end:.2f}"]
+    assert "height and colour: probability lost once the base, too, is masked: none" in texts
+    texts = [text.get_text() for text in plot_sequence(result, unit="tokens").axes[0].texts]
     assert "height and colour: probability lost once the token, too, is masked: none" in texts
     result.probabilities[-1] = 0.8
     result.probabilities[0] = 1.0

@@ -125,6 +125,8 @@ def test_important_tokens_are_darker_and_readable(colours):
     for step in range(201):
         background, text = luminance(colours(step / 200)), luminance(text_colour_on(colours(step / 200)))
         assert (max(background, text) + 0.05) / (min(background, text) + 0.05) >= 4.5
+    if colours is importance_colour:
+        assert 1.05 / (found[0] + 0.05) >= 4.5  # a letter on a white page
     assert colours(-1) == colours(0) and colours(2) == colours(1)
     with pytest.raises(ValueError, match="NaN"):
         colours(math.nan)

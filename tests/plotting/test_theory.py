@@ -11,7 +11,8 @@ from hf_ssm import plotting
 from hf_ssm.analysis.complexity import LayerComplexity
 from hf_ssm.analysis.frequency import FrequencyResponse, alpha_recommendation, frequency_responses
 from hf_ssm.analysis.hankel import HankelSpectrum
-from hf_ssm.plotting.theory import gain_quantiles, spectral_density
+from hf_ssm.plotting.responses import gain_quantiles
+from hf_ssm.plotting.theory import spectral_density
 from hf_ssm.theory.spectrum import power_spectrum
 
 
@@ -41,10 +42,18 @@ def test_tau_before_and_after_the_rescaling():
 
 
 def test_parameter_change_has_a_bar_for_each_positive_change():
-    (axes,) = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None}).axes
+    figure = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None})
+    (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [0.25]
     assert [text.get_text().strip() for text in axes.texts] == ["0.25", "0", "none: zero before"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Im A", "D", "Sobolev order β"]
+    # Numbers cover neither bars nor axes, and lie within the figure.
+    figure.draw_without_rendering()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert text.get_bbox_patch() is None and not box.overlaps(axes.get_window_extent())
+        assert box.x1 <= figure.bbox.width
+    assert axes.get_ylim() == (2.5, -0.5)
     with pytest.raises(ValueError, match=r"`changes` is empty"):
         plotting.plot_parameter_change({})
 
@@ -59,6 +68,8 @@ def test_singular_values_are_relative_to_the_largest_and_end_at_the_rounding_err
     (line,) = axes.lines
     assert line.get_label() == "layer 3" and axes.get_yscale() == "log"
     np.testing.assert_allclose(line.get_xydata(), [[1, 1], [2, 0.375], [3, 1e-12]])
+    (axes,) = plotting.plot_hankel([HankelSpectrum(n, f"layers.{n}", 2, values) for n in range(4)]).axes
+    assert len({line.get_linestyle() for line in axes.lines}) == 4
     with pytest.raises(ValueError, match="`spectra` is empty"):
         plotting.plot_hankel([])
 
@@ -96,23 +107,52 @@ def test_each_response_has_a_panel(make_model, arguments, titles):
     responses = frequency_responses(make_model("Hyena", "Model", **arguments), num_frequencies=17)
     for before in ([], responses):
         panels = plotting.plot_frequency_responses(before, responses, title="a run").axes
-        assert [axes.get_title() for axes in panels if axes.get_title()] == titles
-        assert len(panels[0].get_lines()) == (2 if before else 1)
+        gains = [axes for axes in panels if axes.get_title()]
+        assert [axes.get_title() for axes in gains] == titles
+        assert all(len(axes.get_lines()) == (2 if before else 1) for axes in gains)
+        # The panel of a change is below that of the gain.
+        assert sum(axes.axison for axes in panels) == (2 if before else 1) * len(titles)
 
 
 def test_frequencies_start_at_one_period_per_sequence(make_model):
     responses = frequency_responses(make_model("S4", "Model", num_hidden_layers=1), num_frequencies=65)
     figure = plotting.plot_frequency_responses(responses, responses, length=50, unit="base")
-    (axes,) = figure.axes
-    assert axes.get_xlim() == pytest.approx((1 / 50, 0.5))
-    assert axes.get_xlabel() == "frequency (cycles per base)"
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.02", "0.05", "0.1", "0.2", "0.5"]
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == [
-        f"{when} training: {part} of the channels"
-        for when in ("before", "after")
-        for part in ("median", "10 % to 90 %")
-    ]
+    gain, change = figure.axes
+    for axes in (gain, change):
+        assert axes.get_xlim() == pytest.approx((1 / 50, 0.5))
+    assert change.get_xlabel() == "frequency (cycles per base)"
+    assert [text.get_text() for text in change.get_xticklabels()] == ["0.02", "0.05", "0.1", "0.2", "0.5"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["before training", "after training"]
+    assert legend.get_title().get_text() == "lines: median of the channels; bands: 10 % to 90 % of the channels"
+
+
+def test_the_change_of_the_response_is_plotted_or_said_to_be_none():
+    omega = torch.linspace(0, math.pi, 9, dtype=torch.float64)
+    before = torch.ones(3, 9, dtype=torch.complex128)
+    after = before.clone()
+    after[:, 4] *= 10.0
+    responses = [response_of(values, omega) for values in (before, after, 1.03 * before)]
+    gain, change = plotting.plot_frequency_responses(responses[:1], responses[1:2]).axes
+    _, line = change.get_lines()
+    assert line.get_ydata().max() == pytest.approx(20.0) and line.get_ydata().min() == pytest.approx(0.0)
+    assert not change.texts and change.get_ylabel() == "change (dB)" and gain.get_ylabel() == "gain (dB)"
+    for axes_before, axes_after, said in ((0, 0, "at most 0 dB"), (0, 2, "at most 0.3 dB")):
+        figure = plotting.plot_frequency_responses([responses[axes_before]], [responses[axes_after]])
+        (text,) = figure.axes[1].texts
+        assert text.get_text() == f"unchanged: {said}" and figure.axes[1].get_ylim() == (-1, 1)
+
+
+@pytest.mark.parametrize("length", [20, 200, 2000, 100_000])
+def test_panels_side_by_side_have_labels_that_do_not_touch(make_model, length):
+    responses = frequency_responses(make_model("S4", "Model", bidirectional=True, num_hidden_layers=2))
+    figure = plotting.plot_frequency_responses(responses, responses, length=length)
+    figure.draw_without_rendering()
+    labelled = [axes for axes in figure.axes if axes.xaxis.get_tick_params()["labelbottom"]]
+    assert len(labelled) == 4 and all(axes.yaxis.get_tick_params()["labelleft"] for axes in figure.axes)
+    assert all(len(axes.get_xticklabels()) >= 3 for axes in labelled)
+    boxes = [text.get_window_extent() for axes in labelled for text in axes.get_xticklabels()]
+    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
 
 
 def test_spectrum_shows_the_edges_of_a_recommendation():
@@ -131,6 +171,21 @@ def test_spectrum_shows_the_edges_of_a_recommendation():
     expected = [edge / (2 * math.pi) for edge in recommendation.edges.values()]
     assert [edge.get_xdata()[0] for edge in edges] == pytest.approx(expected)
     assert axes.get_yscale() == "log"
+    (axes,) = plotting.plot_spectrum({"inputs": torch.ones(9)}).axes
+    assert axes.get_yscale() == "linear"
+
+
+def test_spectra_of_a_model_are_logarithmic_and_differ_in_their_lines():
+    names = ["inputs", "layer 0", "layer 1"]
+    spectra = {name: torch.tensor([1.0, 10.0**k, 2.0, 1.0]) for k, name in enumerate(names)}
+    figure = plotting.plot_spectrum(spectra)
+    (axes,) = figure.axes
+    inputs, *layers, _ = axes.get_lines()
+    assert axes.get_yscale() == "log"
+    assert len({line.get_linestyle() for line in (inputs, *layers)}) == 3
+    assert all(inputs.get_linewidth() > line.get_linewidth() for line in layers)
+    figure.draw_without_rendering()
+    assert {"0.5", "1", "2"} <= {text.get_text() for text in axes.get_yticklabels()}
     (axes,) = plotting.plot_spectrum({str(i): torch.ones(9) for i in range(8)}, title=r"$\frac$.csv, white").axes
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()[:-1]}) == 8
 

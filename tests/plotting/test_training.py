@@ -22,7 +22,7 @@ LOG = [
 
 
 def test_panels_show_the_finite_values_of_the_log():
-    loss, metric, tau = plot_training_log(LOG, metrics=["accuracy", "absent"], title="a run").axes
+    loss, metric, total, tau = plot_training_log(LOG, metrics=["accuracy", "absent"], title="a run").axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in loss.get_lines()}
     assert lines == {
         "training, with regulariser": ([1.0, 5.0], [1.2, 0.9]),
@@ -30,8 +30,44 @@ def test_panels_show_the_finite_values_of_the_log():
         "validation": ([5.0], [0.85]),
     }
     assert [line.get_label() for line in metric.get_lines()] == ["accuracy"]
-    assert [line.get_label() for line in tau.get_lines()] == ["sum", "layer 0", "layer 1", "τ = 1"]
+    assert metric.get_ylabel() == "accuracy (validation)"
+    assert [line.get_label() for line in total.get_lines()] == ["sum"]
+    assert [line.get_label() for line in tau.get_lines()] == ["layer 0", "layer 1", "τ = 1"]
+    assert (total.get_ylabel(), tau.get_ylabel()) == ("τ, sum of the layers", "τ of the layers")
     assert tau.get_yscale() == "log"
+
+
+def test_metrics_of_other_scales_have_panels_of_their_own():
+    entry = {"step": 1, "eval_perplexity": 3.9, "eval_token_accuracy": 0.3, "eval_f1": 0.5, "eval_accuracy": 0.4}
+    panels = plot_training_log([entry], metrics=["accuracy", "f1", "perplexity", "token_accuracy"]).axes
+    assert [axes.get_ylabel() for axes in panels] == [
+        *("metric (validation)", "perplexity (validation)", "token accuracy (validation)")
+    ]
+    assert [[line.get_label() for line in axes.get_lines()] for axes in panels] == [
+        ["accuracy", "f1"],
+        ["perplexity"],
+        ["token accuracy"],
+    ]
+
+
+def test_curves_that_coincide_are_all_visible():
+    log = [
+        {"step": step, "eval_accuracy": score, "eval_f1": score + 1e-4, "eval_mcc": 2 * score - 1}
+        for step, score in ((1, 0.6), (2, 0.8), (3, 0.9))
+    ]
+    (axes,) = plot_training_log(log, metrics=["accuracy", "f1", "mcc"]).axes
+    accuracy, f1, mcc = axes.get_lines()
+    assert accuracy.get_linewidth() > f1.get_linewidth() + 1 and f1.get_linewidth() == mcc.get_linewidth()
+    assert accuracy.get_markersize() > f1.get_markersize() + 2
+
+
+@pytest.mark.parametrize(("last", "scale", "shows_one"), [(208.0, "linear", False), (1.0, "log", True)])
+def test_tau_far_from_one_fills_its_axis(last, scale, shows_one):
+    log = [{"step": 1, "tau_layer_0": 172.0}, {"step": 9, "tau_layer_0": last}]
+    (axes,) = plot_training_log(log).axes
+    low, high = axes.get_ylim()
+    assert axes.get_yscale() == scale and (low <= 1 <= high) == shows_one
+    assert ("τ = 1" in [line.get_label() for line in axes.get_lines()]) == shows_one
 
 
 def test_zero_tau_is_plotted_on_a_linear_scale():
@@ -54,8 +90,8 @@ def test_checkpoint_chance_and_test_are_marked():
     ]
     metrics, chance = ["accuracy", "f1"], {"accuracy": 0.5, "f1": 0.3}
     figure = plot_training_log(log, metrics=metrics, chance=chance)
-    loss, metric, tau = figure.axes
-    for axes in (loss, metric, tau):
+    loss, metric, total, tau = figure.axes
+    for axes in (loss, metric, total, tau):
         assert [set(line.get_xdata()) for line in axes.get_lines() if line.get_label() == "chosen checkpoint"] == [{5}]
     stars = {axes: [line for line in axes.get_lines() if line.get_marker() == "*"] for axes in (loss, metric)}
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in stars[loss][:-1]] == [(5, 0.87)]
@@ -70,12 +106,10 @@ def test_checkpoint_chance_and_test_are_marked():
 
 def test_tau_before_and_after_the_rescaling():
     stages = {"at initialisation": [9.0, 4.0], "after rescaling": [1.0, 1.0], "after training": [2.0, 3.0]}
-    # In a log with τ, only the values before the rescaling are added.
+    # In a log with τ, only the values before the rescaling are added: in words, as they would stretch the axis.
     tau = plot_training_log(LOG, tau=stages).axes[-1]
-    hollow = [line for line in tau.get_lines() if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in hollow] == [(0, 9.0), (0, 4.0)]
-    colours = {line.get_label(): line.get_color() for line in tau.get_lines()}
-    assert [line.get_color() for line in hollow] == [colours["layer 0"], colours["layer 1"]]
+    assert "before rescaling:\n4 to 9" in [text.get_text() for text in tau.get_legend().get_texts()]
+    assert tau.get_ylim() == plot_training_log(LOG).axes[-1].get_ylim()
     # In a log without, those after the rescaling and after training, which are of the chosen checkpoint.
     log = [{"step": 1, "loss": 1.0}, {"step": 9, "loss": 0.5}, {"step": 9, "relative_change_step": 5}]
     lines = {line.get_label(): line for line in plot_training_log(log, tau=stages).axes[-1].get_lines()}
@@ -83,7 +117,8 @@ def test_tau_before_and_after_the_rescaling():
     # Without rescaling there is nothing before it.
     del stages["after rescaling"]
     lines = {line.get_label(): line for line in plot_training_log(log, tau=stages).axes[-1].get_lines()}
-    assert list(lines["layer 1"].get_ydata()) == [4.0, 3.0] and "before rescaling" not in lines
+    assert list(lines["layer 1"].get_ydata()) == [4.0, 3.0]
+    assert not any(label.startswith("before rescaling") for label in lines)
 
 
 def test_empty_log_is_rejected():

@@ -16,6 +16,14 @@ def add_sequence_column(add: Callable[..., object]) -> None:
     add("--sequence-column", metavar="NAME", help=f"column of the sequences (default: {default})")
 
 
+def add_series_columns(add: Callable[..., object]) -> None:
+    """The columns of a table of numeric series, for models that forecast."""
+    columns = "columns of values, each a series (default: all of numbers)"
+    add("--value-columns", metavar="NAME", nargs="+", help=columns)
+    add("--id-column", metavar="NAME", help="rows of one value are a series (default: all rows are)")
+    add("--time-column", metavar="NAME", help="sort rows by it; predict continues it (dates or numbers)")
+
+
 def add_data_options(
     parser: argparse.ArgumentParser, split: str, rows: int, purpose: str, *, of_checkpoint: bool = True
 ) -> None:

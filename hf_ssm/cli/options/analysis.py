@@ -3,7 +3,13 @@
 import argparse
 from pathlib import Path
 
-from hf_ssm.cli.options import add_batch_limit, add_data_options, add_model, add_output_options
+from hf_ssm.cli.options import (
+    add_batch_limit,
+    add_data_options,
+    add_model,
+    add_output_options,
+    add_series_columns,
+)
 
 # The last is another name of "shortlist".
 PROBE_METHODS = (
@@ -61,6 +67,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("measurement").add_argument
     add("--task", metavar="TASK", help="how the data are read, as in `hf-ssm train`; default: by the head of the model")
     add("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: %(default)s)")
+    add_series_columns(parser.add_argument_group("series of a forecaster, in windows of --max-length").add_argument)
     add_output_options(parser, "report.json and the plots")
     section = 'write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
     curves = "if `hf-ssm probe --output` wrote them to that folder"

@@ -4,7 +4,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from hf_ssm.cli.options import SVG_HELP, add_model_options, add_sequence_column, add_table_options
+from hf_ssm.cli.options import (
+    SVG_HELP,
+    add_model_options,
+    add_sequence_column,
+    add_series_columns,
+    add_table_options,
+)
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
@@ -63,8 +69,24 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     formats = ".bw, .bigwig, .bedgraph or .bedgraph.gz"
     add("--track", metavar="FILE", type=Path, help=f"also write the mean of the windows of each base ({formats})")
     _add_region_options(add, "leave out windows that overlap none")
+    _add_forecast(parser)
     _add_run(parser)
     add_table_options(parser, "csv, tsv or parquet")
+
+
+def _add_forecast(parser: argparse.ArgumentParser) -> None:
+    """Options for models that forecast series."""
+    add = parser.add_argument_group("forecasts of numeric series (csv, tsv, json, jsonl, parquet)").add_argument
+    add("--horizon", metavar="H", type=int, help="steps to forecast (default: as the model, or one patch)")
+    add("--context", metavar="L", type=int, help="read the last L values of a series (default: all that fit)")
+    add("--quantiles", metavar="Q", type=float, nargs="+", help="some of the model's quantiles (default: all)")
+    add_series_columns(add)
+    scale = "season that the model was trained on divided by that of the series (default: as the model)"
+    add("--scale-factor", metavar="S", type=float, help=scale)
+    add(
+        "--hold-out", action="store_true", help="forecast the last H values, and compare with a seasonal-naive forecast"
+    )
+    add("--season", metavar="N", type=int, help="steps of a season, for --hold-out (default: 1)")
 
 
 def add_embed(parser: argparse.ArgumentParser) -> None:

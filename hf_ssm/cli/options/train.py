@@ -7,8 +7,8 @@ from typing import Any
 
 from hf_ssm.cli.options import SVG_HELP
 
-# Without those that predict videos, for which there is no task.
-FAMILY_NAMES = ("hyena", "hyena2", "s4", "s5", "selective", "ssd", "mamba3")
+# Without those that predict videos or forecast series, for which there is no task.
+FAMILY_NAMES = ("hyena", "hyena2", "s4", "s5", "linoss", "selective", "ssd", "mamba3", "hybrid")
 TASK_NAMES = (
     *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
     *("signal-regression", "causal-lm", "masked-lm"),

@@ -1,6 +1,6 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -193,8 +193,6 @@ class SSMConfig(PreTrainedConfig):
     }
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
     count_fields: ClassVar[tuple[str, ...]] = ()
-    # Whether `bidirectional=True` is possible.
-    can_be_two_sided: ClassVar[bool] = True
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
 
     vocab_size: int = 12
@@ -432,9 +430,19 @@ class SSMConfig(PreTrainedConfig):
         return None
 
     @property
+    def reads_series(self) -> bool:
+        """Whether the model forecasts numeric series, `past_values`."""
+        return False
+
+    @property
     def longest_input(self) -> int | None:
         """Longest input in tokens; `None` where there is no limit."""
         return None
+
+    @classmethod
+    def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
+        """Whether `bidirectional=True` is possible with the `given` fields."""
+        return True
 
     @classmethod
     def fields_for_any_length(cls, given: Collection[str]) -> dict[str, Any]:

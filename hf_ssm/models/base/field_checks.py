@@ -1,11 +1,21 @@
-"""Checks of configuration fields: values that give NaN, that JSON rounds, or that transformers reads unchecked."""
+"""Types of configuration fields, and checks of values: what gives NaN, JSON rounds, or transformers reads unchecked."""
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from transformers.utils import logging
+
+# Types of fields whose default, `None`, depends on other fields: `_derive` of a configuration replaces it. Type
+# checkers see `Any`, so that readers of the fields need no test for `None`.
+if TYPE_CHECKING:
+    DerivedInt: TypeAlias = Any
+    DerivedFloat: TypeAlias = Any
+    DerivedStr: TypeAlias = Any
+    DerivedBool: TypeAlias = Any
+else:
+    DerivedInt, DerivedFloat, DerivedStr, DerivedBool = int | None, float | int | None, str | None, bool | None
 
 # transformers makes a dictionary of this size of a number.
 _MOST_LABELS = 1_000_000

@@ -1,8 +1,10 @@
 """Configuration of StripedHyena 2, the architecture of Evo 2."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.field_checks import DerivedStr
 
 LAYER_TYPES = ("short_conv", "medium_conv", "long_conv", "full_attention")
 """What mixes positions in a layer."""
@@ -32,6 +34,9 @@ class Hyena2Config(SSMConfig):
             checkpoints.
         long_filter_groups (`int`, *optional*): As `short_filter_groups`.
         state_size (`int`, defaults to 16): Exponentials of each long filter.
+        complex_state (`bool`, defaults to `False`): The exponentials of the long filters are complex, as in the first
+            StripedHyena (Evo 1): decaying oscillations, whose initial frequencies `frequency_scale` multiplies.
+        init (`str`, *optional*): `"real"`, or `"lin"` with `complex_state`; `None`: the one that fits.
         conv_kernel (`int`, defaults to 3): Taps of the depth-wise convolution behind the input projection.
         use_conv_bias (`bool`, defaults to `False`): Its bias.
         num_attention_heads (`int`, defaults to 4): Heads of the attention layers, a divisor of `hidden_size`.
@@ -63,10 +68,9 @@ class Hyena2Config(SSMConfig):
         "d_conv": "conv_kernel",
         "layer_types": "mixer_types",
     }
-    can_be_two_sided: ClassVar[bool] = False
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
-        "init": ("real",),
+        "init": ("real", "lin"),
         "norm_type": (*SSMConfig.field_choices["norm_type"], "rms_plus"),
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
@@ -86,6 +90,7 @@ class Hyena2Config(SSMConfig):
     medium_filter_decay: bool = True
     long_filter_groups: int | None = None
     state_size: int = 16
+    complex_state: bool = False
     conv_kernel: int = 3
     use_conv_bias: bool = False
     num_attention_heads: int = 4
@@ -97,12 +102,14 @@ class Hyena2Config(SSMConfig):
     evo2_style_activations: bool = True
     use_bias: bool = True
     use_qkv_bias: bool = False
-    init: str = "real"
+    init: DerivedStr = None
     norm_type: str = "rms_plus"
     layer_norm_epsilon: float | int = 1e-6
     tie_word_embeddings: bool = True
 
     def _derive(self) -> None:
+        if self.init is None:
+            self.init = "lin" if self.complex_state else "real"
         if self.mixer_types is None:
             types: list[str] = []
             for layer in range(self.num_hidden_layers):
@@ -140,8 +147,18 @@ class Hyena2Config(SSMConfig):
                 f"`hidden_size` / `num_attention_heads` = {self.hidden_size // self.num_attention_heads} must be even: "
                 "the rotary embedding turns pairs of channels."
             )
+        if self.complex_state != (self.init == "lin"):
+            raise ValueError(
+                f"`init`={self.init!r} does not fit `complex_state={self.complex_state}`: real exponentials begin as "
+                "'real', complex ones as 'lin'. Leave `init` out."
+            )
         if self.bidirectional:
             raise ValueError("`bidirectional=True` is not possible, as attention is causal: leave it out.")
+
+    @classmethod
+    def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
+        """False: attention is causal."""
+        return False
 
     @property
     def sobolev_step(self) -> float:
@@ -155,12 +172,19 @@ class Hyena2Config(SSMConfig):
 
     @property
     def has_frequencies(self) -> bool:
-        """False: the exponentials do not oscillate."""
-        return False
+        """Whether the exponentials oscillate."""
+        return self.complex_state
+
+    @property
+    def block_size(self) -> int:
+        """States of a long filter; those of complex exponentials and of their conjugates."""
+        return 2 * self.state_size if self.complex_state else self.state_size
 
     @property
     def no_alpha_rule(self) -> str | None:
         """Why there is no rule for the largest useful `frequency_scale`."""
+        if self.complex_state:
+            return None
         return "the filters of StripedHyena 2 are taps and real exponentials: they have no frequencies to scale."
 
     @property

@@ -40,7 +40,7 @@ _NAMES = {
     r"\.filter\.short_filter_(weight|bias)$": r".mixer.short_filter.\1",
     r"\.filter\.D$": ".mixer.long_conv.D",
     r"\.filter\.h$": ".mixer.long_conv.filter.taps",
-    r"\.filter\.(log_poles|residues)$": r".mixer.long_conv.filter.\1",
+    r"\.filter\.(log_poles|angles|residues)$": r".mixer.long_conv.filter.\1",
     r"\.mlp\.l1\.": ".mlp.gate_proj.",
     r"\.mlp\.l2\.": ".mlp.up_proj.",
     r"\.mlp\.l3\.": ".mlp.down_proj.",

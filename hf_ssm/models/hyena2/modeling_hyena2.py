@@ -26,8 +26,9 @@ from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
-from hf_ssm.ops.lti.discretize import zoh
+from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
 from hf_ssm.ops.lti.exported import ExportedSystem, exported_system
+from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence
 from hf_ssm.ops.lti.transfer import diagonal_response, taps_response
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
@@ -46,7 +47,8 @@ class Hyena2Mixer(nn.Module):
         self.short_filter = ShortConvolution(3 * size, config.conv_kernel, bias=config.use_conv_bias)
         if kind == "long":
             steps = (config.time_step_min, config.time_step_max)
-            modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps)
+            frequencies = (config.frequency_scale, config.frequency_shift) if config.complex_state else None
+            modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps, frequencies)
             self.long_conv = LongConvolution.from_config(config, layer_idx, modal)
         else:
             groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
@@ -106,48 +108,77 @@ class ExplicitFilter(LongFilter):
 class ModalFilter(LongFilter):
     r"""h_t = Σ_n R_n exp(-|p_n| t), N decaying exponentials for each group of channels.
 
-    At initialisation |p_n| = n Δ for n = 1, ..., N, as in S4D-Real, with Δ drawn log-uniformly from a range.
+    With `frequencies`, h_t = Re Σ_n R_n exp((-|p_n| + i θ_n) t) with complex R: decaying oscillations.
 
-    Source: Ku et al. 2025, Hyena-LI; Massaroli et al. 2023 (modal form).
+    At initialisation p_n is Δ times an eigenvalue of S4D-Real, |p_n| = n Δ for n = 1, ..., N, or of S4D-Lin,
+    -Δ/2 + iπnΔ for n = 0, ..., N - 1, with Δ drawn log-uniformly from a range.
+
+    Args:
+        channels, groups: D and G.
+        state_size: N.
+        time_steps: Range of Δ.
+        frequencies: α and the shift of the initial frequencies, for oscillations; `None`: real exponentials.
+
+    Source: Ku et al. 2025, Hyena-LI; Massaroli et al. 2023 (modal form); Poli et al. 2023 (StripedHyena, with
+    complex poles).
     """
 
-    def __init__(self, channels: int, groups: int, state_size: int, time_steps: tuple[float, float]):
+    def __init__(
+        self,
+        channels: int,
+        groups: int,
+        state_size: int,
+        time_steps: tuple[float, float],
+        frequencies: tuple[float, float] | None = None,
+    ):
         super().__init__(channels, 1)
-        self.groups, self.time_steps = groups, time_steps
+        self.groups, self.time_steps, self.frequencies = groups, time_steps, frequencies
         self.log_poles = fp32_parameter(groups, state_size)
-        self.residues = fp32_parameter(groups, state_size)
+        self.angles = None if frequencies is None else fp32_parameter(groups, state_size)
+        self.residues = fp32_parameter(groups, state_size, *(() if frequencies is None else (2,)))
 
     def initial_parameters(self) -> dict[str, Tensor]:
         shape = self.log_poles.shape
         low, high = (math.log(bound) for bound in self.time_steps)
         steps = torch.exp(low + (high - low) * torch.rand(shape[0], 1))
-        return {
-            "log_poles": -steps * torch.arange(1.0, shape[1] + 1),
-            "residues": torch.randn(shape) / math.sqrt(shape[1]),
-        }
+        residues = torch.randn(self.residues.shape) / math.sqrt(shape[1])
+        if self.frequencies is None:
+            return {"log_poles": -steps * torch.arange(1.0, shape[1] + 1), "residues": residues}
+        eigenvalues = initial_eigenvalues("lin", 2 * shape[1], *self.frequencies)
+        return {"log_poles": steps * eigenvalues.real, "angles": steps * eigenvalues.imag, "residues": residues}
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
-        return {"log_poles": ParameterRole("A_real", is_dynamics=True), "residues": ParameterRole("C")}
+        roles = {"log_poles": ParameterRole("A_real", is_dynamics=True), "residues": ParameterRole("C")}
+        return roles if self.angles is None else roles | {"angles": ParameterRole("A_imag", is_dynamics=True)}
 
-    def _system(self, dtype: torch.dtype, channels: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A diagonal state space model with this kernel: a, b and c `(D, N)`, real, and steps of 1, `(D,)`."""
+    def _parts(
+        self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A diagonal state space model with this kernel and steps of 1: Re a and Im a `(D, N)`, b and c `(D, N, 2)`."""
         repeats = self.channels // self.groups
-        poles, residues = (
-            self._in_precision(parameter, dtype).repeat_interleave(repeats, dim=0)[channels]
-            for parameter in (self.log_poles, self.residues)
-        )
+
+        def of_channels(parameter: Tensor) -> Tensor:
+            return self._in_precision(parameter, dtype).repeat_interleave(repeats, dim=0)[channels]
+
         # Never positive, so that the model stays stable in training.
-        poles = -poles.abs()
+        real = -of_channels(self.log_poles).abs()
         # The input weights undo those of the discretisation; the output is twice the real part.
-        weights = 1 / zoh(poles, torch.ones_like(poles), 1.0)[1]
-        return poles, weights, residues / 2, torch.ones_like(poles[:, 0])
+        if self.angles is None:
+            zeros = torch.zeros_like(real)
+            weights, residues = 1 / zoh(real, torch.ones_like(real), 1.0)[1], of_channels(self.residues) / 2
+            return real, zeros, torch.stack([weights, zeros], dim=-1), torch.stack([residues, zeros], dim=-1)
+        imag = of_channels(self.angles)
+        first, second = discretize_pairs(real, imag, torch.ones_like(real), "zoh")[1].unbind(-1)
+        weights = torch.stack([first, -second], dim=-1) / (first.square() + second.square()).unsqueeze(-1)
+        return real, imag, weights, of_channels(self.residues) / 2
 
     def _complex_system(
         self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        a, b, c, steps = (part[channels] for part in self._system(dtype))
-        zeros = torch.zeros_like(a)
-        return torch.complex(a, zeros), torch.complex(b, zeros), torch.complex(c, zeros), steps
+        """a, b and c `(D, N)`, complex, and the steps `(D,)`."""
+        real, imag, b, c = self._parts(dtype, channels)
+        b, c = (torch.view_as_complex(part.contiguous()) for part in (b, c))
+        return torch.complex(real, imag), b, c, torch.ones_like(real[:, 0])
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         kernel: Tensor = _MODAL_KERNEL(self, length, dtype)
@@ -169,8 +200,8 @@ class ModalFilter(LongFilter):
         return True
 
     def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        poles = self._system(torch.float64)[0][rows]
-        return torch.zeros_like(poles), -poles
+        real, imag, _, _ = self._parts(torch.float64, rows)
+        return (torch.remainder(imag + math.pi, 2 * math.pi) - math.pi).abs(), -real
 
     @property
     def has_recurrence(self) -> bool:
@@ -187,11 +218,9 @@ class ModalFilter(LongFilter):
     def _exported_system(
         self, channels: slice, skip: Tensor | None, dtype: torch.dtype = torch.float32
     ) -> ExportedSystem:
-        a, b, c, steps = self._system(torch.float64, channels)
-        zeros = torch.zeros_like(a)
+        real, imag, b, c = self._parts(torch.float64, channels)
         skip = None if skip is None else skip[channels]
-        inputs, outputs = (torch.stack([part, zeros], dim=-1) for part in (b, c))
-        return exported_system(a, zeros, inputs, outputs, None, steps, "zoh", skip, dtype)
+        return exported_system(real, imag, b, c, None, torch.ones_like(real[:, 0]), "zoh", skip, dtype)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

@@ -1,20 +1,13 @@
 """Configuration of the Mamba-3 models."""
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-
-# `None` means a default that depends on other fields; `_derive` replaces it. Type checkers see `Any`, so that readers
-# of the fields need no test for `None`.
-if TYPE_CHECKING:
-    _Int: TypeAlias = Any
-    _Bool: TypeAlias = Any
-else:
-    _Int, _Bool = int | None, bool | None
+from hf_ssm.models.base.field_checks import DerivedBool, DerivedInt
 
 # Channels of a head where the sizes allow it, as in the published code.
-_HEAD_DIM = 64
+_CHANNELS_OF_HEAD = 64
 
 
 @strict_config
@@ -96,8 +89,8 @@ class Mamba3Config(SSMConfig):
 
     num_hidden_layers: int = 4
     expand: int = 2
-    num_heads: _Int = None
-    head_dim: _Int = None
+    num_heads: DerivedInt = None
+    head_dim: DerivedInt = None
     n_groups: int = 1
     use_trapezoid: bool = True
     use_rotation: bool = True
@@ -112,7 +105,7 @@ class Mamba3Config(SSMConfig):
     rms_norm: bool = False
     rescale_prenorm_residual: bool = False
     norm_type: str = "rms"
-    residual_in_fp32: _Bool = None
+    residual_in_fp32: DerivedBool = None
     tie_word_embeddings: bool = True
     initializer_range: float | int = 0.1
 
@@ -120,7 +113,7 @@ class Mamba3Config(SSMConfig):
         inner = self.intermediate_size
         if self.head_dim is None:
             heads = self.num_heads
-            self.head_dim = math.gcd(inner, _HEAD_DIM) if heads is None else inner // max(1, heads)
+            self.head_dim = math.gcd(inner, _CHANNELS_OF_HEAD) if heads is None else inner // max(1, heads)
         if self.num_heads is None:
             self.num_heads = inner // max(1, self.head_dim)
         if self.residual_in_fp32 is None:

@@ -234,12 +234,12 @@ class Mamba3Scan(ScaledScan):
         x = self._ranked(x)
         if angles is not None:
             first = angles[:, 0].unsqueeze(-2)
-            before = None if before is None else _turned(before, first.cos(), -first.sin())
+            before = None if before is None else _turned_pairs(before, first.cos(), -first.sin())
             cosine, sine = _turns(angles)
-            B, C = (_turned(part, cosine.unsqueeze(2), sine.unsqueeze(2)) for part in (B, C))
+            B, C = (_turned_pairs(part, cosine.unsqueeze(2), sine.unsqueeze(2)) for part in (B, C))
         y, after = trapezoidal_scan(x, decay, here, ahead, B, C, before, self.chunk_size)
         if angles is not None and is_continued:
-            after = _turned(after, cosine[:, -1].unsqueeze(-2), -sine[:, -1].unsqueeze(-2))
+            after = _turned_pairs(after, cosine[:, -1].unsqueeze(-2), -sine[:, -1].unsqueeze(-2))
         return (y + self.D.unsqueeze(-1) * x).flatten(-2), after
 
     def _passed(self, x: Tensor, decay: Tensor, here: Tensor, ahead: Tensor, angles: Tensor, *others: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ class Mamba3Scan(ScaledScan):
         """The state after a segment that leaves nothing itself."""
         decay, cosine, sine = passed.split([1, self.pairs, self.pairs], dim=-1)
         state = decay * state
-        return _turned(state, cosine, sine) if self.pairs else state
+        return _turned_pairs(state, cosine, sine) if self.pairs else state
 
     def kernel_of_means(
         self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
@@ -277,7 +277,7 @@ class Mamba3Scan(ScaledScan):
         if "angles" in means:
             angles = means["angles"].double().unflatten(-1, (self.heads, self.pairs))
             elapsed = (angles.cumsum(0) - angles).unsqueeze(1)
-            B = _turned(B, elapsed.cos(), -elapsed.sin())
+            B = _turned_pairs(B, elapsed.cos(), -elapsed.sin())
         weight = weight * torch.exp(decay - decay.cumsum(0))
         kernel = torch.einsum("rhn,lshn,lh->hrsl", C, B, weight)
         skip = self.D.double().unsqueeze(-1)
@@ -313,7 +313,7 @@ class Mamba3Scan(ScaledScan):
             decay, here, behind, angles = self.terms(inputs[1])
             if angles is not None:
                 cosine, sine = (part.unsqueeze(2) for part in _turns(angles))
-                B, C = (_turned(part, cosine, sine) for part in (B, C))
+                B, C = (_turned_pairs(part, cosine, sine) for part in (B, C))
             ahead = torch.zeros_like(here) if behind is None else _next(behind)
             steps, rate = _not_zero(decay), -decay.new_ones(self.heads)
             weight = ((here + ahead) / steps).unsqueeze(-1)
@@ -409,7 +409,7 @@ def _turns(angles: Tensor) -> tuple[Tensor, Tensor]:
     return total.cos().to(angles.dtype), total.sin().to(angles.dtype)
 
 
-def _turned(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _turned_pairs(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """`(..., N)` with the first K pairs of adjacent numbers rotated by angles `(..., K)`."""
     size = 2 * cosine.shape[-1]
     first, second = vectors[..., :size].unflatten(-1, (-1, 2)).unbind(-1)

@@ -11,6 +11,7 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
+from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
@@ -22,10 +23,12 @@ class S5Mixer(nn.Module):
     Source: Smith, Warrington & Linderman 2023, Section 3 and App. G.
     """
 
+    operator_class: ClassVar[type[MIMOStateSpace]] = S5StateSpace
+
     def __init__(self, config, layer_idx: int):
         super().__init__()
         size = config.hidden_size
-        self.ssm = S5StateSpace(config, layer_idx)
+        self.ssm = self.operator_class(config, layer_idx)
         self.activation = build_activation(config)
         self.output_gate = config.output_gate
         self.out_proj = nn.Linear(size, 2 * size if config.output_gate == "glu" else size)

@@ -1,18 +1,9 @@
 """Configuration of the selective state space models."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-
-# `None` means a default that depends on the block; `_derive` replaces it. Type checkers see `Any`, so that readers of
-# the fields need no test for `None`.
-if TYPE_CHECKING:
-    _Int: TypeAlias = Any
-    _Float: TypeAlias = Any
-    _Str: TypeAlias = Any
-    _Bool: TypeAlias = Any
-else:
-    _Int, _Float, _Str, _Bool = int | None, float | int | None, str | None, bool | None
+from hf_ssm.models.base.field_checks import DerivedBool, DerivedFloat, DerivedInt, DerivedStr
 
 # Arguments that only the block "mamba" uses, with their defaults.
 _ONLY_MAMBA: dict[str, Any] = {
@@ -123,35 +114,35 @@ class SelectiveSSMConfig(SSMConfig):
     }
 
     block: str = "mamba"
-    hidden_size: _Int = None
-    num_hidden_layers: _Int = None
-    state_size: _Int = None
+    hidden_size: DerivedInt = None
+    num_hidden_layers: DerivedInt = None
+    state_size: DerivedInt = None
     state_matrix: str = "neg_exp"
     complex_state: bool = False
     bidirectional_strategy: str = "add"
     bidirectional_weight_tie: bool = True
-    init: _Str = None
+    init: DerivedStr = None
     num_blocks: int = 1
     use_input_bias: bool = False
     fixed_step: bool = False
-    intermediate_size: _Int = None
+    intermediate_size: DerivedInt = None
     expand: int = 2
     conv_kernel: int = 4
     use_conv_bias: bool = True
     use_bias: bool = False
     hidden_act: str = "silu"
-    use_skip: _Bool = None
+    use_skip: DerivedBool = None
     time_step_rank: int | str = "auto"
     time_step_scale: float | int = 1.0
     time_step_init_scheme: str = "random"
     time_step_floor: float | int = 1e-4
     rescale_prenorm_residual: bool = False
-    norm_type: _Str = None
-    use_residual: _Bool = None
-    residual_in_fp32: _Bool = None
-    classifier_bias: _Bool = None
-    tie_word_embeddings: _Bool = None
-    initializer_range: _Float = None
+    norm_type: DerivedStr = None
+    use_residual: DerivedBool = None
+    residual_in_fp32: DerivedBool = None
+    classifier_bias: DerivedBool = None
+    tie_word_embeddings: DerivedBool = None
+    initializer_range: DerivedFloat = None
 
     def _derive(self) -> None:
         mamba = self.block == "mamba"

@@ -1,18 +1,10 @@
 """Configuration of the Mamba-2 models (state space duality)."""
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig, strict_config
-
-# `None` means a default that depends on other fields; `_derive` replaces it. Type checkers see `Any`, so that readers
-# of the fields need no test for `None`.
-if TYPE_CHECKING:
-    _Int: TypeAlias = Any
-    _Str: TypeAlias = Any
-    _Bool: TypeAlias = Any
-else:
-    _Int, _Str, _Bool = int | None, str | None, bool | None
+from hf_ssm.models.base.field_checks import DerivedBool, DerivedInt, DerivedStr
 
 # Channels of a head where the sizes allow it, as in the published models.
 _HEAD_DIM = 64
@@ -91,11 +83,11 @@ class SSDConfig(SSMConfig):
 
     num_hidden_layers: int = 4
     expand: int = 2
-    num_heads: _Int = None
-    head_dim: _Int = None
+    num_heads: DerivedInt = None
+    head_dim: DerivedInt = None
     n_groups: int = 1
     complex_state: bool = False
-    init: _Str = None
+    init: DerivedStr = None
     conv_kernel: int = 4
     use_conv_bias: bool = True
     use_bias: bool = False
@@ -109,7 +101,7 @@ class SSDConfig(SSMConfig):
     D_has_hdim: bool = False
     rescale_prenorm_residual: bool = False
     norm_type: str = "rms"
-    residual_in_fp32: _Bool = None
+    residual_in_fp32: DerivedBool = None
     tie_word_embeddings: bool = True
     initializer_range: float | int = 0.1
 

@@ -3,9 +3,9 @@
 Dimensions: `B` batch, `L` length, `D` input channels, `E` output channels, `S` stored states (one of each conjugate
 pair).
 
-Exported programs have no complex numbers. Complex parameters are therefore real and imaginary parts, or real pairs in a
-last dimension of size 2, and while a program is exported, the last state is real, with the real parts before the
-imaginary parts along the last dimension. An initial state may have either form.
+Exported programs have no complex numbers. Complex arguments are therefore real pairs in a last dimension of size 2, and
+while a program is exported, the last state is real, with the real parts before the imaginary parts along the last
+dimension. An initial state may have either form.
 
 Source: Smith, Warrington & Linderman 2023 (S5), eqs. (5) and (6).
 """
@@ -15,32 +15,29 @@ from torch import Tensor
 
 from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.linear_scan import as_complex, linear_scan, scan_parts_by_levels
-from hf_ssm.ops.lti.discretize import bilinear, discretize_parts, zoh
 
-__all__ = ["mimo_ssm"]
+__all__ = ["mimo_scan"]
 
 
-def mimo_ssm(
+def mimo_scan(
     u: Tensor,
-    a: tuple[Tensor, Tensor],
+    a_bar: Tensor,
+    factor: Tensor,
     b: Tensor,
     c: Tensor,
-    step: Tensor,
-    discretization: str,
     initial_state: Tensor | None = None,
     *,
     reverse: bool = False,
     last_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`x_t = a_bar x_{t-1} + b_bar u_t` and `y_t = 2 Re c x_t`; all tensors in one precision.
+    """`x_t = a_bar x_{t-1} + factor b u_t` and `y_t = 2 Re c x_t`; all tensors in one precision.
 
     Args:
         u: Input `(B, L, D)`.
-        a: Real and imaginary parts of the eigenvalues, `(S,)` each.
+        a_bar: Discrete eigenvalues, `(S, 2)`, or `(B, L, S, 2)` for steps that differ.
+        factor: What the discretisation multiplies each row of b with, of the same shape.
         b: Input matrix, `(S, D, 2)`.
         c: Output matrix, `(E, S, 2)`.
-        step: Step sizes `(S,)`, or `(B, L, S)`.
-        discretization: `"zoh"` or `"bilinear"`.
         initial_state: State before the first position, `(B, S)`, or real, `(B, 2 S)`, in any precision; default zero.
         reverse: Whether the scan begins at the last position.
         last_only: Whether to return the output of the last position only.
@@ -48,52 +45,49 @@ def mimo_ssm(
     Returns:
         Outputs `(B, L, E)`, or `(B, 1, E)`, and the state at the last position, `(B, S)` (exported: real).
     """
-    outputs, last = _MIMO_SSM(u, a, b, c, step, discretization, initial_state, reverse, last_only)
+    outputs, last = _MIMO_SCAN(u, a_bar, factor, b, c, initial_state, reverse, last_only)
     return outputs, last
 
 
-def _mimo_ssm(
+def _mimo_scan(
     u: Tensor,
-    a: tuple[Tensor, Tensor],
+    a_bar: Tensor,
+    factor: Tensor,
     b: Tensor,
     c: Tensor,
-    step: Tensor,
-    discretization: str,
     initial_state: Tensor | None,
     reverse: bool,
     last_only: bool,
 ) -> tuple[Tensor, Tensor]:
-    eigenvalues = torch.complex(*a)
-    a_bar, factor = (zoh if discretization == "zoh" else bilinear)(eigenvalues, torch.ones_like(eigenvalues), step)
-    inward = torch.view_as_complex(b.contiguous())
-    if step.dim() == 1:
-        inward = inward * factor.unsqueeze(-1)
+    # Copies: weights of a float64 file may lie at addresses at which complex arithmetic of torch crashes.
+    decay, gain, inward = (torch.complex(*pairs.unbind(-1)) for pairs in (a_bar, factor, b))
+    if gain.dim() == 1:
+        inward = inward * gain.unsqueeze(-1)
     driven = u @ torch.view_as_real(inward).transpose(1, 2).flatten(0, 1).T
     driven = torch.view_as_complex(driven.unflatten(-1, (-1, 2)))
-    driven = driven if step.dim() == 1 else driven * factor
+    driven = driven if gain.dim() == 1 else driven * gain
     before = None if initial_state is None else as_complex(initial_state).to(driven.dtype)
-    states = linear_scan(a_bar, driven, before, reverse=reverse)
+    states = linear_scan(decay, driven, before, reverse=reverse)
     read = torch.view_as_real(states[:, -1:] if last_only else states).flatten(-2)
     c_real, c_imag = (2 * c).unbind(-1)
     return read @ torch.stack([c_real, -c_imag], dim=-1).flatten(-2).T, states[:, 0 if reverse else -1].contiguous()
 
 
-def _exported_mimo_ssm(
+def _exported_mimo_scan(
     u: Tensor,
-    a: tuple[Tensor, Tensor],
+    a_bar: Tensor,
+    factor: Tensor,
     b: Tensor,
     c: Tensor,
-    step: Tensor,
-    discretization: str,
     initial_state: Tensor | None,
     reverse: bool,
     last_only: bool,
 ) -> tuple[Tensor, Tensor]:
-    a_bar, factor = discretize_parts(*a, step, discretization)
+    gain = factor.unbind(-1)
     real, imag = (u @ part.T for part in b.unbind(-1))
-    driven = real * factor[0] - imag * factor[1], real * factor[1] + imag * factor[0]
+    driven = real * gain[0] - imag * gain[1], real * gain[1] + imag * gain[0]
     lines = tuple(part.unsqueeze(2) for part in driven)
-    decay = tuple(part.unsqueeze(2) if part.dim() == 3 else part.view(1, 1, 1, -1) for part in a_bar)
+    decay = tuple(part.unsqueeze(2) if part.dim() == 3 else part.view(1, 1, 1, -1) for part in a_bar.unbind(-1))
     before = None
     if initial_state is not None:
         before = tuple(part.unsqueeze(1) for part in initial_state.to(u.dtype).chunk(2, dim=-1))
@@ -104,4 +98,4 @@ def _exported_mimo_ssm(
     return outputs, states[:, -1]
 
 
-_MIMO_SSM = Operation(export=_exported_mimo_ssm, torch=_mimo_ssm)
+_MIMO_SCAN = Operation(export=_exported_mimo_scan, torch=_mimo_scan)

@@ -1,0 +1,104 @@
+"""Classify oscillations that are sampled at irregular times, with and without the times.
+
+A row has 64 observations of three channels: sinusoids of one of six frequencies, with random amplitudes and phases, and
+noise. The times between observations are exponential, with mean 1 plus 0.05. The class is the frequency. Without the
+times, a model sees only how far neighbouring observations are apart on average. LinOSS and S5 are trained with the
+times (`time_deltas`) and without them on the same rows; the scores are accuracies on test rows. Finished runs are kept
+in `--output`, and skipped when the command is started again.
+
+    OMP_NUM_THREADS=1 python examples/irregular_oscillations.py --output examples/results/irregular_oscillations.json
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from _experiment import experiment_parser, mean_and_deviation, print_table
+from _resume import FinishedRuns
+from torch import Tensor, nn
+
+import hf_ssm
+
+FREQUENCIES = (0.3, 0.45, 0.6, 0.8, 1.05, 1.4)  # radians per unit of time
+LENGTH, CHANNELS, NOISE = 64, 3, 0.3
+SHARED = {
+    **{"num_input_channels": CHANNELS, "num_labels": len(FREQUENCIES)},
+    **{"hidden_size": 32, "num_hidden_layers": 2, "state_size": 64},
+}
+MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "LinOSS, implicit steps, with the times": ("LinOSS", {"discretization": "im", "damping": False}, True),
+    "D-LinOSS, implicit steps, with the times": ("LinOSS", {"discretization": "im"}, True),
+    "D-LinOSS, exact steps, with the times": ("LinOSS", {"discretization": "zoh"}, True),
+    "D-LinOSS, exact steps, without them": ("LinOSS", {"discretization": "zoh"}, False),
+    "D-LinOSS, explicit steps, without them": ("LinOSS", {}, False),
+    "S5 with the times": ("S5", {}, True),
+    "S5 without them": ("S5", {}, False),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = experiment_parser("Frequencies of irregularly sampled sinusoids.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--test-rows", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.steps, args.batch_size, args.test_rows, args.seeds = 2, 4, 8, 1
+    names = ("steps", "batch_size", "learning_rate", "test_rows")
+    finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names})
+    rows = []
+    for model in args.models:
+        results = [finished.get(f"{model}, seed {seed}", partial(run, model, seed, args)) for seed in range(args.seeds)]
+        scores = mean_and_deviation([result["accuracy"] for result in results])
+        rows.append([model, results[0]["parameters"], scores])
+    print_table(["model", "parameters", "test accuracy"], rows)
+
+
+def draw(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """`input_values` `(rows, 64, 3)`, `time_deltas` `(rows, 64)` and `labels` `(rows,)`."""
+    labels = torch.randint(0, len(FREQUENCIES), (rows,), generator=generator)
+    deltas = 0.05 - torch.rand(rows, LENGTH, generator=generator).clamp(min=1e-6).log()
+    phases = 2 * torch.pi * torch.rand(rows, 1, CHANNELS, generator=generator)
+    sizes = 0.5 + torch.rand(rows, 1, CHANNELS, generator=generator)
+    angles = (torch.tensor(FREQUENCIES)[labels].unsqueeze(-1) * deltas.cumsum(1)).unsqueeze(-1)
+    noise = NOISE * torch.randn(rows, LENGTH, CHANNELS, generator=generator)
+    return {"input_values": sizes * torch.sin(angles + phases) + noise, "time_deltas": deltas, "labels": labels}
+
+
+def run(name: str, seed: int, args: Any) -> dict[str, Any]:
+    """Train one model; its accuracy on test rows."""
+    family, flags, reads_times = MODELS[name]
+    started = time.perf_counter()
+    torch.manual_seed(seed)
+    config = getattr(hf_ssm, f"{family}Config")(**SHARED, **flags)
+    model = getattr(hf_ssm, f"{family}ForSequenceClassification")(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(args.steps):
+        done = step / args.steps
+        for group in optimizer.param_groups:
+            group["lr"] = args.learning_rate * min(1.0, 20 * done, (1 - done) / 0.5)
+        batch = draw(args.batch_size, generator)
+        model(**batch if reads_times else {**batch, "time_deltas": None}).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    batch = draw(args.test_rows, torch.Generator().manual_seed(10**6 + seed))
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        logits = model.eval()(**batch if reads_times else {**batch, "time_deltas": None}).logits
+    return {
+        "accuracy": (logits.argmax(-1) == labels).float().mean().item(),
+        "trivial": labels.bincount().max().item() / len(labels),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "minutes": (time.perf_counter() - started) / 60,
+    }
+
+
+if __name__ == "__main__":
+    main()

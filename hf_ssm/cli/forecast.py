@@ -1,0 +1,122 @@
+"""`hf-ssm predict` with a model that forecasts numeric series."""
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from hf_ssm.cli.checkpoints import SEED, check_positive, load_config, load_model
+from hf_ssm.cli.sequences import checkpoint_facts
+from hf_ssm.cli.summary import command, suggest
+from hf_ssm.data.series import read_series
+from hf_ssm.inference.forecast import Forecaster, forecast_scores, scores_text
+from hf_ssm.inference.parts import check_table_output, file_facts, write_in_parts
+
+# Series of a part of the output.
+_PART = 256
+_OF_SERIES = (
+    *("horizon", "context", "quantiles", "value_columns", "id_column", "time_column"),
+    *("scale_factor", "hold_out", "season"),
+)
+_OF_SEQUENCES = (
+    *("sequence_column", "genome", "keep_case", "window", "stride", "aggregate", "both_strands", "track", "regions"),
+    *("by_region", "session", "estimate", "tokenizer", "trust_remote_code"),
+)
+
+
+_COLUMNS = ("value_columns", "id_column", "time_column")
+_OF_ROWS = ("sequence_column", "label_column", "tokenizer", "task", "assignments")
+# Steps of a window of `hf-ssm report`.
+_WINDOW = 512
+
+
+def check_columns_of_series(args: argparse.Namespace) -> None:
+    """Refuse the options of `hf-ssm report` for series, for a model of sequences."""
+    _refuse(args, _COLUMNS, "is for models that forecast series, which {} does not")
+
+
+def check_no_sequences(args: argparse.Namespace) -> None:
+    """Refuse the options of `hf-ssm report` for sequences, for a forecaster."""
+    _refuse(args, _OF_ROWS, "is for sequences, but {} forecasts series")
+    if args.split != "train":
+        raise ValueError(f"--split {args.split} is for sequences: a table of series has no splits")
+    if args.dataset is None:
+        raise ValueError(f"{args.checkpoint!r} forecasts series: give a table of series with --dataset")
+
+
+def window_batches(args: argparse.Namespace, config: Any) -> tuple[list[dict[str, torch.Tensor]], int]:
+    """Random windows of one length, `past_values` of a forecaster, and the number of windows that there are.
+
+    Series shorter than a window are left out; of the others, consecutive windows are cut from the end.
+    """
+    length = min(config.context_length, _WINDOW) if args.max_length is None else args.max_length
+    if not 1 <= length <= config.context_length:
+        raise ValueError(
+            f"--max-length {length} must be from 1 to {config.context_length}, the longest context of "
+            f"{args.checkpoint!r}"
+        )
+    windows = []
+    for series in read_series(args.dataset, args.value_columns, args.id_column, args.time_column):
+        stops = range(len(series.values), length - 1, -length)
+        windows += [series.values[stop - length : stop] for stop in stops]
+    if not windows:
+        raise ValueError(f"{args.dataset!r} has no series of {length} values: give a smaller --max-length")
+    chosen = sorted(random.Random(SEED).sample(range(len(windows)), min(args.rows, len(windows))))
+    rows = torch.from_numpy(np.stack([windows[number] for number in chosen])).float()
+    return [{"past_values": part} for part in rows.split(args.batch_size)], len(windows)
+
+
+def check_no_series(args: argparse.Namespace) -> None:
+    """Refuse the options of series for a model of sequences."""
+    _refuse(args, _OF_SERIES, "is for models that forecast series, which {} does not")
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(args, name) not in (None, False, []):
+            option = "set" if name == "assignments" else name.replace("_", "-")
+            raise ValueError(f"--{option} {why.format(repr(args.checkpoint))}: leave it out")
+
+
+def run_forecast(args: argparse.Namespace) -> None:
+    """Write a table of forecasts, and with --hold-out print how they compare with a seasonal-naive forecast."""
+    _refuse(args, _OF_SEQUENCES, "is for sequences, but {} forecasts series")
+    check_positive(args, "max_tokens_per_batch")
+    check_table_output(args.output)
+    if args.season is not None and not args.hold_out:
+        raise ValueError(f"--season {args.season} is for the comparison of --hold-out: add it, or leave --season out")
+    series = read_series(args.input, args.value_columns, args.id_column, args.time_column)
+    config = load_config(args.checkpoint)
+    model = load_model(args.checkpoint, config, **({} if args.dtype == "auto" else {"dtype": args.dtype}))
+    options = {name: getattr(args, name) for name in ("horizon", "context", "quantiles", "scale_factor", "hold_out")}
+    options |= {"season": args.season or 1, "id_column": args.id_column, "time_column": args.time_column}
+    forecaster = Forecaster(model, **options, max_steps_per_batch=args.max_tokens_per_batch)
+    forecaster.check(series)
+    settings = {
+        **options,
+        "value_columns": args.value_columns,
+        "input": file_facts(args.input),
+        "checkpoint": checkpoint_facts(args, model),
+    }
+    overwrite = args.overwrite_output
+    write_in_parts(args.output, series, forecaster.table, settings, part_size=_PART, overwrite=overwrite)
+    print(f"forecasts of {len(series)} series: {args.output}")
+    if args.hold_out:
+        print(scores_text(forecast_scores(_read(args.output), series, forecaster), forecaster.levels))
+        return
+    words: list[object] = [] if args.horizon is None else ["--horizon", args.horizon]
+    line = command(
+        "predict", args.checkpoint, args.input, *words, "--hold-out", "--season", "N", "--output", "check.csv"
+    )
+    suggest((line, "how good forecasts of the last known values would have been"))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """The table that was written."""
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    return pd.read_csv(path, sep="," if path.suffix == ".csv" else "\t")

@@ -1,0 +1,199 @@
+"""Numeric series from tables: one for each column of values, and for each value of an id column."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hf_ssm.data.tables import parquet_rows, read_table
+from hf_ssm.utils.hints import closest_name
+
+__all__ = ["Series", "read_series", "series_of"]
+
+# Steps whose lengths differ by no more than this share are even: fractions of seconds are rounded in files.
+_EVEN = 1e-3
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series.
+
+    Attributes:
+        name: Name of its column of values.
+        values: `(L,)`, float64, NaN where a value is missing.
+        id: Its value in the id column; `None` without one.
+        times: Its values in the time column, ascending, as numbers or dates; `None` without one.
+    """
+
+    name: str
+    values: np.ndarray
+    id: Any = None
+    times: pd.Index | None = None
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return repr(self.name) if self.id is None else f"{self.name!r} of {self.id!r}"
+
+    def times_after(self, count: int) -> list[Any]:
+        """The times of the next steps.
+
+        Raises:
+            ValueError: There is no time column, or fewer than two times.
+        """
+        times = self.times
+        if times is None or len(times) < 2:
+            raise ValueError(f"the series {self.where} needs two times to continue from.")
+        if isinstance(times, pd.DatetimeIndex):
+            step = _calendar_step(times) or times[-1] - times[-2]
+            return list(pd.date_range(times[-1], periods=count + 1, freq=step)[1:])
+        step = (times[-1] - times[0]) / (len(times) - 1)
+        after = [times[-1] + step * (index + 1) for index in range(count)]
+        return [int(time) for time in after] if times.dtype.kind in "iu" and float(step).is_integer() else after
+
+
+def read_series(
+    path: str | Path,
+    value_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
+) -> list[Series]:
+    """Read the series of a csv, tsv, json, jsonl or parquet file; see `series_of` for the columns.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read; and as `series_of`.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".parquet":
+            table = pd.DataFrame(list(parquet_rows(path)))
+        else:
+            texts = [name for name in (id_column,) if name is not None]
+            table = pd.DataFrame(read_table(path, texts))
+        return series_of(table, value_columns, id_column, time_column)
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from error
+
+
+def series_of(
+    table: pd.DataFrame | Mapping[str, Any],
+    value_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
+) -> list[Series]:
+    """The series of a table, whose rows are steps.
+
+    Args:
+        table: Its columns. Missing values are None, NaN or empty.
+        value_columns: Columns of values, each a series of its own. Default: all numeric columns but those below.
+        id_column: Rows of the same value belong to one series; default: all rows do.
+        time_column: Numbers or dates, by which the rows of a series are sorted. They have to be evenly spaced, or
+            follow a calendar, as months do. Default: rows are in their order.
+
+    Returns:
+        The series, by id in the order of the table, then by column.
+
+    Raises:
+        ValueError: A column that is missing or not numeric, no column of values, no rows, times that are missing, the
+            same or uneven.
+    """
+    table = pd.DataFrame(table)
+    roles = {"id_column": id_column, "time_column": time_column}
+    others = [name for name in roles.values() if name is not None]
+    for role, name in [*roles.items(), *(("value_columns", name) for name in value_columns or ())]:
+        if name is not None and name not in table.columns:
+            near = closest_name(name, table.columns)
+            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(map(repr, table.columns))}."
+            raise ValueError(f"{role}={name!r}: the table has no such column: {hint}")
+    if not len(table):
+        raise ValueError("the table has no rows.")
+    if value_columns is None:
+        value_columns = [name for name in table.columns if name not in others and _numbers(table[name]) is not None]
+        if not value_columns:
+            raise ValueError("the table has no column of numbers: name the columns of values (value_columns).")
+    values = {name: _numbers(table[name]) for name in value_columns}
+    for name, numbers in values.items():
+        if numbers is None:
+            raise ValueError(f"the column {name!r} does not hold numbers: leave it out of value_columns.")
+    groups = {None: np.arange(len(table))} if id_column is None else _groups(table[id_column])
+    found = []
+    for key, rows in groups.items():
+        times = None
+        if time_column is not None:
+            times, order = _times(table[time_column].iloc[rows], time_column, key)
+            rows = rows[order]
+        found += [Series(name, numbers[rows], key, times) for name, numbers in values.items() if numbers is not None]
+    return found
+
+
+def _numbers(column: pd.Series) -> np.ndarray | None:
+    """The values as float64, with NaN where they are missing; `None` for other types."""
+    if column.dtype == bool or not (column.dtype.kind in "iuf" or column.dtype == object):
+        return None
+    if column.dtype == object and not all(
+        value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)) for value in column
+    ):
+        return None
+    numbers: np.ndarray = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return None if np.isnan(numbers).all() else numbers
+
+
+def _groups(column: pd.Series) -> dict[Any, np.ndarray]:
+    """The rows of each value, in the order of the table."""
+    if column.isna().any():
+        raise ValueError(f"the id column {column.name!r} has an empty value in row {int(column.isna().argmax()) + 1}.")
+    groups = column.groupby(column, sort=False).indices
+    return {key: np.sort(groups[key]) for key in dict.fromkeys(column)}
+
+
+def _times(column: pd.Series, name: str, key: Any) -> tuple[pd.Index, np.ndarray]:
+    """Ascending times, and the order of the rows."""
+    where = f"the column {name!r}" + ("" if key is None else f" of the series {key!r}")
+    if column.isna().any():
+        raise ValueError(f"{where} has an empty time.")
+    if column.dtype.kind in "iuf":
+        times = pd.Index(column)
+    else:
+        try:
+            # pandas warns of texts in no usual format before it refuses them.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                times = pd.DatetimeIndex(pd.to_datetime(column))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{where} holds neither numbers nor dates: {str(error).splitlines()[0]}") from error
+    order = times.argsort()
+    times = times[order]
+    if not times.is_unique:
+        raise ValueError(f"{where} has the time {times[times.duplicated()][0]} twice: name the id column (id_column).")
+    _check_even(times, where)
+    return times, order
+
+
+def _calendar_step(times: pd.DatetimeIndex) -> Any:
+    """The step of three and more evenly spaced times, or of those of months and the like, which differ in length."""
+    if len(times) < 3:
+        return None
+    # pandas announces that its function will return another type.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        frequency: Any = pd.infer_freq(times)
+    return None if frequency is None else pd.tseries.frequencies.to_offset(frequency)
+
+
+def _check_even(times: pd.Index, where: str) -> None:
+    """Raise `ValueError` for times that leave out steps, which would shift seasons."""
+    if len(times) < 3 or (isinstance(times, pd.DatetimeIndex) and _calendar_step(times) is not None):
+        return
+    steps = np.diff(times.asi8 if isinstance(times, pd.DatetimeIndex) else times.to_numpy()).astype(np.float64)
+    step = float(np.median(steps))
+    uneven = np.abs(steps - step) > _EVEN * step
+    if uneven.any():
+        raise ValueError(
+            f"{where} is not evenly spaced after {times[int(uneven.argmax())]}: insert rows with empty values for the "
+            "missing steps."
+        )

@@ -1,0 +1,287 @@
+"""Forecasts of numeric series, and how they compare with a seasonal-naive forecast.
+
+Legend: `L` steps of a context, `H` steps of a forecast, `Q` quantiles.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from datasets import Dataset
+
+from hf_ssm.data.series import Series, series_of
+from hf_ssm.inference.parts import table_of
+from hf_ssm.utils.evaluation import evaluating
+
+__all__ = ["Forecaster", "forecast", "forecast_scores", "scores_text", "seasonal_naive"]
+
+# Columns of the output beside the id, the time and the quantiles.
+_COLUMNS = ("series", "step", "prediction", "actual", "seasonal_naive")
+
+
+def forecast(
+    model: Any,
+    table: Any,
+    *,
+    value_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
+    horizon: int | None = None,
+    context: int | None = None,
+    quantiles: Sequence[float] | None = None,
+    scale_factor: float | None = None,
+    hold_out: bool = False,
+    season: int = 1,
+    max_steps_per_batch: int = 16384,
+) -> Dataset:
+    """Forecasts of the series of a table.
+
+    Args:
+        model: A forecaster, such as `FlowStateForPrediction`.
+        table: A `pandas.DataFrame`, a `datasets.Dataset`, or columns by name; its rows are steps.
+        value_columns: Columns of values, each a series of its own. Default: all numeric columns but those below.
+        id_column: Rows of the same value belong to one series.
+        time_column: Numbers or dates, by which the rows of a series are sorted; evenly spaced, or months, quarters and
+            the like.
+        horizon: H, steps to forecast. Default: as the configuration says, or one patch of the model.
+        context: The last so many values of each series are read. Default: all that the model reads.
+        quantiles: Which of the model's quantiles to return; default: all.
+        scale_factor: Steps of the model in a step of the series: the season of the data that it was trained on divided
+            by the season of these series. Default: the configuration's.
+        hold_out: Forecast the last H values of each series from those before them, and add what was observed and the
+            forecast of a seasonal-naive model, for `forecast_scores`.
+        season: Steps of a season, for the seasonal-naive forecast: the value of one season before.
+        max_steps_per_batch: Largest number of steps in a batch, default 16384.
+
+    Returns:
+        A row for each step of each series: the id and the time, where there are such columns, `series` (the name of the
+        column of values), `step` from 1 to H, `prediction`, and `quantile_0.1` and so on. With `hold_out` also `actual`
+        and `seasonal_naive`.
+
+    Raises:
+        TypeError: The model is no forecaster.
+        ValueError: A wrong argument, a table as in `hf_ssm.data.series.series_of`, a series that is too short.
+    """
+    forecaster = Forecaster(
+        model,
+        horizon=horizon,
+        context=context,
+        quantiles=quantiles,
+        scale_factor=scale_factor,
+        hold_out=hold_out,
+        season=season,
+        max_steps_per_batch=max_steps_per_batch,
+        id_column=id_column,
+        time_column=time_column,
+    )
+    columns = table.to_pandas() if isinstance(table, Dataset) else table
+    series = series_of(columns, value_columns, id_column, time_column)
+    forecaster.check(series)
+    return table_of(series, forecaster.table)
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """Computes tables of forecasts; the arguments are those of `forecast`.
+
+    Raises:
+        TypeError, ValueError: As for `forecast`, as far as it concerns the arguments.
+    """
+
+    model: Any
+    horizon: int | None = None
+    context: int | None = None
+    quantiles: Sequence[float] | None = None
+    scale_factor: float | None = None
+    hold_out: bool = False
+    season: int = 1
+    max_steps_per_batch: int = 16384
+    id_column: str | None = None
+    time_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if not type(self.model).__name__.endswith("ForPrediction") or not self.model.config.reads_series:
+            raise TypeError(f"{type(self.model).__name__} does not forecast series: give a FlowStateForPrediction.")
+        for name in ("horizon", "context", "season", "max_steps_per_batch"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"`{name}` must be a positive number, got {value!r}.")
+        for level in self.quantiles or ():
+            if level not in self.model.config.quantiles:
+                raise ValueError(
+                    f"`quantiles` has {level!r}, but the model predicts {self.model.config.quantiles}: choose among "
+                    "them."
+                )
+        for column in (self.id_column, self.time_column):
+            if column in _COLUMNS or str(column).startswith("quantile_"):
+                raise ValueError(f"the input has a column {column!r}, which the output needs: rename it.")
+
+    @property
+    def steps(self) -> int:
+        """H."""
+        config = self.model.config
+        scale = config.scale_factor if self.scale_factor is None else self.scale_factor
+        return self.horizon or config.prediction_length or int(self.model.steps_of_a_patch(scale))
+
+    @property
+    def levels(self) -> list[float]:
+        """The quantiles of the output, ascending."""
+        return sorted(self.quantiles) if self.quantiles else list(self.model.config.quantiles)
+
+    def check(self, series: Iterable[Series]) -> None:
+        """Raise `ValueError` for a series that is too short, before anything is computed."""
+        for each in series:
+            known = self.known(each).values
+            if not len(known) or np.isnan(known).all():
+                what = f"no value before the last {self.steps} (`hold_out`)" if self.hold_out else "no value"
+                raise ValueError(f"the series {each.where} has {what}: leave it out, or forecast fewer steps.")
+            if self.hold_out and len(known) < self.season:
+                raise ValueError(
+                    f"the series {each.where} has {len(known)} values before the last {self.steps}, fewer than "
+                    f"`season`={self.season}: give a shorter season, or leave the series out."
+                )
+
+    def known(self, series: Series) -> Series:
+        """The part of a series that is read, without what is held out."""
+        if not self.hold_out:
+            return series
+        times = None if series.times is None else series.times[: -self.steps]
+        return replace(series, values=series.values[: -self.steps], times=times)
+
+    def table(self, series: Sequence[Series]) -> pa.Table:
+        """The table of some series."""
+        quantiles = np.empty((len(series), len(self.levels), self.steps))
+        points = np.empty((len(series), self.steps))
+        chosen = [self.model.config.quantiles.index(level) for level in self.levels]
+        for rows, values in self._batches(series):
+            with evaluating(self.model):
+                outputs = self.model(
+                    past_values=torch.from_numpy(values).to(self.model.device),
+                    prediction_length=self.steps,
+                    scale_factor=self.scale_factor,
+                )
+            quantiles[rows] = outputs.quantile_outputs.double().cpu().numpy()[:, chosen]
+            points[rows] = outputs.prediction_outputs.double().cpu().numpy()
+        columns: dict[str, Any] = {}
+        if self.id_column is not None:
+            columns[self.id_column] = [each.id for each in series for _ in range(self.steps)]
+        columns["series"] = [each.name for each in series for _ in range(self.steps)]
+        columns["step"] = list(range(1, self.steps + 1)) * len(series)
+        if self.time_column is not None:
+            columns[self.time_column] = [time for each in series for time in self._times(each)]
+        columns["prediction"] = points.ravel()
+        columns |= {f"quantile_{level:g}": quantiles[:, at].ravel() for at, level in enumerate(self.levels)}
+        if self.hold_out:
+            columns["actual"] = np.concatenate([each.values[-self.steps :] for each in series])
+            naive = [seasonal_naive(self.known(each).values, self.season, self.steps) for each in series]
+            columns["seasonal_naive"] = np.concatenate(naive)
+        return pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False)
+
+    def _times(self, series: Series) -> list[Any]:
+        if self.hold_out and series.times is not None:
+            return list(series.times[-self.steps :])
+        return series.times_after(self.steps)
+
+    def _batches(self, series: Sequence[Series]) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Numbers of series of one length, and their values `(B, L)`, float32."""
+        contexts: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for number, each in enumerate(series):
+            values = self.known(each).values[-(self.context or len(each.values)) :]
+            contexts.setdefault(len(values), []).append((number, values))
+        for length, found in contexts.items():
+            size = max(1, self.max_steps_per_batch // (length + self.steps))
+            for start in range(0, len(found), size):
+                numbers, values = zip(*found[start : start + size], strict=True)
+                yield list(numbers), np.stack(values).astype(np.float32)
+
+
+def seasonal_naive(values: np.ndarray, season: int, steps: int) -> np.ndarray:
+    """The forecast `(steps,)` that repeats the last season.
+
+    Args:
+        values: `(L,)`, with `L >= season`; NaN where a value is missing, in whose place the season before counts, or
+            the last value if no season has one.
+        season: Steps of a season; 1 repeats the last value.
+        steps: H.
+    """
+    observed = np.flatnonzero(~np.isnan(values))
+    last = np.full(season, values[observed[-1]])
+    for position in observed:
+        # The phase of the first step of the forecast is 0.
+        last[(position - len(values)) % season] = values[position]
+    return last[np.arange(steps) % season]
+
+
+def forecast_scores(table: Any, series: Iterable[Series], forecaster: Forecaster) -> dict[str, dict[str, float]]:
+    """Errors of forecasts with `hold_out`, beside those of the seasonal-naive forecast.
+
+    Args:
+        table: What `forecast`, or `forecaster.table`, returned.
+        series: The series.
+        forecaster: How it was computed.
+
+    Returns:
+        For `"model"` and `"seasonal naive"`: `mae`, the mean absolute error of the point forecast; `mase`, the mean
+        over series of the mean absolute error divided by that of the seasonal-naive forecast of one season ahead within
+        the context (series in which it makes no error are left out); `quantile_loss`, the mean over quantiles of twice
+        the pinball loss, in units of the values. For the model also `coverage`, the share of observed values between
+        the first and the last quantile. Missing values are left out.
+
+    Source: Hyndman & Koehler 2006 for MASE.
+    """
+    rows = table.to_pandas() if hasattr(table, "to_pandas") else pd.DataFrame(table)
+    shape = (-1, forecaster.steps)
+    actual = rows["actual"].to_numpy(float).reshape(shape)
+    scales = np.array([_naive_error(forecaster.known(each).values, forecaster.season) for each in series])
+    levels = np.array(forecaster.levels)
+    quantiles = np.stack([rows[f"quantile_{level:g}"].to_numpy(float).reshape(shape) for level in levels])
+    scores = {}
+    for name, column in (("model", "prediction"), ("seasonal naive", "seasonal_naive")):
+        points = rows[column].to_numpy(float).reshape(shape)
+        errors = np.abs(actual - points)
+        predicted = quantiles if name == "model" else np.broadcast_to(points, quantiles.shape)
+        excess = actual - predicted
+        pinball = np.maximum(levels[:, None, None] * excess, (levels[:, None, None] - 1) * excess)
+        scores[name] = {
+            "mae": float(np.nanmean(errors)),
+            "mase": _mean_ratio(errors, scales),
+            "quantile_loss": float(2 * np.nanmean(pinball)),
+        }
+    inside = (actual >= quantiles[0]) & (actual <= quantiles[-1])
+    scores["model"]["coverage"] = float(inside[~np.isnan(actual)].mean())
+    return scores
+
+
+def _naive_error(values: np.ndarray, season: int) -> float:
+    """Mean absolute difference of values one season apart; NaN where there is none."""
+    differences = np.abs(values[season:] - values[:-season])
+    differences = differences[~np.isnan(differences)]
+    return float(differences.mean()) if len(differences) else float("nan")
+
+
+def _mean_ratio(errors: np.ndarray, scales: np.ndarray) -> float:
+    """Mean over series of the mean error divided by the scale, of series that have both; NaN without any."""
+    ratios = [
+        float(np.nanmean(row) / scale)
+        for row, scale in zip(errors, scales, strict=True)
+        if scale > 0 and not np.isnan(row).all()
+    ]
+    return float(np.mean(ratios)) if ratios else float("nan")
+
+
+def scores_text(scores: Mapping[str, Mapping[str, float]], levels: Sequence[float]) -> str:
+    """The table of `forecast_scores` for a terminal."""
+    names = {"mae": "MAE", "mase": "MASE", "quantile_loss": "quantile loss"}
+    lines = [f"{'':<16}" + "".join(f"{name:>15}" for name in names.values())]
+    lines += [f"{who:<16}" + "".join(f"{found[key]:>15.4g}" for key in names) for who, found in scores.items()]
+    share = scores["model"]["coverage"]
+    if len(levels) > 1:
+        expected = f"{levels[-1] - levels[0]:.0%}"
+        lines.append(
+            f"{share:.1%} of the values lie between the quantiles {levels[0]:g} and {levels[-1]:g} (aim: {expected})."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""What surrounds the S5 layers of FlowState: causal normalisation, basis functions, patches and quantiles.
+
+Legend: `B` series, `L` positions, `H` steps of a forecast, `S` steps of a patch, `P` positions that forecast, `Q`
+quantiles, `K` basis functions.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["basis_values", "causal_statistics", "join_patches", "patch_starts", "pinball_loss", "point_forecast"]
+
+# Where the basis functions begin and end in a patch.
+_RANGES = {"legs": (-1.0, 0.95), "hlegs": (0.0, 0.95), "four": (0.0, 1.0)}
+# Smallest variance that a series is divided by.
+_LEAST_VARIANCE = 1e-5
+
+
+@torch.no_grad()
+def causal_statistics(values: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and scale of the observed values up to each position, both `(B, L)`.
+
+    Args:
+        values: `(B, L)`, anything finite where a value is missing.
+        observed: `(B, L)`, bool.
+
+    Source: Graf et al. 2025, causal normalisation. The square of a deviation is that from the mean of its own time.
+    """
+    weights = observed.to(values.dtype)
+    count = weights.cumsum(1).clamp(min=1)
+    mean = (values * weights).cumsum(1) / count
+    variance = ((values - mean).square() * weights).cumsum(1) / count
+    return mean, variance.clamp(min=_LEAST_VARIANCE).sqrt()
+
+
+def basis_values(kind: str, count: int, patch_length: int, scale_factor: float, steps: int) -> Tensor:
+    """The basis functions at the steps of a patch, `(steps, count)`, float64.
+
+    Args:
+        kind: `"legs"`, `"hlegs"` or `"four"`.
+        count: K.
+        patch_length: Steps of a patch at scale factor 1.
+        scale_factor: Steps of the model in a step of the series.
+        steps: S.
+
+    Source: Graf et al. 2025, functional basis decoder.
+    """
+    start, end = _RANGES[kind]
+    time = start + torch.arange(1, steps + 1, dtype=torch.float64) * (scale_factor * (end - start) / patch_length)
+    if kind == "four":
+        angles = 2 * math.pi * time.unsqueeze(-1) * torch.arange(1, count // 2 + 1, dtype=torch.float64)
+        pairs = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+        values = torch.cat([torch.ones_like(time).unsqueeze(-1), pairs], dim=-1)
+    else:
+        columns = [torch.ones_like(time), time]
+        for degree in range(1, count - 1):
+            columns.append(((2 * degree + 1) * time * columns[-1] - degree * columns[-2]) / (degree + 1))
+        values = torch.stack(columns[:count], dim=-1)
+    return values / 4
+
+
+def patch_starts(steps: int, patch: int) -> list[int]:
+    """Steps of a forecast before each of its patches: whole patches, and one that ends with the last step."""
+    starts = list(range(0, steps - patch + 1, patch)) or [0]
+    return starts if steps <= patch or starts[-1] + patch == steps else [*starts, steps - patch]
+
+
+def join_patches(patches: Tensor, steps: int) -> Tensor:
+    """The forecast `(B, Q, steps)` from the patches `(B, P, Q, S)` at the `patch_starts`."""
+    patch = patches.shape[-1]
+    if steps <= patch:
+        return patches[:, 0, :, :steps]
+    whole = steps // patch
+    joined = patches[:, :whole].transpose(1, 2).flatten(2)
+    return torch.cat([joined, patches[:, -1, :, patch - steps % patch :]], dim=-1) if steps % patch else joined
+
+
+def point_forecast(quantiles: Tensor, levels: Tensor, kind: str) -> Tensor:
+    """The point forecast `(B, H)` from the quantiles `(B, Q, H)` of these levels."""
+    if kind == "median":
+        return quantiles[:, int((levels == 0.5).nonzero()[0])]
+    weights = 0.5 - (0.5 - levels).abs()
+    return torch.einsum("bqh,q->bh", quantiles, weights / weights.sum())
+
+
+def pinball_loss(predicted: Tensor, target: Tensor, observed: Tensor, levels: Tensor) -> Tensor:
+    """Mean of max(q e, (q - 1) e) with e = target - prediction, over the quantiles and the observed targets.
+
+    Args:
+        predicted: `(B, P, Q, S)`.
+        target, observed: `(B, P, S)`.
+        levels: `(Q,)`.
+    """
+    error = target.unsqueeze(2) - predicted
+    loss = torch.maximum(levels.view(-1, 1) * error, (levels.view(-1, 1) - 1) * error).mean(2)
+    return (loss * observed).sum() / observed.sum().clamp(min=1)

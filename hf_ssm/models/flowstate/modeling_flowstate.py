@@ -1,0 +1,381 @@
+"""FlowState: S5 layers without patches between a causal normalisation and a decoder of continuous functions.
+
+Legend: `B` series, `C` columns of values, `L` positions, `D` hidden size, `H` steps of a forecast, `S` steps of a
+patch, `P` positions that forecast, `Q` quantiles, `K` basis functions.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput, can_return_tuple
+
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.flowstate.configuration_flowstate import FlowStateConfig
+from hf_ssm.models.flowstate.forecasting_flowstate import (
+    basis_values,
+    causal_statistics,
+    join_patches,
+    patch_starts,
+    pinball_loss,
+    point_forecast,
+)
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.modules.rows import Rows, is_shared, zero_padding
+from hf_ssm.modules.s5 import S5StateSpace
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import has_readable_values
+
+# Most positions of an input, whatever its scale factor.
+_MOST_POSITIONS = 16 * 1024
+
+
+class GatedStateSpace(S5StateSpace):
+    """`S5StateSpace` whose scan passes a gate, y = σ(W Re(C x) + b) ⊙ Re(C x) + D ⊙ u, with `out_gating`.
+
+    τ, the frequency response and the kernel are those of the scan before the gate.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__(config, layer_idx)
+        self.output_gate = nn.Linear(self.channels, self.channels) if config.out_gating else None
+
+    def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
+        if self.output_gate is not None:
+            dtype = self.output_gate.weight.dtype
+            output = output * self.output_gate(output.to(dtype)).sigmoid().to(output.dtype)
+        return super().fed_through(output, inputs)
+
+
+class ResidualMLP(nn.Module):
+    """y + W_3 (silu(W_1 n) ⊙ W_2 n) with n the RMS norm of y, `(B, L, D)`."""
+
+    parameter_quantity = "mlp"
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.norm = nn.RMSNorm(size, eps=1e-6)
+        self.gate_proj = nn.Linear(size, 2 * size)
+        self.up_proj = nn.Linear(size, 2 * size)
+        self.down_proj = nn.Linear(2 * size, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        normed = self.norm(hidden_states)
+        return hidden_states + self.down_proj(nn.functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+
+class FlowStateMixer(nn.Module):
+    """State space model, gate (or MLP) and a layer norm of the result, which the block adds to its input.
+
+    Source: Graf et al. 2025, encoder.
+    """
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        size = config.hidden_size
+        self.ssm = GatedStateSpace(config, layer_idx)
+        self.has_mlp = config.mlp_type == "transformer"
+        if self.has_mlp:
+            self.mlp = ResidualMLP(size)
+        else:
+            self.out_proj = nn.Linear(size, size)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon)
+
+    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        output = self.ssm(zero_padding(hidden_states, rows.mask), rows, state)
+        if self.has_mlp:
+            return self.norm(self.mlp(output))
+        activated = nn.functional.selu(output)
+        return self.norm(activated * self.out_proj(activated).sigmoid())
+
+
+class FlowStatePreTrainedModel(SSMPreTrainedModel):
+    """Base of the FlowState models, which read `time_deltas` `(B, L)` beside their input: see `S5StateSpace`."""
+
+    config: FlowStateConfig
+    config_class = FlowStateConfig
+    mixer_class = FlowStateMixer
+    extra_inputs: ClassVar[tuple[str, ...]] = ("time_deltas",)
+
+
+class FlowStateModel(FlowStatePreTrainedModel, SSMModel):
+    """Hidden states of series that are normalised already, by the embedding and the S5 layers: see `SSMModel`.
+
+    `input_values` is `(B, L, 2)`: the value, 0 where it is missing, and 1 where it is missing (`(B, L, 1)` without
+    `with_missing`). The scale factor s of a forecast is `time_deltas` of s at all positions.
+    """
+
+
+class FunctionalBasisDecoder(nn.Module):
+    """A forecast as a function of time: coefficients of basis functions, evaluated at the steps of a patch.
+
+    Source: Graf et al. 2025, functional basis decoder.
+    """
+
+    parameter_quantity = "head"
+
+    def __init__(self, config):
+        super().__init__()
+        self.kind, self.patch_length, self.size = config.decoder_type, config.decoder_patch_len, config.decoder_dim
+        self.linear = nn.Linear(config.hidden_size, len(config.quantiles) * config.decoder_dim)
+
+    def forward(self, hidden_states: Tensor, scale_factor: float, steps: int) -> Tensor:
+        """Forecasts `(B, P, Q, S)` of normalised values, in float32 or better, from hidden states `(B, P, D)`."""
+        coefficients = self.linear(hidden_states).unflatten(-1, (-1, self.size))
+        coefficients = coefficients.to(torch.promote_types(coefficients.dtype, torch.float32))
+        basis = basis_values(self.kind, self.size, self.patch_length, scale_factor, steps)
+        return coefficients @ basis.to(coefficients.dtype).to(coefficients.device).T
+
+
+@dataclass
+class FlowStateForPredictionOutput(ModelOutput):
+    """Output of `FlowStateForPrediction`.
+
+    Args:
+        loss: With `future_values`, the mean quantile loss of all forecasts, a scalar.
+        prediction_outputs: Point forecasts `(B, H)`, or `(B, H, C)`.
+        quantile_outputs: Quantiles `(B, Q, H)`, or `(B, Q, H, C)`, not decreasing along Q.
+        last_hidden_state: `(B C, L + E, D)`, where E missing values stand for the steps after the first patch.
+        hidden_states: As in `SSMModelOutput`, of the `B C` series.
+        tau: As in `SSMModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    prediction_outputs: Tensor | None = None
+    quantile_outputs: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor | None, ...] | None = None
+    tau: Tensor | None = None
+
+
+class FlowStateForPrediction(FlowStatePreTrainedModel):
+    """Forecasts of numeric series, each column on its own: quantiles, and a point forecast.
+
+    With `future_values`, the loss is the mean quantile loss of the forecasts of one patch from every position, from
+    `min_context` values to the last position whose patch ends with the future. Errors are in units of the scale of the
+    series at that position. Where the future is longer than a patch, the positions beyond the context read missing
+    values, as they do when forecasts are made.
+    """
+
+    main_input_name = "past_values"
+    # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
+    accepts_loss_kwargs = False
+    # Its rows are whole series: there are no packed ones, and no padding but missing values.
+    has_views: ClassVar[bool] = False
+
+    def __init__(self, config: FlowStateConfig):
+        super().__init__(config)
+        self.model = FlowStateModel(config)
+        self.decoder = FunctionalBasisDecoder(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        prediction_length: int | None = None,
+        scale_factor: float | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_tau: bool = False,
+        **kwargs: Any,
+    ) -> FlowStateForPredictionOutput:
+        r"""
+        Args:
+            past_values: `(B, L)`, or `(B, L, C)` with C columns; NaN where a value is missing. The last
+                `context_length` / `scale_factor` positions are read, with those of steps beyond the first patch.
+            past_observed_mask: 1 where a value is observed, 0 where it is missing, in the shape of `past_values`.
+            future_values: The values after `past_values`, `(B, H)` or `(B, H, C)`, for the loss; NaN where missing.
+            future_observed_mask: As `past_observed_mask`.
+            prediction_length: H. Default: the length of `future_values`, or the configuration's, or one patch.
+            scale_factor: s, steps of the model in a step of the series: the season of the data that it was trained on
+                divided by the season of these series, both in steps. Default: the configuration's.
+            output_hidden_states: Return the hidden states of all layers, or of those with the given numbers.
+            output_tau: Return τ of each layer, for `scale_factor` 1.
+            time_deltas: `(B, L)`, positive: the time since the position before, in steps, of irregular series.
+
+        Raises:
+            TypeError: An argument that the model does not read, or values that are not real numbers.
+            ValueError: Another shape, an infinite value, a missing value without `with_missing`, or a forecast that is
+                too long for the context or the model.
+        """
+        check_extra_arguments(self, kwargs)
+        if is_shared(self.model.sharing):
+            raise ValueError(f"{type(self).__name__} normalises whole series: end the sharing of sequences for it.")
+        past = _series("past_values", past_values, past_observed_mask)
+        future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
+        steps, patch, scale = self._lengths(prediction_length, scale_factor, future)
+        extension = max(0, steps - patch)
+        values, observed = (part[:, -self._longest_context(scale, extension, steps) :] for part in past)
+        self._check_missing(observed, extension, steps, patch)
+        length = values.shape[1]
+        values, observed = (nn.functional.pad(part, (0, extension)) for part in (values, observed))
+        mean, spread = causal_statistics(values, observed)
+        outputs = self.model(
+            input_values=self._inputs(values, observed, mean, spread),
+            output_hidden_states=output_hidden_states,
+            output_tau=output_tau,
+            use_cache=False,
+            return_dict=True,
+            **self._time_deltas(take_extra_inputs(self, kwargs), values, length, extension, scale, past_values),
+        )
+        hidden_states = outputs.last_hidden_state
+        # Of the last position of the context and those after it.
+        last, mean_then, spread_then = (
+            part[:, -extension - 1 :][:, patch_starts(steps, patch)] for part in (hidden_states, mean, spread)
+        )
+        patches = self.decoder(last, scale, patch) * spread_then[..., None, None] + mean_then[..., None, None]
+        quantiles, points = self._forecast(join_patches(patches, steps))
+        loss = None
+        if future is not None:
+            loss = self._loss(hidden_states, (values, observed), future, (mean, spread), length, patch, scale)
+        if past_values.dim() == 3:
+            batch = past_values.shape[::2]
+            quantiles, points = (part.unflatten(0, batch).movedim(1, -1) for part in (quantiles, points))
+        return FlowStateForPredictionOutput(loss, points, quantiles, hidden_states, outputs.hidden_states, outputs.tau)
+
+    def steps_of_a_patch(self, scale_factor: float) -> int:
+        """Steps of the series that one patch of the decoder forecasts."""
+        # Quotients just below a whole number are rounding errors.
+        return int(self.config.decoder_patch_len / scale_factor + 1e-6)
+
+    def longest_context(self) -> int:
+        """Steps that a forecast reads with the configured length and scale factor."""
+        steps, patch, scale = self._lengths(None, None, None)
+        return self._longest_context(scale, max(0, steps - patch), steps)
+
+    def _lengths(
+        self, steps: int | None, scale: float | None, future: tuple[Tensor, Tensor] | None
+    ) -> tuple[int, int, float]:
+        """Steps of the forecast, steps of a patch, and scale factor."""
+        scale = float(self.config.scale_factor if scale is None else scale)
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"`scale_factor` must be a positive number, got {scale}.")
+        patch = self.steps_of_a_patch(scale)
+        if patch < 1:
+            raise ValueError(
+                f"`scale_factor`={scale} must be at most `decoder_patch_len`={self.config.decoder_patch_len}: a patch "
+                "would have no step."
+            )
+        if future is not None:
+            if steps not in (None, future[0].shape[1]):
+                raise ValueError(
+                    f"`prediction_length`={steps} is not the length {future[0].shape[1]} of `future_values`: leave it "
+                    "out."
+                )
+            steps = future[0].shape[1]
+        steps = self.config.prediction_length if steps is None else steps
+        steps = patch if steps is None else steps
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"`prediction_length` must be a positive number of steps, got {steps!r}.")
+        return steps, patch, scale
+
+    def _longest_context(self, scale: float, extension: int, steps: int) -> int:
+        longest = min(_MOST_POSITIONS, int(self.config.context_length / scale)) - extension
+        if longest < 1:
+            raise ValueError(
+                f"`prediction_length`={steps} leaves no context: the model reads {longest + extension} positions "
+                f"(`context_length`={self.config.context_length}, `scale_factor`={scale}), of which {extension} are "
+                "steps of the forecast. Forecast fewer steps."
+            )
+        return longest
+
+    def _check_missing(self, observed: Tensor, extension: int, steps: int, patch: int) -> None:
+        if self.config.with_missing:
+            return
+        if extension:
+            raise ValueError(
+                f"`prediction_length`={steps} must be at most {patch}, one patch, for a model without `with_missing`."
+            )
+        if has_readable_values(observed) and not observed.all():
+            raise ValueError("`past_values` has missing values, and the model has no `with_missing`: fill them.")
+
+    def _inputs(self, values: Tensor, observed: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+        """`(B, L, 1 or 2)`: normalised values, and flags of missing ones."""
+        normalised = torch.where(observed, (values - mean) / spread, 0.0)
+        return torch.stack([normalised, (~observed).to(values.dtype)][: self.config.num_input_channels], dim=-1)
+
+    def _time_deltas(
+        self, extra: dict[str, Tensor], values: Tensor, length: int, extension: int, scale: float, past_values: Tensor
+    ) -> dict[str, Tensor]:
+        """The argument `time_deltas` of the backbone; without it, steps are those that the model was trained with."""
+        if not extra and scale == 1.0:
+            return {}
+        deltas = torch.full_like(values, scale)
+        if extra:
+            check_is_tensor("time_deltas", extra["time_deltas"])
+            if extra["time_deltas"].shape != past_values.shape[:2]:
+                raise ValueError(
+                    f"`time_deltas` must be a number for each position, (batch, length) = "
+                    f"{tuple(past_values.shape[:2])}, got {tuple(extra['time_deltas'].shape)}."
+                )
+            given = extra["time_deltas"][:, -length:].to(values)
+            given = given.repeat_interleave(len(values) // len(given), dim=0)
+            deltas = deltas * nn.functional.pad(given, (0, extension), value=1.0)
+        return {"time_deltas": deltas}
+
+    def _forecast(self, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """Quantiles `(B, Q, H)` and point forecast `(B, H)` from the values that the decoder predicts."""
+        levels = torch.tensor(self.config.quantiles, dtype=predicted.dtype, device=predicted.device)
+        if self.config.interpolate_quantiles:
+            quantiles = torch.quantile(predicted, levels, dim=1).transpose(0, 1)
+        else:
+            quantiles = predicted.sort(dim=1).values
+        return quantiles, point_forecast(quantiles, levels, self.config.prediction_type)
+
+    def _loss(
+        self,
+        hidden_states: Tensor,
+        read: tuple[Tensor, Tensor],
+        future: tuple[Tensor, Tensor],
+        statistics: tuple[Tensor, Tensor],
+        length: int,
+        patch: int,
+        scale: float,
+    ) -> Tensor:
+        """The loss of the forecasts from all positions, see the class."""
+        first = min(self.config.min_context, length)
+        short = (0, max(0, patch - future[0].shape[1]))
+        # Targets of position t begin at t + 1; those beyond the future are missing.
+        targets, observed = (
+            nn.functional.pad(torch.cat([known[:, :length], after], dim=1), short)[:, first:].unfold(1, patch, 1)
+            for known, after in zip(read, future, strict=True)
+        )
+        predicted = self.decoder(hidden_states[:, first - 1 :], scale, patch)
+        mean, spread = (part[:, first - 1 :, None] for part in statistics)
+        levels = torch.tensor(self.config.quantiles, dtype=predicted.dtype, device=predicted.device)
+        return pinball_loss(predicted, (targets - mean) / spread, observed, levels)
+
+
+def _series(name: str, values: Any, mask: Any) -> tuple[Tensor, Tensor]:
+    """Values `(B C, L)`, 0 where they are missing, and whether they are observed."""
+    check_is_tensor(name, values)
+    if values.dim() not in (2, 3) or 0 in values.shape:
+        raise ValueError(
+            f"`{name}` must have the shape (batch, length) or (batch, length, columns), none of it empty, got "
+            f"{tuple(values.shape)}."
+        )
+    if values.is_complex() or values.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be real numbers, got {values.dtype}.")
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    observed = ~values.isnan()
+    if mask is not None:
+        argument = name.replace("values", "observed_mask")
+        check_is_tensor(argument, mask)
+        if mask.shape != values.shape:
+            raise ValueError(f"`{argument}` must have the shape {tuple(values.shape)}, got {tuple(mask.shape)}.")
+        observed = observed & mask.to(values.device).bool()
+    values = torch.where(observed, values, 0.0)
+    if has_readable_values(values) and values.isinf().any():
+        raise ValueError(f"`{name}` holds infinite values: replace them by NaN where they are missing.")
+    if values.dim() == 3:
+        values, observed = (part.movedim(-1, 1).flatten(0, 1) for part in (values, observed))
+    return values, observed
+
+
+__all__ = ["FlowStateForPrediction", "FlowStateForPredictionOutput", "FlowStateModel", "FlowStatePreTrainedModel"]

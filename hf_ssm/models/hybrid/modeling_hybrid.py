@@ -1,0 +1,102 @@
+"""Hybrid models: layers of different families, and the model classes."""
+
+from typing import Any
+
+from torch import nn
+
+from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
+from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
+from hf_ssm.models.hybrid.configuration_hybrid import HybridConfig
+from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
+from hf_ssm.models.hyena2.modeling_hyena2 import GatedMLP
+from hf_ssm.models.linoss.modeling_linoss import LinOSSMixer
+from hf_ssm.models.mamba3.modeling_mamba3 import Mamba3Mixer
+from hf_ssm.models.s4.modeling_s4 import S4Mixer
+from hf_ssm.models.s5.modeling_s5 import S5Mixer
+from hf_ssm.models.selective.mixer_selective import SelectiveMixer
+from hf_ssm.models.ssd.modeling_ssd import SSDMixer
+from hf_ssm.modules.attention import SelfAttention
+
+MIXERS: dict[str, Any] = {
+    "hyena": HyenaMixer,
+    "s4": S4Mixer,
+    "s5": S5Mixer,
+    "linoss": LinOSSMixer,
+    "selective": SelectiveMixer,
+    "ssd": SSDMixer,
+    "mamba3": Mamba3Mixer,
+    "full_attention": SelfAttention,
+}
+"""What mixes positions, by layer type."""
+
+
+def build_mixer(config, layer_idx: int) -> nn.Module:
+    """What mixes positions in a layer."""
+    kind = config.layer_types[layer_idx]
+    mixer: nn.Module = MIXERS[kind](config.mixer_config(kind), layer_idx)
+    return mixer
+
+
+class HybridPreTrainedModel(SSMPreTrainedModel):
+    """Base of the hybrid models."""
+
+    config: HybridConfig
+    config_class = HybridConfig
+    mixer_class = build_mixer
+    mlp_class = GatedMLP
+    _supports_sdpa = True
+
+
+class HybridModel(HybridPreTrainedModel, SSMModel):
+    """Hidden states of a sequence: see `SSMModel`."""
+
+
+class HybridForCausalLM(HybridPreTrainedModel, SSMForCausalLM):
+    """Next-token prediction: see `SSMForCausalLM`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForMaskedLM(HybridPreTrainedModel, SSMForMaskedLM):
+    """Masked-token prediction: see `SSMForMaskedLM`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForSequenceClassification(HybridPreTrainedModel, SSMForSequenceClassification):
+    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForSequencePairClassification(HybridPreTrainedModel, SSMForSequencePairClassification):
+    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForTokenClassification(HybridPreTrainedModel, SSMForTokenClassification):
+    """A class for each token: see `SSMForTokenClassification`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForSignalRegression(HybridPreTrainedModel, SSMForSignalRegression):
+    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
+
+    backbone_class = HybridModel
+
+
+__all__ = [
+    "HybridForCausalLM",
+    "HybridForMaskedLM",
+    "HybridForSequenceClassification",
+    "HybridForSequencePairClassification",
+    "HybridForSignalRegression",
+    "HybridForTokenClassification",
+    "HybridModel",
+    "HybridPreTrainedModel",
+]

@@ -1,0 +1,82 @@
+"""Converter of StripedHyena checkpoints: Evo 1 and 1.5 (`togethercomputer/evo-1-131k-base`), StripedHyena-7B.
+
+The layers are those of StripedHyena 2 with two differences: all convolutions are long, and their exponentials complex.
+`docs/explanation/evo2.md` lists the facts, and says where each comes from.
+
+Legend: `D` hidden size, `N` exponentials.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
+from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
+
+__all__ = ["CONVERTERS", "Evo1Converter"]
+
+# Fields that the configuration of a StripedHyena has, and one of StripedHyena 2 does not.
+_OWN = {"attn_layer_idxs", "hyena_layer_idxs"}
+
+
+class Evo1Converter(Evo2Converter):
+    """Converts Evo 1, by `hf-ssm convert` or `convert_checkpoint`."""
+
+    name = "Evo 1"
+
+    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+        return config.keys() >= _OWN
+
+    def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of the `Hyena2Config` of a checkpoint, from the fields of its YAML file or `config.json`.
+
+        Raises:
+            ValueError: A field that is missing, or has a value that the models here do not have.
+        """
+        for name, value in {"hyena_filter_groups": 1, "proj_groups": 1}.items():
+            if config.get(name, value) != value:
+                raise ValueError(f"`{name}`={config[name]!r} cannot be converted, only {value!r}.")
+        missing = set(range(config["num_layers"])) - {*config["attn_layer_idxs"], *config["hyena_layer_idxs"]}
+        if missing:
+            raise ValueError(
+                f"layer {min(missing)} is neither in attn_layer_idxs nor in hyena_layer_idxs: correct them."
+            )
+        size = config.get("hidden_size")
+        as_second = {
+            # What the public code takes for absent fields.
+            **{"mlp_activation": "silu", "rotary_emb_base": 10_000, "tie_embeddings": True},
+            **config,
+            **{"hcl_layer_idxs": config["hyena_layer_idxs"], "hcm_layer_idxs": [], "hcs_layer_idxs": []},
+            # No layer has these.
+            **{"hcs_filter_length": 7, "hcs_filter_groups": size, "hcm_filter_length": 128, "hcm_filter_groups": size},
+            # The input projections of convolutions have a bias whatever the attention has.
+            **{"qkv_proj_bias": True, "evo2_style_activations": False},
+        }
+        return {**super().convert_config(as_second), "complex_state": True}
+
+    def convert_weights(
+        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: Hyena2Config
+    ) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in state_dict.items():
+            name = name.removeprefix("backbone.")
+            if name.endswith(".filter.poles"):
+                # The logarithm of the precision that the tensor has, as in the public code.
+                logarithms = torch.view_as_complex(tensor.to(torch.promote_types(tensor.dtype, torch.float32))).log()
+                tensors[name.replace(".poles", ".log_poles")] = logarithms.real
+                tensors[name.replace(".poles", ".angles")] = logarithms.imag.squeeze(-1)
+            else:
+                tensors[name] = tensor.squeeze(2) if name.endswith(".filter.residues") else tensor
+        # Queries, keys and values of attention are stored one after the other, and `column_split` has no effect.
+        flags = {"column_split": False, "interleave": False, "hyena_flip_x1x2": False}
+        weights = super().convert_weights(tensors, {**found, **flags}, config)
+        biases = {name.replace(".weight", ".bias") for name in weights if ".qkv_proj.weight" in name} - weights.keys()
+        return weights | {name: torch.zeros(3 * config.hidden_size) for name in biases}
+
+    def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        return super().sized_config(config, {name.removeprefix("backbone."): t for name, t in tensors.items()})
+
+
+CONVERTERS = (Evo1Converter(),)

@@ -1,0 +1,321 @@
+"""Linear state space models whose one state all channels share: several inputs and outputs, by a linear scan.
+
+Legend: `B` batch, `L` length, `D` channels, `S` stored states (one of each conjugate pair), `K` directions, `F`
+frequencies.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hf_ssm.modules.filtered_input import FilteredInput
+from hf_ssm.modules.operator import check_stored, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.mimo_scan import mimo_scan
+from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
+from hf_ssm.utils.processes import Processes
+
+__all__ = ["MIMOStateSpace"]
+
+# Numbers of a kernel matrix that is computed as a whole, for reports.
+_LARGEST_MATRIX = 2**28
+# Numbers of a transfer matrix that are held at a time.
+_RESPONSES_AT_ONCE = 2**22
+
+
+class MIMOStateSpace(FilteredInput):
+    r"""x_t = Ā x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t, with a diagonal Ā that all channels share.
+
+    Subclasses have the parameters `log_dt` `(S,)`, the logarithm of the step size of each state, and `C` `(K, D, S,
+    ...)`, and implement `_discrete`, `_matrices` and `eigenvalues`.
+
+    If bidirectional, a scan from the end of the sequence with a C of its own is added, y = C_1 x_forward +
+    C_2 x_backward + D ⊙ u; both include the input at their own position.
+
+    With `time_deltas` δ, the step of a state at position t is Δ δ_t: the time since the position before, in units of
+    its Δ. The backward scan takes the time to the next position, 1 at the last.
+
+    The Sobolev filter is applied to u (Yu et al. 2025, App. F), and to each direction in its own direction of time.
+    Its frequencies are in units of positions, as states have different Δ: `"radian"` and `"bilinear"` take Δ = 1.
+
+    τ is that of the kernel matrix, see `theory.mimo.matrix_tau`; the mean over output channels and directions.
+
+    Args:
+        config: The configuration of a family, with `use_skip`.
+        layer_idx: Which layer it is part of.
+
+    Source: Smith, Warrington & Linderman 2023, eqs. (5) and (6), Section 6.3 (time steps).
+    """
+
+    # Both kernels include the input at their own position.
+    backward_first_lag = 0
+    log_dt: nn.Parameter
+    C: nn.Parameter
+
+    def __init__(self, config, layer_idx: int):
+        super().__init__(config.hidden_size, use_skip=config.use_skip, **theory_flags(config, layer_idx))
+        self.state_size = config.state_size
+        self.discretization = config.discretization
+        self.time_step_range = config.time_step_min, config.time_step_max
+        self.directions = 2 if config.bidirectional else 1
+
+    def _discrete(self, dtype: torch.dtype, time_deltas: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Ā and the factors of the rows of B, real pairs: `(S, 2)`, or `(B, L, S, 2)` with `time_deltas` `(B, L)`."""
+        raise NotImplementedError
+
+    def _matrices(self, direction: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """B `(S, D, 2)` and the C of a direction, `(D, S, 2)`, real pairs."""
+        raise NotImplementedError
+
+    def eigenvalues(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The diagonal of A in continuous time, `(S,)`, complex."""
+        raise NotImplementedError
+
+    @property
+    def no_decay(self) -> str | None:
+        """Why the kernel does not decay; `None` if it does."""
+        return None
+
+    def _steps(self, dtype: torch.dtype, time_deltas: Tensor | None) -> Tensor:
+        """Δ of each state, `(S,)`, or `(B, L, S)`."""
+        step = self.log_dt.to(dtype).exp()
+        return step if time_deltas is None else step * time_deltas.to(dtype).unsqueeze(-1)
+
+    @property
+    def is_causal(self) -> bool:
+        return super().is_causal and self.directions == 1
+
+    @torch.no_grad()
+    def scale_output_(self, factor: Tensor, channels: slice) -> None:
+        check_stored(self, "C")
+        scale_entries_(self.C, factor, lambda weight: weight[:, channels])
+
+    # Forward
+
+    def forward(self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        """Filter, scan, read out.
+
+        Args:
+            inputs: `(B, L, D)`, zero at padding.
+            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
+            state: Continue from this state, which is changed in place.
+
+        Returns:
+            The output `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`, meaningless at padding.
+
+        Raises:
+            ValueError: `time_deltas` together with τ or a Sobolev filter.
+        """
+        time_deltas = rows.extra.get("time_deltas")
+        self._check_time_deltas(time_deltas, rows.observer is not None)
+        dtype = inputs.dtype
+        with no_autocast(inputs.device):
+            inputs = inputs.to(torch.promote_types(dtype, self.C.dtype))
+            if rows.observer is not None:
+                zero_phase = self.sobolev_mode == "zero_phase"
+                # An observer that rescales changes C, which is read below.
+                self.observe(rows, self._zero_phase(inputs, rows) if zero_phase else inputs)
+            if state is not None:
+                output = self._continue(inputs, rows, time_deltas, state)
+            else:
+                output = self._sequence(inputs, rows, time_deltas)
+        return output.to(dtype)
+
+    def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
+        if time_deltas is None:
+            return
+        if wants_tau:
+            raise ValueError(
+                "τ (`output_tau`, `tau_weight`, rescaling, reports) is defined for equal time steps: leave out "
+                "`time_deltas`."
+            )
+        if self.has_sobolev_filter:
+            raise ValueError(
+                "The Sobolev filter measures frequencies in units of equal time steps: leave out `time_deltas`, or set "
+                "`sobolev_order=0.0` and `sobolev_trainable=False`."
+            )
+
+    def _sequence(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
+        """The output for whole sequences, `(B, L, D)`."""
+        if time_deltas is not None and rows.mask is not None:
+            time_deltas = torch.where(rows.mask, time_deltas, 1.0)
+        filtered = self.filter_input(inputs, rows)
+        output = self._scanned(filtered, rows, time_deltas, 0)
+        if self.directions == 2:
+            behind = filtered
+            if self.has_sobolev_filter and self.sobolev_mode == "causal":
+                behind = rows.flip(self.filter_input(rows.flip(inputs), rows.reversed()))
+            if time_deltas is not None:
+                time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
+            output = output + self._scanned(behind, rows, time_deltas, 1)
+        return self.fed_through(output, filtered)
+
+    def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
+        """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
+        return output if self.D is None else torch.addcmul(output, inputs, self.D)
+
+    def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
+        """The output of one direction for whole sequences, without feed-through."""
+        split = SegmentScan(
+            lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1
+        )
+        return rows.map(lambda u, steps, _: self._scan(u, steps, direction)[0], inputs, time_deltas, split=split)
+
+    def _product(self, inputs: Tensor, time_deltas: Tensor | None) -> Tensor:
+        """What the state before a segment is multiplied by, `(S,)` or `(B, S)`."""
+        a_bar = torch.view_as_complex(self._discrete(inputs.dtype, time_deltas)[0].contiguous())
+        return a_bar ** inputs.shape[1] if time_deltas is None else a_bar.prod(1)
+
+    def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
+        """The output for the next positions of the sequences that `state` remembers."""
+        filtered = self.filter_input(inputs, rows, state)
+        output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
+        state.put("scan", after)
+        return self.fed_through(output, filtered[:, -1:] if state.last_position_only else filtered)
+
+    def _scan(
+        self,
+        inputs: Tensor,
+        time_deltas: Tensor | None,
+        direction: int = 0,
+        before: Tensor | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The output of one direction, `(B, L, D)` or `(B, 1, D)`, without feed-through, and the last state."""
+        discrete = self._discrete(inputs.dtype, time_deltas)
+        matrices = self._matrices(direction, inputs.dtype)
+        return mimo_scan(inputs, *discrete, *matrices, before, reverse=direction == 1, last_only=last_only)
+
+    # Convolutional form, τ and reports
+
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
+        """The discrete model of one direction, for equal time steps.
+
+        Args:
+            direction: 0, or 1 for the backward scan, which has no feed-through.
+            length: Include the causal Sobolev filter, if there is one, with so many taps.
+            dtype: Precision, at least that of the parameters.
+        """
+        dtype = torch.promote_types(dtype, self.C.dtype)
+        # Copies, as in `mimo_scan`.
+        a_bar, factor = (torch.complex(*pairs.unbind(-1)) for pairs in self._discrete(dtype))
+        b, c = (torch.complex(*pairs.unbind(-1)) for pairs in self._matrices(direction, dtype))
+        taps = None
+        if length is not None and self.has_sobolev_filter and self.sobolev_mode == "causal":
+            taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)
+            taps = taps if self.sobolev_order is not None else taps[:1]
+        skip = None if self.D is None or direction == 1 else self.D.to(dtype)
+        return MIMOSystem(a_bar, b * factor.unsqueeze(-1), c, skip, taps)
+
+    def kernel_matrix(self, length: int, direction: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The equivalent convolution: K_l for `l < length`, `(D, D, length)`, from input i to output h at `[h, i]`.
+
+        The backward kernel is in its own direction of time. Includes the feed-through and the causal Sobolev filter.
+
+        Raises:
+            ValueError: More than 2^28 numbers.
+        """
+        count = self.channels**2 * length
+        if count > _LARGEST_MATRIX:
+            raise ValueError(
+                f"The kernel matrix of {self.channels} x {self.channels} channels and {length} lags has {count} "
+                f"numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
+            )
+        with materialized(self), no_autocast(self.C.device):
+            return kernel_matrix(self.system(direction, length, dtype), length)
+
+    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
+        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
+        length = length if processes is None else processes.largest(length, reading.inputs.device)
+        taus = []
+        for direction in range(self.directions):
+            system = self.system(direction, length, reading.inputs.dtype)
+            if self.tau_statistics != "batch":
+                taus.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
+            else:
+                moments = self._moments(reading, length, processes, from_first=direction == 1)
+                taus.append(kernel_matrix_tau(system, length, *moments))
+        return torch.stack(taus).mean()
+
+    def mean_kernel(
+        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
+    ) -> Tensor:
+        """The kernel matrix, `(D, D, length)`: see `kernel_matrix`."""
+        return self.kernel_matrix(length, int(direction == "backward"), torch.float64)
+
+    def frequency_response(self, omega: Tensor, rows: Tensor) -> Tensor:
+        """The gain of each output channel: the norm of its row of the transfer matrix, `√(Σ_i |G_{h,i}(ω)|²)`.
+
+        Its square is the power spectrum of the output for independent white inputs of all channels. It includes the
+        feed-through (in the forward direction) and the Sobolev filter. It is real: the total variation of this gain is
+        at most that of the row of transfer functions.
+
+        Args:
+            omega: `(F,)` or `(R, F)`, radians per sample.
+            rows: `(R,)`, numbers k D + h of direction k and output channel h.
+
+        Returns:
+            `(R, F)`, complex128; infinite where the Sobolev weight is.
+        """
+        systems = [self.system(direction, dtype=torch.float64) for direction in range(self.directions)]
+        omega = omega.to(torch.float64)
+        found = []
+        for index, row in enumerate(rows.tolist()):
+            nodes = omega if omega.dim() == 1 else omega[index]
+            direction, channel = divmod(row, self.channels)
+            size = max(1, _RESPONSES_AT_ONCE // (self.channels + self.state_size))
+            parts = [self._gain(systems[direction], channel, part) for part in nodes.split(size)]
+            found.append(torch.cat(parts))
+        gain = torch.stack(found)
+        return torch.complex(gain, torch.zeros_like(gain))
+
+    def _gain(self, system: MIMOSystem, channel: int, omega: Tensor) -> Tensor:
+        """The norm of a row of the transfer matrix, `(F,)`."""
+        # One of each pair: the other contributes the conjugate of the response at -ω.
+        ahead, behind = (
+            (system.c[channel] / (1 - torch.polar(torch.ones_like(omega), turn * omega).unsqueeze(-1) * system.a_bar))
+            @ system.b_bar
+            for turn in (-1, 1)
+        )
+        response = ahead + behind.conj()
+        if system.skip is not None:
+            at_channel = torch.arange(self.channels, device=omega.device) == channel
+            response = response + system.skip[channel] * at_channel
+        squares = response.abs().square()
+        if self.has_sobolev_filter:
+            order = self.initial_order if self.sobolev_order is None else self.sobolev_order
+            causal = self.sobolev_mode == "causal"
+            weight = sobolev_response(omega, order, self.sobolev_frequency, 1.0, causal=causal).abs()
+            weight = weight.unsqueeze(-1) if weight.dim() == 1 else weight.T
+            # Zero times infinity is no number.
+            squares = torch.where(torch.isinf(weight), weight, squares * weight.square())
+        return squares.sum(-1).sqrt()
+
+    @property
+    def has_graded_response(self) -> bool:
+        return True
+
+    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # Logarithm of the discrete pole: angle and decay per sample.
+        poles = self.eigenvalues(torch.float64) * self.log_dt.to(torch.float64).exp()
+        if self.discretization == "bilinear":
+            poles = torch.log1p(poles / 2) - torch.log1p(-poles / 2)
+        centres = (torch.remainder(poles.imag + math.pi, 2 * math.pi) - math.pi).abs()
+        features = centres, -poles.real
+        if self.has_sobolev_filter and self.sobolev_frequency != "normalized":
+            # (1 + |s|)^β has a knee at |s| = 1.
+            knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
+            features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
+        return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
+
+
+def _of_next(time_deltas: Tensor, mask: Tensor | None) -> Tensor:
+    """The time to the next position, `(B, L)`, from the time since the position before; 1 after the last token."""
+    time_deltas = time_deltas if mask is None else torch.where(mask, time_deltas, 1.0)
+    return nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]

@@ -1,0 +1,418 @@
+"""FlowState: flags, forecasts of gaps, columns and irregular steps, the loss against loops, training, bad input."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+
+import hf_ssm
+from hf_ssm import FlowStateConfig, FlowStateForPrediction, FlowStateModel, SSMTrainer
+from hf_ssm.models.flowstate.forecasting_flowstate import basis_values, join_patches, patch_starts
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.training import SSMTrainingArguments
+
+SMALL = {
+    **{"hidden_size": 8, "state_size": 8, "num_hidden_layers": 2, "decoder_dim": 6, "decoder_patch_len": 6},
+    **{"initializer_range": 0.5, "min_context": 4},
+}
+STEPS = 15
+
+
+def make(**flags: Any) -> FlowStateForPrediction:
+    torch.manual_seed(0)
+    return FlowStateForPrediction(FlowStateConfig(**(SMALL | flags))).eval()
+
+
+def series(length: int = 30, dtype: torch.dtype = torch.float32, rows: int = 2) -> torch.Tensor:
+    return torch.randn(rows, length, dtype=dtype, generator=torch.Generator().manual_seed(1)).cumsum(1) + 3
+
+
+# A value other than the default for each flag that changes the forecast of a fresh model in training mode.
+FLAGS: dict[str, Any] = {
+    "context_length": 20,
+    "decoder_dim": 5,
+    "decoder_patch_len": 7,
+    "decoder_type": "hlegs",
+    "discretization": "bilinear",
+    "embedding_dropout": 0.5,
+    "frequency_scale": 3.0,
+    "frequency_shift": 2.0,
+    "hidden_dropout": 0.5,
+    "init": "lin",
+    "initializer_range": 0.1,
+    "interpolate_quantiles": True,
+    "layer_norm_epsilon": 0.1,
+    "mlp_type": "transformer",
+    "num_blocks": 2,
+    "out_gating": True,
+    "prediction_type": "median",
+    "quantiles": [0.1, 0.5],
+    "scale_factor": 0.9,
+    "sobolev_frequency": "radian",
+    "sobolev_order": 0.5,
+    "state_size": 16,
+    "time_step_max": 0.5,
+    "time_step_min": 0.05,
+    "use_residual": False,
+    "use_skip": False,
+}
+# Flags of the family that act elsewhere: shapes, the loss, and one with a single value.
+ELSEWHERE = {"num_hidden_layers", "prediction_length", "with_missing", "min_context", "norm_type"}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_the_flag_changes_the_forecast(flag: str) -> None:
+    # Where the flag matters: with a filter, and with large steps.
+    bases = {
+        "sobolev_frequency": {"sobolev_order": 0.5},
+        "discretization": {"time_step_min": 0.3, "time_step_max": 0.5},
+    }
+    base = bases.get(flag, {})
+
+    def forecast(**flags: Any) -> torch.Tensor:
+        model = make(**flags).train()
+        torch.manual_seed(4)
+        return model(series(), prediction_length=STEPS).prediction_outputs.detach()
+
+    before = forecast(**base)
+    assert torch.equal(before, forecast(**base))
+    assert not torch.allclose(before, forecast(**(base | {flag: FLAGS[flag]})), rtol=1e-3)
+
+
+def test_no_flag_of_the_family_is_forgotten() -> None:
+    own = set(FlowStateConfig.__annotations__)
+    own -= {"field_choices", "positive_fields", "model_type"}
+    assert own <= FLAGS.keys() | ELSEWHERE
+
+
+def test_the_default_forecast_is_a_patch_and_the_configuration_may_say_otherwise() -> None:
+    assert make()(series()).quantile_outputs.shape == (2, 9, 6)
+    assert make()(series(), scale_factor=0.5).quantile_outputs.shape == (2, 9, 12)
+    outputs = make(prediction_length=14)(series())
+    assert outputs.quantile_outputs.shape == (2, 9, 14)
+    assert outputs.prediction_outputs.shape == (2, 14)
+    assert outputs.loss is None
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+def test_quantiles_do_not_cross(interpolate: bool) -> None:
+    quantiles = make(interpolate_quantiles=interpolate)(series(), prediction_length=STEPS).quantile_outputs
+    assert (quantiles.diff(dim=1) >= 0).all()
+
+
+@pytest.mark.parametrize("steps", range(1, 20))
+def test_patches_cover_all_steps(steps: int) -> None:
+    starts = patch_starts(steps, 6)
+    # The value of a step is its number.
+    patches = torch.tensor([[[[float(start + step) for step in range(6)]] for start in starts]])
+    assert join_patches(patches, steps)[0, 0].tolist() == list(range(steps))
+
+
+@pytest.mark.parametrize("steps", [4, STEPS])
+def test_columns_are_forecast_on_their_own(steps: int) -> None:
+    model = make().double()
+    values = series(rows=6, dtype=torch.float64).view(2, 3, 30).movedim(1, -1)
+    values[0, 5:8, 1] = math.nan
+    together = model(values, prediction_length=steps)
+    assert together.quantile_outputs.shape == (2, 9, steps, 3)
+    for column in range(3):
+        alone = model(values[..., column], prediction_length=steps)
+        torch.testing.assert_close(together.quantile_outputs[..., column], alone.quantile_outputs)
+        torch.testing.assert_close(together.prediction_outputs[..., column], alone.prediction_outputs)
+
+
+def test_a_mask_says_the_same_as_missing_numbers() -> None:
+    model, values = make(), series()
+    mask = torch.ones_like(values)
+    mask[0, 3:9] = 0
+    gaps = torch.where(mask.bool(), values, math.nan)
+    expected = model(gaps).quantile_outputs
+    assert torch.equal(model(values, past_observed_mask=mask).quantile_outputs, expected)
+    assert not torch.allclose(model(values).quantile_outputs, expected)
+
+
+def test_forecasts_follow_scale_and_level() -> None:
+    model, values = make().double(), series(dtype=torch.float64)
+    one, other = (model(part, prediction_length=STEPS).quantile_outputs for part in (values, 3 * values - 70))
+    torch.testing.assert_close(other, 3 * one - 70, rtol=1e-9, atol=1e-9)
+
+
+def test_a_constant_series_has_finite_forecasts() -> None:
+    assert make()(torch.full((1, 20), 7.0), prediction_length=STEPS).quantile_outputs.isfinite().all()
+    assert make()(torch.full((1, 20), math.nan), prediction_length=STEPS).quantile_outputs.isfinite().all()
+
+
+def test_the_scale_factor_is_the_time_between_positions() -> None:
+    model, values = make().double(), series(dtype=torch.float64)
+    flags = torch.zeros(2, 30, 2, dtype=torch.float64)
+    flags[..., 0] = values
+    backbone = model.model
+    steps = torch.full((2, 30), 0.5, dtype=torch.float64)
+    expected = backbone(input_values=flags, time_deltas=steps).last_hidden_state
+    with torch.no_grad():
+        for layer in backbone.layers:
+            layer.mixer.ssm.log_dt += math.log(0.5)
+        torch.testing.assert_close(backbone(input_values=flags).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("steps", [6, STEPS])
+def test_time_deltas_multiply_the_scale_factor(steps: int) -> None:
+    model, values = make().double(), series(dtype=torch.float64)
+    ones = torch.ones(2, 30)
+    expected = model(values, scale_factor=0.5, prediction_length=steps).quantile_outputs
+    found = model(values, scale_factor=0.5, time_deltas=ones, prediction_length=steps).quantile_outputs
+    torch.testing.assert_close(found, expected)
+    other = model(values, scale_factor=0.5, time_deltas=2 * ones, prediction_length=steps).quantile_outputs
+    assert not torch.allclose(other, expected)
+
+
+def test_the_backbone_continues_from_a_cache() -> None:
+    model = make().model.double()
+    values = torch.randn(2, 12, 2, dtype=torch.float64)
+    whole = model(input_values=values).last_hidden_state
+    first = model(input_values=values[:, :7], use_cache=True)
+    second = model(input_values=values[:, 7:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1), whole)
+
+
+@pytest.mark.parametrize("flags", [{}, {"mlp_type": "transformer", "out_gating": True}])
+def test_packed_and_padded_rows_of_the_backbone(flags: dict[str, Any]) -> None:
+    model = make(**flags).model.double()
+    generator = torch.Generator().manual_seed(3)
+    one, other = (torch.randn(1, length, 2, dtype=torch.float64, generator=generator) for length in (5, 8))
+    steps = torch.rand(1, 13, dtype=torch.float64, generator=generator) + 0.5
+    expected = [
+        model(input_values=values, time_deltas=part).last_hidden_state
+        for values, part in zip((one, other), steps.split([5, 8], dim=1), strict=True)
+    ]
+    packed = model(
+        input_values=torch.cat([one, other], dim=1), time_deltas=steps, seq_idx=torch.tensor([[0] * 5 + [1] * 8])
+    ).last_hidden_state
+    torch.testing.assert_close(packed, torch.cat(expected, dim=1))
+    for place in ((3, 0), (0, 3)):
+        mask = torch.nn.functional.pad(torch.ones(1, 5, dtype=torch.long), place)
+        padded = torch.nn.functional.pad(one, (0, 0, *place), value=7.0)
+        found = model(
+            input_values=padded, attention_mask=mask, time_deltas=torch.nn.functional.pad(steps[:, :5], place)
+        )
+        torch.testing.assert_close(found.last_hidden_state[mask.bool()], expected[0][0])
+
+
+# Basis functions
+
+
+def test_legendre_polynomials_are_those_of_their_formula() -> None:
+    values = 4 * basis_values("legs", 4, 10, 1.0, 10)
+    time = -1 + 0.195 * torch.arange(1, 11, dtype=torch.float64)
+    expected = [torch.ones(10, dtype=torch.float64), time, (3 * time**2 - 1) / 2, (5 * time**3 - 3 * time) / 2]
+    torch.testing.assert_close(values, torch.stack(expected, dim=1))
+
+
+@pytest.mark.parametrize("kind", ["legs", "hlegs", "four"])
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_twice_the_scale_is_every_second_value(kind: str, count: int) -> None:
+    values = basis_values(kind, count, 12, 1.0, 12)
+    assert values.shape == (12, count)
+    torch.testing.assert_close(basis_values(kind, count, 12, 2.0, 6), values[1::2])
+
+
+# Loss
+
+
+def expected_loss(model: FlowStateForPrediction, past: torch.Tensor, future: torch.Tensor, patch: int) -> float:
+    """The loss of one series by loops, from forecasts of the backbone and decoder position by position."""
+    config = model.config
+    extension = max(0, len(future) - patch)
+    values = torch.cat([past, torch.full((extension,), math.nan, dtype=past.dtype)])
+    truth = torch.cat([past, future])
+    errors = []
+    for position in range(min(config.min_context, len(past)) - 1, len(values)):
+        read = values[: position + 1]
+        present = read[~read.isnan()]
+        mean = present.mean() if len(present) else torch.zeros(())
+        means = [read[: i + 1][~read[: i + 1].isnan()].mean() for i in range(position + 1)]
+        squares = [(v - m) ** 2 for v, m in zip(read, means, strict=True) if not v.isnan()]
+        spread = max(torch.stack(squares).mean().item(), 1e-5) ** 0.5
+        inputs = []
+        for i, v in enumerate(read):
+            here = [(v2 - m2) ** 2 for v2, m2 in zip(read[: i + 1], means, strict=False) if not v2.isnan()]
+            scale = max(torch.stack(here).mean().item(), 1e-5) ** 0.5
+            inputs.append([0.0, 1.0] if v.isnan() else [((v - means[i]) / scale).item(), 0.0])
+        hidden = model.model(input_values=torch.tensor([inputs], dtype=past.dtype)).last_hidden_state[:, -1:]
+        predicted = model.decoder(hidden, 1.0, patch)[0, 0]
+        for step, target in enumerate(truth[position + 1 : position + 1 + patch]):
+            if target.isnan():
+                continue
+            scaled = (target - mean) / spread
+            each = []
+            for level, value in zip(config.quantiles, predicted[:, step], strict=True):
+                error = (scaled - value).item()
+                each.append(level * error if error > 0 else (level - 1) * error)
+            errors.append(sum(each) / len(each))
+    return sum(errors) / len(errors)
+
+
+@pytest.mark.parametrize("steps", [3, 6, 11])
+def test_the_loss_is_that_of_loops(steps: int) -> None:
+    model = make().double()
+    values = series(14 + steps, torch.float64, rows=1)
+    values[0, 6] = math.nan
+    values[0, -2] = math.nan
+    past, future = values[:, :14], values[:, 14:]
+    with torch.no_grad():
+        found = model(past, future_values=future)
+        assert found.loss.item() == pytest.approx(expected_loss(model, past[0], future[0], 6), rel=1e-9)
+    assert found.quantile_outputs.shape[-1] == steps
+
+
+def waves(rows: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    phase, level = (torch.rand(rows, 1, generator=generator) * size for size in (2 * math.pi, 50.0))
+    time = torch.arange(length) * (2 * math.pi / 12)
+    return level + (1 + level / 10) * torch.sin(time + phase)
+
+
+def test_training_learns_a_wave_and_the_model_survives_saving(tmp_path) -> None:
+    transformers.set_seed(0)
+    sizes = {"hidden_size": 16, "state_size": 16, "num_hidden_layers": 1, "decoder_dim": 12, "decoder_patch_len": 12}
+    model = FlowStateForPrediction(FlowStateConfig(**sizes, min_context=24))
+    rows = waves(64, 72)
+    data = Dataset.from_dict({"past_values": rows[:, :48].tolist(), "future_values": rows[:, 48:].tolist()})
+    arguments = SSMTrainingArguments(
+        str(tmp_path / "run"), max_steps=60, per_device_train_batch_size=16, learning_rate=2e-2, use_cpu=True,
+        report_to="none", save_strategy="no", disable_tqdm=True, label_names=["future_values"],
+    )  # fmt: skip
+    trainer = SSMTrainer(model, arguments, train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before / 2
+    model.eval().save_pretrained(tmp_path / "saved")
+    loaded = transformers.AutoModelForTimeSeriesPrediction.from_pretrained(tmp_path / "saved").eval()
+    past, future = rows[:4, :48], rows[:4, 48:]
+    with torch.no_grad():
+        points = loaded(past, prediction_length=24).prediction_outputs
+        assert torch.equal(points, model(past, prediction_length=24).prediction_outputs)
+    assert (points - future).abs().mean() < 0.5 * (future - future.mean(1, keepdim=True)).abs().mean()
+
+
+def test_tau_rescaling_and_roles() -> None:
+    model = make()
+    assert model(series(), output_tau=True).tau.shape == (2,)
+    with pytest.raises(ValueError, match="equal time steps"):
+        model(series(), output_tau=True, scale_factor=0.5)
+    roles = parameter_roles(model)
+    assert roles["model.layers.0.mixer.ssm.log_dt"].is_dynamics
+    assert roles["decoder.linear.weight"].quantity == "head"
+    assert roles["model.input_projection.weight"].quantity == "embedding"
+
+
+def test_compressed_states_forecast_nearly_the_same() -> None:
+    model = make(state_size=16).double()
+    small = hf_ssm.compress(model, state_size=12).model
+    assert small.config.state_size == 12
+    expected, found = (each(series(dtype=torch.float64)).prediction_outputs for each in (model, small))
+    assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_activations_computed_again_in_segments_give_the_same_gradients() -> None:
+    past, future = series(dtype=torch.float64).split([20, 10], dim=1)
+    gradients = []
+    for segments in (None, 3):
+        model = make().double().train()
+        if segments is not None:
+            model.activation_checkpointing_enable({"segments": segments})
+        model(past, future_values=future).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_what_needs_whole_series_is_refused(tmp_path) -> None:
+    model = make().train()
+    arguments = SSMTrainingArguments(str(tmp_path), chunk_length=8, use_cpu=True, report_to="none", max_steps=1)
+    data = Dataset.from_dict({"past_values": series().tolist(), "future_values": series(6).tolist()})
+    with pytest.raises(ValueError, match="normalises whole series"):
+        SSMTrainer(model, arguments, train_dataset=data).train()
+
+    class Sharing:
+        is_shared = True
+
+    model.model.sharing = Sharing()
+    with pytest.raises(ValueError, match="normalises whole series"):
+        model(series())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_the_dynamics_and_is_close(dtype: torch.dtype) -> None:
+    model = make(out_gating=True)
+    expected = model(series(), prediction_length=STEPS).prediction_outputs
+    halved = make(out_gating=True).to(dtype)
+    assert halved.model.layers[0].mixer.ssm.log_dt.dtype == torch.float32
+    found = halved(series(), prediction_length=STEPS).prediction_outputs
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"past_values": torch.ones(3)}, ValueError, "must have the shape"),
+        ({"past_values": torch.ones(2, 0)}, ValueError, "none of it empty"),
+        ({"past_values": [1.0, 2.0]}, TypeError, "`past_values` must be a tensor"),
+        ({"past_values": torch.ones(2, 3, dtype=torch.complex64)}, TypeError, "real numbers"),
+        ({"past_values": torch.tensor([[1.0, math.inf]])}, ValueError, "holds infinite values"),
+        ({"past_observed_mask": torch.ones(2, 29)}, ValueError, "`past_observed_mask` must have the shape"),
+        ({"prediction_length": 0}, ValueError, "`prediction_length` must be a positive number"),
+        ({"prediction_length": 5000}, ValueError, "leaves no context"),
+        ({"prediction_length": 3, "future_values": torch.ones(2, 4)}, ValueError, "is not the length 4"),
+        ({"scale_factor": -1.0}, ValueError, "`scale_factor` must be a positive number"),
+        ({"scale_factor": 7.0}, ValueError, "a patch would have no step"),
+        ({"time_deltas": torch.ones(2, 5)}, ValueError, "`time_deltas` must be a number for each position"),
+        ({"past_valeus": torch.ones(2, 5)}, TypeError, "did you mean `past_values`"),
+        ({"seq_idx": torch.zeros(2, 30)}, TypeError, "has no argument `seq_idx`"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        make()(**({"past_values": series()} | arguments))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"quantiles": [0.5, 0.1]}, "`quantiles` must be ascending"),
+        ({"quantiles": [0.0, 0.5]}, "`quantiles` must be ascending"),
+        ({"quantiles": [0.1], "prediction_type": "median"}, "needs 0.5 among"),
+        ({"decoder_type": "four", "decoder_dim": 6}, "must be odd"),
+        ({"decoder_type": "splines"}, "`decoder_type` must be one of"),
+        ({"num_input_channels": 3}, "`num_input_channels`=3 must be 2"),
+        ({"num_blocks": 3}, "must be a multiple"),
+        ({"bidirectional": True}, "cannot have `bidirectional=True`"),
+        ({"norm_type": "layer"}, "`norm_type` must be one of"),
+    ],
+)
+def test_bad_flags_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FlowStateConfig(**(SMALL | flags))
+
+
+def test_the_longest_context_leaves_room_for_later_patches() -> None:
+    assert make(context_length=50).longest_context() == 50
+    model = make(context_length=50, prediction_length=20).double()
+    assert model.longest_context() == 50 - (20 - 6)
+    values = series(80, torch.float64)
+    assert torch.equal(model(values).quantile_outputs, model(values[:, -36:]).quantile_outputs)
+    assert not torch.equal(model(values).quantile_outputs, model(values[:, -35:]).quantile_outputs)
+
+
+def test_public_names() -> None:
+    assert hf_ssm.FlowStateModel is FlowStateModel
+    assert type(transformers.AutoModel.from_config(FlowStateConfig(**SMALL))) is FlowStateModel

@@ -1,0 +1,145 @@
+"""Hybrids: layers of several families in one model, the code that their checkpoints carry, and refusals."""
+
+import re
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import hf_ssm
+from hf_ssm.analysis.compression import compress
+from hf_ssm.checkpoint.bundle import bundle
+from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
+from hf_ssm.models.mamba3.modeling_mamba3 import Mamba3Mixer
+from hf_ssm.models.ssd.modeling_ssd import SSDMixer
+from hf_ssm.modules.attention import SelfAttention
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+
+ALL = ["hyena", "s4", "full_attention", "s5", "linoss", "selective", "ssd", "mamba3"]
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(0, 12, (3, 40), generator=torch.Generator().manual_seed(0))
+
+
+def test_layers_are_those_of_their_families(make_model, ids):
+    model = make_model("Hybrid", "ForCausalLM", layer_types=["ssd", "full_attention", "hyena", "mamba3"])
+    kinds = [type(layer.mixer) for layer in model.model.layers]
+    assert kinds == [SSDMixer, SelfAttention, HyenaMixer, Mamba3Mixer]
+    assert model.model.layers[0].mixer.heads == 4 and model.model.layers[3].mixer.state_size == 8
+
+
+def test_a_hybrid_of_one_type_is_the_model_of_that_family(make_model, ids):
+    hybrid = make_model("Hybrid", "ForCausalLM", layer_types=["ssd", "ssd"], intermediate_size=None).double()
+    family = make_model("SSD", "ForCausalLM", tie_word_embeddings=False).double()
+    assert family.config.norm_type == hybrid.config.norm_type
+    family.load_state_dict(hybrid.state_dict())
+    torch.testing.assert_close(hybrid(ids).logits, family(ids).logits, rtol=0, atol=1e-12)
+
+
+def test_all_types_of_layers_in_one_model(make_model, ids):
+    model = make_model("Hybrid", "ForCausalLM", layer_types=ALL).double()
+    expected = model(ids, use_cache=False).logits
+    cache, parts = None, []
+    for piece in ids.split([13, 1, 1, 20, 1, 4], dim=1):
+        output = model(piece, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0, atol=1e-10)
+    # Padding before and behind changes nothing.
+    padded, mask = torch.nn.functional.pad(ids, (3, 2), value=5), torch.nn.functional.pad(torch.ones_like(ids), (3, 2))
+    found = model(padded, attention_mask=mask, use_cache=False).logits[:, 3:-2]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    roles = parameter_roles(model)
+    assert not [name for name, role in roles.items() if role.quantity == "other"]
+
+
+def test_tau_and_rescaling_are_of_the_layers_with_a_kernel(make_model, ids):
+    model = make_model("Hybrid", "ForCausalLM", layer_types=["ssd", "full_attention", "s4", "s5"], rescale_init=True)
+    before = model(ids, output_tau=True, use_cache=False).tau
+    assert before.shape == (3,) and model.config.num_tau_layers == 3
+    attention = model.model.layers[1].mixer.qkv_proj.weight.clone()
+    hf_ssm.rescale_init_(model, {"input_ids": ids})
+    after = model(ids, output_tau=True, use_cache=False).tau
+    torch.testing.assert_close(after, torch.ones(3), rtol=1e-4, atol=0)
+    assert torch.equal(model.model.layers[1].mixer.qkv_proj.weight, attention)
+
+
+def test_the_trainer_regularises_all_layers_but_attention(make_model, ids, tmp_path):
+    model = make_model("Hybrid", "ForCausalLM", tau_weight=1e-3)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    arguments = SSMTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        report_to="none",
+        use_cpu=True,
+        activation_checkpointing=True,
+        logging_steps=1,
+    )
+    rows = Dataset.from_dict({"input_ids": ids.tolist(), "labels": ids.tolist()})
+    trainer = SSMTrainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    assert all(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert any("tau" in name for entry in trainer.state.log_history for name in entry)
+
+
+def test_a_saved_hybrid_is_loaded_and_carries_the_code_of_its_layers_only(make_model, ids, tmp_path):
+    model = make_model("Hybrid", "ForCausalLM", layer_types=["s5", "full_attention"])
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.layer_types == ["s5", "full_attention"] and config.mixers == {"s5": {"state_size": 8}}
+    code = "".join(bundle(config).values())
+    assert "class S5Mixer" in code and "class S5Config" in code and "class SelfAttention" in code
+    assert not re.search(r"class (SSD|Mamba3|Hyena|S4|LinOSS|Selective)\w*(Mixer|Config)\b", code)
+
+
+def test_compression_names_the_layer_that_has_no_balanced_form(make_model):
+    with pytest.raises(ValueError, match="layer 0 cannot be compressed"):
+        compress(make_model("Hybrid", "Model", layer_types=["ssd", "s5"]), state_size=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer_types": ["ssd"] * 3}, "`layer_types` must be 2 names (`num_hidden_layers`) among 'hyena', 's4'"),
+        ({"layer_types": ["ssd", "convs5"]}, "got ['ssd', 'convs5']"),
+        ({"state_size": 16}, "`state_size`=16 is a field of layers: give it with their type, such as `mixers={'ssd'"),
+        ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 is a field of layers"),
+        (
+            {"mixers": {"s5": {"state_size": 16}}},
+            "`mixers` has settings of 's5', but the layers with settings",
+        ),
+        ({"mixers": {"ssd": {"head_size": 16}}}, "`mixers['ssd']`: SSDConfig has no argument `head_size`"),
+        ({"mixers": {"ssd": {"hidden_size": 16}}}, "`mixers['ssd']` has `hidden_size`, a field of the whole model"),
+        ({"mixers": {"ssd": {"state_size": -1}}}, "`mixers['ssd']`: "),
+        ({"num_attention_heads": 5}, "`num_attention_heads`=5 must divide `hidden_size`=128"),
+        ({"bidirectional": True}, "`bidirectional=True` is not possible with layers of attention"),
+    ],
+)
+def test_bad_configurations(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        hf_ssm.HybridConfig(**({"num_hidden_layers": 2, "layer_types": ["ssd", "full_attention"]} | arguments))
+
+
+def test_step_sizes_of_the_whole_model_are_those_of_layers_without_their_own():
+    given = {"layer_types": ["s5", "linoss", "ssd"], "mixers": {"ssd": {"time_step_max": 0.5}}}
+    steps = [hf_ssm.HybridConfig(**given).mixer_config(kind).time_step_max for kind in ("s5", "linoss", "ssd")]
+    assert steps == [0.1, 0.73, 0.5]
+    config = hf_ssm.HybridConfig(**given, time_step_max=1.0)
+    assert [config.mixer_config(kind).time_step_max for kind in ("s5", "linoss", "ssd")] == [1.0, 1.0, 0.5]
+    assert config.mixer_config("s5").time_step_min == 0.001
+
+
+def test_default_layers_are_those_of_jamba():
+    assert hf_ssm.HybridConfig(layer_types=["s5", "ssd", "s5"]).num_hidden_layers == 3
+    assert hf_ssm.HybridConfig().layer_types == ["ssd"] * 4 + ["full_attention"] + ["ssd"] * 3
+    # The shortest limit of a layer: that of Hyena's implicit filter.
+    limited = hf_ssm.HybridConfig(
+        num_hidden_layers=2, layer_types=["hyena", "s5"], mixers={"hyena": {"max_position_embeddings": 77}}
+    )
+    assert limited.longest_input == 77 and hf_ssm.HybridConfig().longest_input is None

@@ -1,0 +1,182 @@
+"""LinOSS and D-LinOSS: the scan is the published recurrence; initial oscillators; irregular steps; refusals."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm.analysis.compression import compress
+from hf_ssm.analysis.frequency import alpha_recommendation
+from hf_ssm.analysis.hankel import balanced_system, no_balanced_form
+from hf_ssm.models.linoss.oscillators_linoss import OscillatorStateSpace, oscillator_steps
+from hf_ssm.models.linoss.reference_linoss import linoss_reference, oscillator_matrices
+from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.backends import use_backend
+
+RULES = tuple(
+    {"discretization": rule, "damping": damping} for rule in ("imex", "im", "zoh") for damping in (True, False)
+)
+
+
+def make_operator(**config: Any) -> OscillatorStateSpace:
+    operator = OscillatorStateSpace(hf_ssm.LinOSSConfig(hidden_size=3, state_size=12, **config), 0)
+    for name, value in operator.initial_parameters().items():
+        getattr(operator, name).data.copy_(value)
+    return operator.double()
+
+
+def by_recurrence(operator: OscillatorStateSpace, u: torch.Tensor, deltas: torch.Tensor | None = None) -> torch.Tensor:
+    stiffness, damping, step = operator.oscillators()
+    rule = operator.discretization
+    output = linoss_reference(u, stiffness, damping, step, operator.B, operator.C[0], rule, deltas)
+    if operator.directions == 2:
+        ahead = None if deltas is None else torch.nn.functional.pad(deltas, (0, 1), value=1.0)[:, 1:].flip(1)
+        behind = linoss_reference(u.flip(1), stiffness, damping, step, operator.B, operator.C[1], rule, ahead)
+        output = output + behind.flip(1)
+    return output + operator.D * u
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9 * expected.detach().abs().max().item())
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba", "reference"])
+@pytest.mark.parametrize("config", [*RULES, {"bidirectional": True}])
+def test_values_and_gradients_of_the_published_recurrence(config, backend):
+    operator = make_operator(**config)
+    u = torch.randn(2, 37, 3, dtype=torch.float64, requires_grad=True)
+    parameters = [u, *operator.parameters()]
+    expected = by_recurrence(operator, u)
+    weight = torch.randn_like(expected)
+    with use_backend(backend):
+        output = operator(u)
+        gradients = torch.autograd.grad((output * weight).sum(), parameters)
+    assert_near(output, expected)
+    for found, wanted in zip(gradients, torch.autograd.grad((expected * weight).sum(), parameters), strict=True):
+        assert_near(found, wanted)
+    if operator.directions == 1:
+        state = LayerState()
+        pieces = [operator(part, state=state) for part in (u[:, :20], u[:, 20:21], u[:, 21:])]
+        assert_near(torch.cat(pieces, dim=1), expected)
+
+
+@pytest.mark.parametrize("rule", ["im", "zoh"])
+@pytest.mark.parametrize("config", [{"damping": False}, {"damping": True}, {"bidirectional": True}])
+def test_irregular_steps(config, rule):
+    operator = make_operator(discretization=rule, **config)
+    u, deltas = torch.randn(2, 23, 3, dtype=torch.float64), torch.rand(2, 23, dtype=torch.float64) * 3 + 0.1
+    output = operator(u, Rows(extra={"time_deltas": deltas}))
+    assert_near(output, by_recurrence(operator, u, deltas))
+    assert_near(operator(u, Rows(extra={"time_deltas": torch.ones_like(deltas)})), operator(u))
+
+
+def test_irregular_steps_of_the_explicit_rule_are_refused(make_model):
+    model = make_model("LinOSS", "Model")
+    with pytest.raises(ValueError, match="discretization='zoh'"):
+        model(torch.randint(0, 12, (1, 5)), time_deltas=torch.ones(1, 5))
+
+
+@pytest.mark.parametrize("config", RULES)
+def test_eigenvalues_are_those_of_the_step_of_position_and_velocity(config):
+    operator = make_operator(**config)
+    stiffness, damping, step = operator.oscillators()
+    expected = torch.linalg.eigvals(oscillator_matrices(stiffness, damping, step, operator.discretization)[0])
+    expected = expected[torch.arange(len(step)), expected.imag.argmax(-1)]
+    eigenvalues = operator.system(dtype=torch.float64).a_bar
+    assert_near(torch.view_as_real(eigenvalues), torch.view_as_real(expected))
+    assert_near(torch.view_as_real((operator.eigenvalues(torch.float64) * step).exp()), torch.view_as_real(expected))
+
+
+@pytest.mark.parametrize("rule", ["imex", "zoh"])
+@pytest.mark.parametrize("damping", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_initial_ring(damping, alpha, rule):
+    config = hf_ssm.LinOSSConfig(
+        discretization=rule,
+        state_size=2000,
+        hidden_size=2,
+        damping=damping,
+        frequency_scale=alpha,
+        r_min=0.5,
+        r_max=0.9,
+        max_phase=2.0,
+    )
+    operator = OscillatorStateSpace(config, 0)
+    for name, value in operator.initial_parameters().items():
+        getattr(operator, name).data.copy_(value)
+    poles = operator.double().system(dtype=torch.float64).a_bar
+    radius, angle = poles.abs(), poles.angle()
+    if damping:
+        assert radius.min() > 0.5 - 1e-6 and radius.max() < 0.9 + 1e-6
+        # Uniform by area: the mean of the squared radius is that of its ends.
+        assert radius.square().mean().item() == pytest.approx((0.25 + 0.81) / 2, abs=0.02)
+    else:
+        torch.testing.assert_close(radius, torch.ones_like(radius))
+    assert angle.max().item() == pytest.approx(2.0 * alpha, rel=0.01)
+    assert angle.mean().item() == pytest.approx(alpha, rel=0.05)
+
+
+def test_alpha_multiplies_initial_frequencies():
+    frequencies = []
+    for alpha in (1.0, 1.7):
+        torch.manual_seed(0)
+        operator = make_operator(init="uniform", damping=False, frequency_scale=alpha)
+        frequencies.append(operator.oscillators()[0].sqrt())
+    torch.testing.assert_close(frequencies[1], 1.7 * frequencies[0])
+    assert frequencies[0].max() <= 1
+
+
+@pytest.mark.parametrize("rule", ["im", "imex", "zoh"])
+def test_every_parameter_is_a_stable_oscillation(rule):
+    omega, damping, step = torch.meshgrid(
+        torch.tensor([1e-6, 1e-2, 1.0, 1e3]),
+        torch.tensor([0.0, 1e-6, 1.0, 1e3]),
+        torch.tensor([1e-3, 1.0]),
+        indexing="ij",
+    )
+    inputs = [part.flatten().requires_grad_() for part in (omega, damping, step)]
+    eigenvalue, gain = oscillator_steps(*inputs, rule)
+    assert (eigenvalue.square().sum(-1) <= 1 + 1e-6).all()
+    gradients = torch.autograd.grad(eigenvalue.sum() + gain.sum(), inputs)
+    assert all(tensor.isfinite().all() for tensor in (eigenvalue, gain, *gradients))
+
+
+def test_reports(make_model):
+    """States that matter, and a response that is the transform of the kernel; none without damping."""
+    operator = make_operator()
+    assert no_balanced_form(operator) is None
+    kernel = operator.kernel_matrix(4096, dtype=torch.float64)
+    omega = torch.tensor([0.3, 1.1, 2.5], dtype=torch.float64)
+    waves = torch.polar(torch.ones_like(omega), -omega).unsqueeze(-1) ** torch.arange(4096)
+    expected = torch.einsum("hil,fl->hif", kernel.to(waves.dtype), waves).abs().square().sum(1).sqrt()
+    found = operator.frequency_response(omega, torch.arange(3)).real
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    # The Hankel singular values of the whole bound its gain from above by twice their sum.
+    singular = balanced_system(operator).singular_values
+    assert 0 < found.max() <= 2 * singular.sum() + operator.D.abs().max()
+    conservative = make_operator(damping=False)
+    assert "not damped" in str(no_balanced_form(conservative))
+    assert conservative.frequency_response is None
+    with pytest.raises(ValueError, match="none of its kind"):
+        compress(make_model("LinOSS", "Model"), state_size=4)
+    with pytest.raises(ValueError, match="max_phase"):
+        alpha_recommendation(hf_ssm.LinOSSConfig())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"init": "ring", "discretization": "im"}, "init='uniform'"),
+        ({"r_min": 0.9, "r_max": 0.5}, "must not exceed"),
+        ({"frequency_scale": 2.0}, "`max_phase` to 1.571"),
+        ({"max_phase": 4.0}, "max_phase"),
+        ({"frequency_shift": 1.0}, "frequency_scale"),
+        ({"state_size": 7}, "even"),
+        ({"discretization": "bilinear"}, "'imex', 'im', 'zoh'"),
+    ],
+)
+def test_bad_configurations(flags, message):
+    with pytest.raises(ValueError, match=message):
+        hf_ssm.LinOSSConfig(**flags)

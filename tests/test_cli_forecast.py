@@ -1,0 +1,163 @@
+"""`hf-ssm predict` with a model that forecasts series: outputs, scores, continuation, and errors."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hf_ssm
+from hf_ssm import cli
+from hf_ssm.inference.forecast import Forecaster
+from hf_ssm.tokenization import build_dna_tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 1, "decoder_dim": 6, "decoder_patch_len": 6}
+    folder = tmp_path_factory.mktemp("forecaster") / "model"
+    hf_ssm.FlowStateForPrediction(hf_ssm.FlowStateConfig(**sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def table(tmp_path):
+    days = pd.date_range("2024-01-01", periods=40, freq="D").strftime("%Y-%m-%d")
+    parts = [
+        pd.DataFrame({"shop": shop, "day": days, "sales": np.sin(np.arange(40) * 2 * np.pi / 7) + number})
+        for number, shop in enumerate(("north", "south"))
+    ]
+    path = tmp_path / "sales.csv"
+    pd.concat(parts).to_csv(path, index=False)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["predict", *map(str, arguments)])
+
+
+SERIES = ("--id-column", "shop", "--time-column", "day")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_forecasts_of_a_table(checkpoint, table, tmp_path, capsys, suffix):
+    output = tmp_path / f"forecasts{suffix}"
+    assert run(checkpoint, table, *SERIES, "--horizon", 9, "--quantiles", 0.1, 0.9, "--output", output) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"forecasts of 2 series: {output}\n"
+    assert "--hold-out --season" in printed.err
+    rows = pd.read_parquet(output) if suffix == ".parquet" else pd.read_csv(output, sep=None, engine="python")
+    assert list(rows) == ["shop", "series", "step", "day", "prediction", "quantile_0.1", "quantile_0.9"]
+    assert len(rows) == 18 and set(rows["shop"]) == {"north", "south"}
+    assert str(pd.to_datetime(rows["day"]).min().date()) == "2024-02-10"
+    model = hf_ssm.FlowStateForPrediction.from_pretrained(checkpoint)
+    expected = hf_ssm.forecast(model, pd.read_csv(table), id_column="shop", time_column="day", horizon=9)
+    np.testing.assert_allclose(rows["prediction"], expected["prediction"][:], rtol=1e-6)
+
+
+def test_held_out_values_are_compared_with_a_seasonal_naive_forecast(checkpoint, table, tmp_path, capsys):
+    output = tmp_path / "check.csv"
+    assert run(checkpoint, table, *SERIES, "--horizon", 7, "--hold-out", "--season", 7, "--output", output) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["MAE", "MASE", "quantile", "loss"]
+    assert lines[2].startswith("model ") and lines[3].startswith("seasonal naive ")
+    # The series repeats every week.
+    assert float(lines[3].split()[2]) < 1e-6 < float(lines[2].split()[1])
+    assert "lie between the quantiles 0.1 and 0.9" in lines[4]
+    assert {"actual", "seasonal_naive"} <= set(pd.read_csv(output))
+
+
+def test_an_interrupted_command_continues(checkpoint, table, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hf_ssm.cli.forecast._PART", 1)
+    output, computed, original = tmp_path / "forecasts.csv", [], Forecaster.table
+
+    def interrupted(self, series):
+        if computed:
+            raise KeyboardInterrupt
+        computed.append(series)
+        return original(self, series)
+
+    monkeypatch.setattr(Forecaster, "table", interrupted)
+    assert run(checkpoint, table, *SERIES, "--output", output) == 130
+    assert not output.exists()
+    again = []
+    monkeypatch.setattr(Forecaster, "table", lambda self, series: again.append(series) or original(self, series))
+    assert run(checkpoint, table, *SERIES, "--output", output) == 0
+    assert [series[0].id for series in again] == ["south"]
+    assert pd.read_csv(output)["shop"].unique().tolist() == ["north", "south"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--window", "5"], "--window is for sequences, but"),
+        (["--both-strands"], "--both-strands is for sequences, but"),
+        (["--season", "7"], "--season 7 is for the comparison of --hold-out"),
+        (["--horizon", "0"], "`horizon` must be a positive number"),
+        (["--quantiles", "0.33"], "`quantiles` has 0.33"),
+        (["--value-columns", "slaes"], "did you mean 'sales'"),
+        (["--time-column", "day"], "name the id column"),
+        (["--horizon", "5000", "--id-column", "shop"], "leaves no context"),
+    ],
+)
+def test_bad_options_get_one_line(checkpoint, table, tmp_path, capsys, options, message):
+    assert run(checkpoint, table, *options, "--output", tmp_path / "x.csv") == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_options_of_series_are_refused_for_models_of_sequences(make_model, tmp_path, capsys):
+    make_model("S4", "ForSequenceClassification").save_pretrained(tmp_path / "model")
+    build_dna_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "x.csv").write_text("sequence\nACGT\n")
+    assert run(tmp_path / "model", tmp_path / "x.csv", "--horizon", 3, "--output", tmp_path / "y.csv") == 2
+    assert "--horizon is for models that forecast series" in capsys.readouterr().err
+
+
+def test_report_of_a_forecaster(checkpoint, table, tmp_path, capsys):
+    data = ["--dataset", str(table), *SERIES, "--max-length", "18", "--batch-size", "3"]
+    assert cli.main(["report", checkpoint, *data, "--output", str(tmp_path / "report")]) == 0
+    printed = capsys.readouterr().out
+    # Two windows of each shop.
+    assert "on 4 sequences of up to 18 positions; n = 4 training sequences" in printed
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    (layer,) = report["complexity"]
+    model = hf_ssm.FlowStateForPrediction.from_pretrained(checkpoint).eval()
+    sales = torch.tensor(pd.read_csv(table)["sales"].to_numpy()).float().view(2, 40)
+    windows = torch.cat([sales[:, 4:22], sales[:, 22:]])
+    with torch.no_grad():
+        assert layer["tau"] == pytest.approx(model(windows, output_tau=True).tau.item(), rel=1e-4)
+    fastest = model.model.layers[0].mixer.ssm.A_imag.abs().max().item()
+    assert report["alpha"]["largest_frequency"] == pytest.approx(fastest, rel=1e-4)
+    assert report["alpha_of_layers"]["0"]["edges"]
+    assert len(report["total_variation"]) == 1 and report["remembrance"]["distances"] == [1, 2, 4, 8, 16]
+    assert report["bound"]["none"].startswith("FlowStateForPrediction has no selective scan")
+    assert (tmp_path / "report/tau.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give a table of series with --dataset"),
+        (["--dataset", "{table}", "--split", "test"], "--split test is for sequences"),
+        (["--dataset", "{table}", "--label-column", "y"], "--label-column is for sequences"),
+        (["--dataset", "{table}", "--set", "data.window=3"], "--set is for sequences"),
+        (["--dataset", "{table}", "--max-length", "5000"], "--max-length 5000 must be from 1 to 2048"),
+        (["--dataset", "{table}", "--max-length", "200"], "has no series of 200 values"),
+    ],
+)
+def test_what_a_report_refuses(checkpoint, table, capsys, options, message):
+    assert cli.main(["report", checkpoint, *(option.format(table=table) for option in options)]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_other_commands_name_what_is_for_series(checkpoint, tmp_path, capsys):
+    assert cli.main(["app", checkpoint]) == 2
+    assert "use hf-ssm predict" in capsys.readouterr().err
+    assert cli.main(["spectrum", "planted-motifs", "--model", checkpoint]) == 2
+    assert "forecasts series, and a spectrum needs a model of sequences" in capsys.readouterr().err
+    arguments = ["train", "--dataset", "planted-motifs", "--family", "flowstate", "--output", str(tmp_path / "x")]
+    assert cli.main(arguments) == 2
+    assert "as examples/forecasting.py does" in capsys.readouterr().err
