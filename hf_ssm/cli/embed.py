@@ -25,6 +25,7 @@ from hf_ssm.cli.sequences import (
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.cli.variants import print_changed_contigs, print_reasons
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import usual_column
 from hf_ssm.data.files import bare_suffix
@@ -88,13 +89,15 @@ def _embed_variants(args: argparse.Namespace) -> None:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         model = load_sequence_model(args)
         embedder = VariantEmbedder(model.model, model.tokenizer, genome, **options)
-        total, columns = 0, set[str]()
+        total, columns, contigs = 0, set[str](), dict[str, None]()
         for variant in read_variants(args.input):
+            contigs[variant.chrom] = None
             if not columns.issuperset(variant.columns):
                 columns.update(variant.columns)
                 embedder.check_columns(variant.columns)
                 check_array_columns(args.output, variant.columns)
             total += 1
+        print_changed_contigs(contigs, args.input, genome)
         if args.estimate:
             print(estimate(read_variants(args.input), embedder.table, total, "variants"))
             return
@@ -104,6 +107,8 @@ def _embed_variants(args: argparse.Namespace) -> None:
             all_tables = list(tables)
             count = sum(pc.sum(pc.equal(table["reason"], "")).as_py() or 0 for table in all_tables)
             print(f"{args.output} holds {total} alleles, {count} of them with hidden states.")
+            reasons = (why for table in all_tables for why in table["reason"].to_pylist() if why)
+            print_reasons(reasons, "alleles without hidden states")
             _writer(args, embedder.names)(iter(all_tables), path)
 
         write_in_parts(

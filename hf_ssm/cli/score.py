@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +27,7 @@ from hf_ssm.cli.sequences import (
 )
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.tracks import check_score_tracks, run_base_tracks
+from hf_ssm.cli.variants import print_changed_contigs, print_reasons
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
@@ -160,14 +159,16 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
     """Number of variants, after a check of all that the table and the metrics need besides the scores."""
     names = [name for name in (args.label_column, args.by, args.match_group) if name is not None]
     read: dict[str, list[Any]] = {name: [] for name in names}
-    count, columns = 0, set[str]()
+    count, columns, contigs = 0, set[str](), dict[str, None]()
     for variant in variants:
         count += 1
+        contigs[variant.chrom] = None
         if not columns.issuperset(variant.columns):
             columns.update(variant.columns)
             scorer.check_columns(variant.columns)
         for name in names:
             read[name].append(variant.columns.get(name))
+    print_changed_contigs(contigs, args.variants, scorer.genome)
     if names and count:
         missing = [name for name in names if name not in columns]
         if missing:
@@ -177,13 +178,11 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
 
 
 def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
-    reasons, missing = (Counter(re.sub(r"'.*?'|\d+", "...", why) for why in table[name] if why) for name in REASONS)
-    usable = len(table) - reasons.total() - missing.total()
+    reasons, missing = ([why for why in table[name] if why] for name in REASONS)
+    usable = len(table) - len(reasons) - len(missing)
     print(f"{args.output} holds {len(table)} alleles, {usable} of them with all scores.")
-    for reason, count in reasons.most_common():
-        print(f"  {count} without: {reason}")
-    for reason, count in missing.most_common():
-        print(f"  {count} without {reason}")
+    print_reasons(reasons, "alleles without scores")
+    print_reasons(missing, "alleles without a score")
     if args.label_column is not None:
         _print_metrics(args, table, scores)
 

@@ -29,16 +29,16 @@ def print_changed_contigs(names: Iterable[str], path: Path, genome: Genome | Non
         print(f"{names_of}: {', '.join(changed[:_MOST_NAMES])}{rest}.", file=sys.stderr)
 
 
-def lines_of_reasons(reasons: Iterable[str]) -> list[str]:
-    """A line for each kind of reason why alleles have no result, with their number and the first reason.
+def print_reasons(reasons: Iterable[str], what: str) -> None:
+    """Print why alleles have no result: for each kind of reason the number of alleles, and the first reason in full.
 
     Args:
-        reasons: The reasons of the alleles, "" for those with a result.
+        reasons: The reasons of the alleles without a result.
+        what: Name of such alleles, for several.
     """
     kinds: dict[str, list[str]] = {}
-    for reason in filter(None, reasons):
-        # Kinds of reasons differ in more than names, letters and numbers.
-        kind = re.sub(r"'.*?'| at [^ ]*:|\d+", "", reason)
-        kinds.setdefault(kind, []).append(reason)
-    by_count = sorted(kinds.values(), key=len, reverse=True)
-    return [f"  {len(texts)} without{', the first' if len(texts) > 1 else ''}: {texts[0]}" for texts in by_count]
+    for reason in reasons:
+        # Reasons of a kind differ in names, letters and numbers.
+        kinds.setdefault(re.sub(r"'.*?'| at [^ ]+:|\d+", "", reason), []).append(reason)
+    for texts in sorted(kinds.values(), key=len, reverse=True):
+        print(f"  1 allele: {texts[0]}" if len(texts) == 1 else f"  {len(texts)} {what}, the first: {texts[0]}")

@@ -203,7 +203,8 @@ def test_scores_do_not_depend_on_the_strand_of_the_genome(model_of, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"ref": "AAAA"}, "reference is"),
+        ({"ref": "AAAA"}, "reference differs from g.fa at chr1:"),
+        ({"ref": "AAAA", "id": "rs9"}, "reference differs from g.fa at rs9: the genome has"),
         ({"ref": "N"}, "allele 'N' has the ambiguous letter 'N'"),
         ({"alt": "AN"}, "allele 'AN' has the ambiguous letter 'N'"),
         ({"alt": "r"}, "allele 'r' has the ambiguous letter 'R'"),
@@ -339,7 +340,7 @@ def test_reference_at_an_ambiguous_base_is_its_first_base(model_of, tmp_path: Pa
         with Genome(tmp_path / f"{name}.fa") as genome:
             found[name] = hf_ssm.score_variants(model, TOKENIZER, rows, genome, window=12)
     assert found["r"]["llr"][0] == found["r"]["llr"][2] == pytest.approx(found["a"]["llr"][0], abs=1e-12)
-    assert found["r"]["llr"][1] is None and "reference is 'R'" in found["r"]["reason"][1]
+    assert found["r"]["llr"][1] is None and "the genome has 'R', the variant 'G'" in found["r"]["reason"][1]
 
 
 def test_masked_log_odds(make_model, genome: Genome) -> None:
