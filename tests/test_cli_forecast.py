@@ -108,6 +108,11 @@ def test_bad_options_get_one_line(checkpoint, table, tmp_path, capsys, options, 
     assert not (tmp_path / "x.csv").exists()
 
 
+def test_forecasts_need_an_output(checkpoint, table, capsys):
+    assert run(checkpoint, table, *SERIES) == 2
+    assert "forecasts need a file: give --output FILE" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_options_of_series_are_refused_for_models_of_sequences(make_model, tmp_path, capsys):
     make_model("S4", "ForSequenceClassification").save_pretrained(tmp_path / "model")
     build_dna_tokenizer().save_pretrained(tmp_path / "model")

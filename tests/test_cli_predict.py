@@ -102,7 +102,8 @@ def test_the_same_command_for_each_model_and_format(checkpoints, file, checkpoin
     path.unlink()
     assert run(checkpoints[checkpoint], file(name, text), "--output", path, "--both-strands") == 0
     out, err = capsys.readouterr()
-    assert out == f"predictions: {path}\n" and "letter/s" in err
+    summary, rest = out.split("\n", 1)
+    assert rest == f"predictions: {path}\n" and "letter/s" in err
     is_tokens = checkpoint == "tokens"
     auto = hf_ssm.S4ForTokenClassification if is_tokens else AutoModelForSequenceClassification
     expected = hf_ssm.predict(
@@ -113,7 +114,61 @@ def test_the_same_command_for_each_model_and_format(checkpoints, file, checkpoin
     ).to_pandas()
     pd.testing.assert_frame_equal(read(path), expected, check_dtype=False, rtol=0, atol=1e-12)
     assert len(expected) == (sum(map(len, SEQUENCES)) if is_tokens else len(SEQUENCES))
+    counts = dict(text.rsplit(" ", 1) for text in summary.removeprefix("rows of each class: ").split(", "))
+    assert {name: int(count) for name, count in counts.items() if count != "0"} == dict(
+        expected["prediction"].value_counts()
+    )
+    assert len(counts) == 3
     assert sorted(found.name for found in path.parent.iterdir()) == sorted([name, output])
+
+
+def test_rows_are_shown_without_an_output(checkpoints, file, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = file("i.csv", CSV * 2)
+    table.write_text("name,sequence,text\n" + "".join(f"r{n},{'ACGT' * (n + 2)},{'a|b ' * 20}\n" for n in range(12)))
+    assert run(checkpoints["own"], table, "--output", tmp_path / "o.csv") == 0
+    written, expected = capfd.readouterr().out.splitlines()[0], read(tmp_path / "o.csv")
+    before = sorted(tmp_path.iterdir())
+    assert run(checkpoints["own"], table) == 0
+    summary, header, _, *rows, rest = capfd.readouterr().out.splitlines()
+    assert summary == written and sorted(tmp_path.iterdir()) == before
+    cells = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in (header, *rows)]
+    assert cells[0] == list(expected.columns) and len(rows) == 10
+    assert rest == "10 of 12 rows; --output FILE writes all."
+    for number, row in enumerate(cells[1:]):
+        assert row[:2] == [f"r{number}", "a/b a/b a/b a/b a/b a..."] and row[2] == expected["prediction"][number]
+        assert row[3:] == [f"{value:.4g}" for value in expected.iloc[number, 3:]]
+    # A narrow terminal shows the first column and the prediction.
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(checkpoints["own"], table) == 0
+    out = capfd.readouterr().out.splitlines()
+    assert out[1].replace(" ", "").startswith("|name|prediction|") and max(map(len, out[1:-1])) <= 40
+    assert out[-1] == "10 of 12 rows and 2 of 6 columns; --output FILE writes all."
+
+
+def test_summaries_of_labels_and_values(checkpoints, file, tmp_path, capsys):
+    for kind in ("multi_label_classification", "regression"):
+        shutil.copytree(checkpoints["own"], tmp_path / kind)
+        config = json.loads((tmp_path / kind / "config.json").read_text())
+        (tmp_path / kind / "config.json").write_text(json.dumps({**config, "problem_type": kind}))
+        output = tmp_path / f"{kind}.csv"
+        assert run(tmp_path / kind, file("i.csv", CSV), "--output", output) == 0
+        summary, found = capsys.readouterr().out.splitlines()[0], pd.read_csv(output, keep_default_na=False)
+        if kind == "regression":
+            value = found["value_0"]
+            assert f"values: value_0 mean {value.mean():.4g}, from {value.min():.4g} to {value.max():.4g}; " in summary
+        else:
+            labels = [label for text in found["prediction"] for label in text.split(";")]
+            counts = {label or "none": labels.count(label) for label in ["LABEL_0", "LABEL_1", "LABEL_2", ""]}
+            shown = dict(text.split(" ") for text in summary.removeprefix("rows of each class: ").split(", "))
+            assert {name: int(shown.get(name, 0)) for name in counts} == counts
+
+
+@pytest.mark.parametrize("option", [["--track", "t.bw"], ["--regions", "r.bed"], ["--overwrite-output"]])
+def test_options_that_need_an_output(checkpoints, file, capfd, option):
+    genome = [] if option == ["--overwrite-output"] else ["--genome", file("g.fa", ">chr1\nACGT\n")]
+    message = error_of(capfd, checkpoints["own"], file("i.fa", FASTA), *genome, *option)
+    assert message == f"{option[0]} needs a file for the predictions: give --output FILE"
 
 
 def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):

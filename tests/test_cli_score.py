@@ -224,10 +224,14 @@ def test_soft_masked_genome(folder: Path, capfd: pytest.CaptureFixture[str], cap
 
 
 @pytest.mark.parametrize("command", ["score", "embed"])
-def test_names_of_contigs_and_reasons_are_printed(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_names_of_contigs_and_reasons_are_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     other = {base: "ACGT"[("ACGT".index(base) + 1) % 4] for base in "ACGT"}
     wrong, right = GENOME[40], GENOME[41]
-    header = "##fileformat=VCFv4.2\n##contig=<ID=1>\n##contig=<ID=chr1>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    header = (
+        "##fileformat=VCFv4.2\n##contig=<ID=1>\n##contig=<ID=chr1>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    )
     first = f"1\t41\trs9\t{other[wrong]}\t{wrong}\t.\t.\t.\n"
     rows = [first, f"1\t42\t.\t{right}\t{other[right]}\t.\t.\t.\n"]
     output = ["--output", f"o.{'csv' if command == 'score' else 'parquet'}", "--overwrite-output"]
@@ -239,7 +243,11 @@ def test_names_of_contigs_and_reasons_are_printed(folder: Path, capsys: pytest.C
         assert err.count("Names of contigs differ between v.vcf and g.fa: 1 is chr1.\n") == 1
         reason = f"reference differs from g.fa at rs9: the genome has {wrong!r}, the variant {other[wrong]!r}"
         what = "scores" if command == "score" else "hidden states"
-        assert f"  1 allele: {reason}\n" in out if not second else f"  2 alleles without {what}, the first: {reason}\n" in out
+        assert (
+            f"  1 allele: {reason}\n" in out
+            if not second
+            else f"  2 alleles without {what}, the first: {reason}\n" in out
+        )
     Path("v.vcf").write_text(header + second)
     assert main([command, "own", "v.vcf", "--genome", "g.fa", "--window", "16", *output]) == 0
     assert "Names of contigs" not in capsys.readouterr().err

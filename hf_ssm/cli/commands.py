@@ -95,6 +95,7 @@ COMMANDS: dict[str, Command] = {
         "or forecasts of numeric series: a row for each step of each series, with quantiles. An interrupted command "
         "continues where it stopped.",
         (
+            "hf-ssm predict runs/mine sequences.fa",
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
             "hf-ssm predict runs/mine peaks.bed --genome hg38.fa --output peaks.csv --both-strands",
             "hf-ssm predict runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",

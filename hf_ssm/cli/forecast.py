@@ -86,6 +86,8 @@ def run_forecast(args: argparse.Namespace) -> None:
     """Write a table of forecasts, and with --hold-out print how they compare with a seasonal-naive forecast."""
     _refuse(args, _OF_SEQUENCES, "is for sequences, but {} forecasts series")
     check_positive(args, "max_tokens_per_batch")
+    if args.output is None:
+        raise ValueError("forecasts need a file: give --output FILE (.csv, .tsv or .parquet)")
     check_table_output(args.output)
     if args.season is not None and not args.hold_out:
         raise ValueError(f"--season {args.season} is for the comparison of --hold-out: add it, or leave --season out")

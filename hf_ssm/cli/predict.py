@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import load_config, warn_of_chance
 from hf_ssm.cli.forecast import check_no_series, run_forecast
+from hf_ssm.cli.screen import print_rows, summary_of
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, model_words, reader_of, sequence_column
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.tracks import TrackFiles, entries_of_rows
@@ -18,8 +19,9 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, read_regions
 from hf_ssm.data.tracks import check_track, track_paths
 from hf_ssm.inference.estimate import estimate
-from hf_ssm.inference.parts import check_table_output, file_facts, join_table, write_in_parts
+from hf_ssm.inference.parts import check_table_output, file_facts, join_table, table_of, write_in_parts
 from hf_ssm.inference.predict import Predictor, Unit, letters_of
+from hf_ssm.inference.sharing import launched_workers
 
 _TRACK_OPTIONS = ("track", "regions", "by_region", "session")
 _OPTIONS = ("window", "stride", "aggregate", "both_strands")
@@ -41,7 +43,7 @@ def run_predict(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
-    check_table_output(args.output)
+    _check_output(args)
     options = {name: getattr(args, name) for name in _OPTIONS}
     column = sequence_column(args)
     regions = None if args.regions is None or genome is None else read_regions(args.regions, genome)
@@ -72,19 +74,25 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:
             parts = list(tables)
+            table = pa.concat_tables(parts)
+            print(summary_of(table, predictor))
             if tracks is not None and genome is not None:
-                table = pa.concat_tables(parts)
                 columns = entries_of_rows(table, predictor.value_columns, genome.contigs)
                 tracks.write(columns, _locus(table))
             join_table(iter(parts), path)
 
         groups = predictor.groups(records())
-        settings = options | facts
-        overwrite = args.overwrite_output
-        write_in_parts(
-            args.output, groups, compute, settings, part_size=1, overwrite=overwrite, skipped=count, join=join
-        )
-    print(f"predictions: {args.output}")
+        if args.output is None:
+            shown = table_of(groups, compute, part_size=1).data.table
+        else:
+            # The first process of a launch joins the parts of all.
+            replace = {"part_size": 1, "overwrite": args.overwrite_output, "skipped": count, "join": join}
+            write_in_parts(args.output, groups, compute, options | facts, **replace)
+    if args.output is None:
+        print(summary_of(shown, predictor))
+        print_rows(shown, [*(["prediction"] if predictor.classes else []), *predictor.value_columns])
+    else:
+        print(f"predictions: {args.output}")
     if note := predictor.unknown.note("predictions (column unknown_letters)"):
         print(note)
     words: list[object] = [] if args.genome is None else ["--genome", args.genome]
@@ -93,6 +101,17 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
     words += ["--keep-case"] if args.keep_case else []
     line = command("embed", args.checkpoint, args.input, *words, *model_words(args), "--output", "embeddings.parquet")
     suggest((line, "hidden states of the same sequences"))
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    if args.output is not None:
+        check_table_output(args.output)
+        return
+    for name in (*_TRACK_OPTIONS, "overwrite_output"):
+        if getattr(args, name) not in (None, False):
+            raise ValueError(f"--{name.replace('_', '-')} needs a file for the predictions: give --output FILE")
+    if launched_workers().count > 1:
+        raise ValueError("several processes share the predictions in a file: give --output FILE")
 
 
 def _tracks(args: argparse.Namespace, genome: Genome, regions: Regions | None, predictor: Predictor) -> TrackFiles:

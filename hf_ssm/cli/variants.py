@@ -1,4 +1,4 @@
-"""What the commands that read variants print: names of contigs that were changed, reasons of alleles without a result."""
+"""What the commands that read variants print: changed names of contigs, reasons of alleles without a result."""
 
 import re
 import sys

@@ -126,6 +126,7 @@ class Predictor:
 
     Attributes:
         value_columns: Names of the columns of numbers in the tables.
+        classes: Names of the classes in the column `prediction`; `None` for a model that predicts values.
         unknown: Count of the rows, or of the sequences of tokens, by their unknown letters, from `survey`.
         longest_window: Letters of the longest window of a sequence that `survey` found cut; `None` if none is cut.
 
@@ -165,6 +166,7 @@ class Predictor:
         # Names that are not unique could not be columns.
         self._names = names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
         self.value_columns = self._value_columns()
+        self.classes = None if self._kind == _VALUES else self._names
 
     def survey(self, records: Iterable[Record]) -> int:
         """The number of letters to read, on one strand; those of overlapping windows count repeatedly.
@@ -185,6 +187,10 @@ class Predictor:
             for unit in self._units_of(windows):
                 self.unknown.add(record.sequence[unit[0].start : unit[-1].stop])
         return total
+
+    def chosen(self, prediction: str) -> list[str]:
+        """The classes that a value of the column `prediction` names: one, or any number that do not exclude others."""
+        return [name for name in prediction.split(";") if name] if self._kind == _LABELS else [prediction]
 
     def groups(self, records: Iterable[Record]) -> Iterator[list[Unit]]:
         """Consecutive units that are computed together and form a part of the output."""

@@ -83,9 +83,10 @@ def add_batch_limit(add: Callable[..., object]) -> None:
     add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
 
 
-def add_table_options(parser: argparse.ArgumentParser, formats: str) -> None:
-    """The output file."""
+def add_table_options(parser: argparse.ArgumentParser, formats: str, required: bool = True) -> None:
+    """The output file; if it is not `required`, the command shows the first rows without it."""
     add = parser.add_argument_group("output").add_argument
     what = f"file for the result ({formats}); an interrupted command continues where it stopped"
-    add("--output", metavar="FILE", type=Path, required=True, help=what)
+    without = "" if required else ". Without it, the first ten rows are shown"
+    add("--output", metavar="FILE", type=Path, required=required, help=what + without)
     add("--overwrite-output", action="store_true", help="replace --output and the parts of an interrupted command")

@@ -71,7 +71,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     _add_region_options(add, "leave out windows that overlap none")
     _add_forecast(parser)
     _add_run(parser)
-    add_table_options(parser, "csv, tsv or parquet")
+    add_table_options(parser, "csv, tsv or parquet", required=False)
 
 
 def _add_forecast(parser: argparse.ArgumentParser) -> None:
