@@ -1,6 +1,7 @@
 """`hf-ssm predict` with a model that forecasts series: outputs, scores, continuation, and errors."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -140,6 +141,17 @@ def test_report_of_a_forecaster(checkpoint, table, tmp_path, capsys):
     assert len(report["total_variation"]) == 1 and report["remembrance"]["distances"] == [1, 2, 4, 8, 16]
     assert report["bound"]["none"].startswith("FlowStateForPrediction has no selective scan")
     assert (tmp_path / "report/tau.png").exists()
+
+
+def test_report_of_a_forecaster_for_another_sampling_rate(checkpoint, table, tmp_path, capsys):
+    copied = shutil.copytree(checkpoint, tmp_path / "coarse")
+    content = json.loads((copied / "config.json").read_text()) | {"scale_factor": 0.5}
+    (copied / "config.json").write_text(json.dumps(content))
+    printed = []
+    for folder in (checkpoint, copied):
+        assert cli.main(["report", str(folder), "--dataset", str(table), *SERIES, "--max-length", "18"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize(

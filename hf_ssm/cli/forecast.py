@@ -1,4 +1,4 @@
-"""`hf-ssm predict` with a model that forecasts numeric series."""
+"""`hf-ssm predict` and `hf-ssm report` with a model that forecasts numeric series."""
 
 import argparse
 import random
@@ -18,20 +18,16 @@ from hf_ssm.inference.parts import check_table_output, file_facts, write_in_part
 
 # Series of a part of the output.
 _PART = 256
-_OF_SERIES = (
-    *("horizon", "context", "quantiles", "value_columns", "id_column", "time_column"),
-    *("scale_factor", "hold_out", "season"),
-)
+# Steps of a window of `hf-ssm report`.
+_WINDOW = 512
+_COLUMNS = ("value_columns", "id_column", "time_column")
+# Options of `hf-ssm predict` for series, and for sequences, and those of `hf-ssm report` for sequences.
+_OF_SERIES = (*_COLUMNS, "horizon", "context", "quantiles", "scale_factor", "hold_out", "season")
 _OF_SEQUENCES = (
     *("sequence_column", "genome", "keep_case", "window", "stride", "aggregate", "both_strands", "track", "regions"),
     *("by_region", "session", "estimate", "tokenizer", "trust_remote_code"),
 )
-
-
-_COLUMNS = ("value_columns", "id_column", "time_column")
 _OF_ROWS = ("sequence_column", "label_column", "tokenizer", "task", "assignments")
-# Steps of a window of `hf-ssm report`.
-_WINDOW = 512
 
 
 def check_columns_of_series(args: argparse.Namespace) -> None:

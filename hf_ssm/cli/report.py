@@ -66,6 +66,8 @@ def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str
     model = load_model(args.checkpoint, config)
     if not type(model).__name__.endswith("ForPrediction"):
         raise ValueError(f"{args.checkpoint!r} holds a backbone without the normalisation of series: give a forecaster")
+    # τ is defined for the steps that the model was trained with.
+    model.config.scale_factor = 1.0
     batches, count = window_batches(args, config)
     report = theory_report(
         model,

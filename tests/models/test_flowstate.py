@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -10,7 +11,13 @@ from datasets import Dataset
 
 import hf_ssm
 from hf_ssm import FlowStateConfig, FlowStateForPrediction, FlowStateModel, SSMTrainer
-from hf_ssm.models.flowstate.forecasting_flowstate import basis_values, join_patches, patch_starts
+from hf_ssm.models.flowstate.forecasting_flowstate import (
+    basis_values,
+    join_patches,
+    ordered_quantiles,
+    patch_starts,
+    point_forecast,
+)
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training import SSMTrainingArguments
 
@@ -84,7 +91,7 @@ def test_the_flag_changes_the_forecast(flag: str) -> None:
 
 def test_no_flag_of_the_family_is_forgotten() -> None:
     own = set(FlowStateConfig.__annotations__)
-    own -= {"field_choices", "positive_fields", "model_type"}
+    own -= {"field_choices", "positive_fields", "model_type", "keys_to_ignore_at_inference"}
     assert own <= FLAGS.keys() | ELSEWHERE
 
 
@@ -199,6 +206,26 @@ def test_packed_and_padded_rows_of_the_backbone(flags: dict[str, Any]) -> None:
             input_values=padded, attention_mask=mask, time_deltas=torch.nn.functional.pad(steps[:, :5], place)
         )
         torch.testing.assert_close(found.last_hidden_state[mask.bool()], expected[0][0])
+
+
+def test_interpolated_quantiles_are_those_of_numpy() -> None:
+    predicted = torch.randn(3, 4, 5, dtype=torch.float64)
+    levels = [0.1, 0.4, 0.5, 0.95]
+    expected = np.quantile(predicted.numpy(), levels, axis=1).transpose(1, 0, 2)
+    np.testing.assert_allclose(ordered_quantiles(predicted, levels, True).numpy(), expected)
+    assert torch.equal(ordered_quantiles(predicted[:, :1], [0.5], True), predicted[:, :1])
+    points = point_forecast(predicted, levels, "mean")
+    np.testing.assert_allclose(points.numpy(), np.average(predicted.numpy(), axis=1, weights=[0.1, 0.4, 0.5, 0.05]))
+    assert torch.equal(point_forecast(predicted, levels, "median"), predicted[:, 2])
+
+
+def test_evaluation_collects_forecasts_and_no_hidden_states(tmp_path) -> None:
+    data = Dataset.from_dict({"past_values": series().tolist(), "future_values": series(6).tolist()})
+    arguments = SSMTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_names=["future_values"])
+    predicted = SSMTrainer(make(), arguments).predict(data)
+    points, quantiles = predicted.predictions
+    assert points.shape == (2, 6) and quantiles.shape == (2, 9, 6)
+    np.testing.assert_array_equal(predicted.label_ids, np.array(data["future_values"][:], dtype=np.float32))
 
 
 # Basis functions

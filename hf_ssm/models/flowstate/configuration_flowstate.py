@@ -46,6 +46,7 @@ class FlowStateConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_flowstate"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [*SSMConfig.keys_to_ignore_at_inference, "last_hidden_state"]
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
         "decoder_type": ("legs", "hlegs", "four"),

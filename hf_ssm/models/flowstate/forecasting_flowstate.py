@@ -5,11 +5,15 @@ quantiles, `K` basis functions.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["basis_values", "causal_statistics", "join_patches", "patch_starts", "pinball_loss", "point_forecast"]
+__all__ = [
+    *("basis_values", "causal_statistics", "join_patches", "ordered_quantiles", "patch_starts"),
+    *("pinball_loss", "point_forecast"),
+]
 
 # Where the basis functions begin and end in a patch.
 _RANGES = {"legs": (-1.0, 0.95), "hlegs": (0.0, 0.95), "four": (0.0, 1.0)}
@@ -76,12 +80,31 @@ def join_patches(patches: Tensor, steps: int) -> Tensor:
     return torch.cat([joined, patches[:, -1, :, patch - steps % patch :]], dim=-1) if steps % patch else joined
 
 
-def point_forecast(quantiles: Tensor, levels: Tensor, kind: str) -> Tensor:
+def ordered_quantiles(predicted: Tensor, levels: Sequence[float], interpolate: bool) -> Tensor:
+    """Quantiles `(B, Q, H)` that do not cross, from the values that a decoder predicts for these levels.
+
+    Args:
+        predicted: `(B, Q, H)`.
+        levels: Q ascending numbers between 0 and 1.
+        interpolate: Return the empirical quantiles of the Q values at the levels, by linear interpolation, as the
+            public code does; otherwise the values in ascending order.
+    """
+    values = predicted.sort(dim=1).values
+    if not interpolate:
+        return values
+    place = torch.tensor(levels, dtype=values.dtype, device=values.device) * (len(levels) - 1)
+    below = place.long()
+    above = (below + 1).clamp(max=len(levels) - 1)
+    return torch.lerp(values[:, below], values[:, above], (place - below).unsqueeze(-1))
+
+
+def point_forecast(quantiles: Tensor, levels: Sequence[float], kind: str) -> Tensor:
     """The point forecast `(B, H)` from the quantiles `(B, Q, H)` of these levels."""
     if kind == "median":
-        return quantiles[:, int((levels == 0.5).nonzero()[0])]
-    weights = 0.5 - (0.5 - levels).abs()
-    return torch.einsum("bqh,q->bh", quantiles, weights / weights.sum())
+        return quantiles[:, list(levels).index(0.5)]
+    weights = [0.5 - abs(0.5 - level) for level in levels]
+    scaled = torch.tensor(weights, dtype=quantiles.dtype, device=quantiles.device) / sum(weights)
+    return torch.einsum("bqh,q->bh", quantiles, scaled)
 
 
 def pinball_loss(predicted: Tensor, target: Tensor, observed: Tensor, levels: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from hf_ssm.models.flowstate.forecasting_flowstate import (
     basis_values,
     causal_statistics,
     join_patches,
+    ordered_quantiles,
     patch_starts,
     pinball_loss,
     point_forecast,
@@ -321,11 +322,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
 
     def _forecast(self, predicted: Tensor) -> tuple[Tensor, Tensor]:
         """Quantiles `(B, Q, H)` and point forecast `(B, H)` from the values that the decoder predicts."""
-        levels = torch.tensor(self.config.quantiles, dtype=predicted.dtype, device=predicted.device)
-        if self.config.interpolate_quantiles:
-            quantiles = torch.quantile(predicted, levels, dim=1).transpose(0, 1)
-        else:
-            quantiles = predicted.sort(dim=1).values
+        levels = self.config.quantiles or []
+        quantiles = ordered_quantiles(predicted, levels, self.config.interpolate_quantiles)
         return quantiles, point_forecast(quantiles, levels, self.config.prediction_type)
 
     def _loss(
