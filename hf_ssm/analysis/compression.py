@@ -318,7 +318,7 @@ def _store(operator: Any, target: Any, pairs: ConjugatePairs) -> None:
     exponents = torch.where(pairs.used[0], pairs.exponents[0], old)
     factor = _store_poles(target, exponents, target.log_dt.double().exp().cpu())
     rows = torch.linalg.vector_norm(pairs.b[0], dim=-1, keepdim=True)
-    old_b = torch.view_as_complex(operator.B.double().cpu().contiguous())
+    old_b = torch.complex(*operator.B.double().cpu().unbind(-1))
     usual = old_b.abs().square().sum(-1).mean().sqrt()
     b = torch.where(pairs.used[0].unsqueeze(-1), pairs.b[0] / rows.clamp(min=1e-300) * usual, old_b[:slots])
     c = pairs.c[0] * (rows.squeeze(-1) / usual / factor)

@@ -36,7 +36,7 @@ def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterR
             yield role.quantity, role.value(value)
         if role.times is not None:
             partner = parameters[".".join([*name.split(".")[:-1], role.times])].detach().cpu().double()
-            first, second = (torch.view_as_complex(factor.contiguous()) for factor in (value, partner))
+            first, second = (torch.complex(*factor.unbind(-1)) for factor in (value, partner))
             # Channel c of `second` uses copy c mod S of `first`.
             first = first.repeat(second.shape[-2] // first.shape[0], 1)
             yield "BC", first * second

@@ -79,7 +79,7 @@ class BlockBiasedScan(SelectiveScanBase):
         """B_bias, `(D, S)`, complex with complex states; `None` where there is none."""
         if self.B_bias is None or self.A_imag is None:
             return self.B_bias
-        return torch.view_as_complex(self.B_bias)
+        return torch.complex(*self.B_bias.unbind(-1))
 
     def _scan(
         self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None

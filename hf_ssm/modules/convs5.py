@@ -204,7 +204,7 @@ class ConvS5(SequenceOperator):
             dtype: Precision, at least that of the parameters.
         """
         dtype = torch.promote_types(dtype, self.C.dtype)
-        a, b, c = (torch.view_as_complex(part.to(dtype).contiguous()) for part in self.state_space())
+        a, b, c = (torch.complex(*part.to(dtype).unbind(-1)) for part in self.state_space())
         size, reach, seen = self.neighbourhood, c.shape[-1], b.shape[-1]
         margin = (size - reach - seen + 1) // 2
         shifted = [

@@ -213,3 +213,25 @@ def test_a_checkpoint_from_before_the_cutoff_of_the_zero_phase_filter_warns(make
             type(model).from_pretrained(tmp_path)
             messages = [text for text in caplog.messages if "became constant above 0.95 π" in text]
             assert len(messages) == (warns and is_old)
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        ("S4", {}),
+        ("S4", {"kernel_type": "s4"}),
+        ("S5", {}),
+        ("SelectiveSSM", {"num_blocks": 4, "use_input_bias": True, "complex_state": True}),
+        ("Hyena2", {"complex_state": True}),
+    ],
+)
+def test_parameters_at_any_address_are_read(make_model, family, flags):
+    """Pairs of numbers of a mapped file need not lie where a complex number may; torch crashes on some of them."""
+    model = make_model(family, "Model", **flags).double()
+    ids = torch.randint(0, 12, (2, 50))
+    expected = model(ids).last_hidden_state
+    for parameter in model.parameters():
+        room = torch.zeros(parameter.numel() + 1, dtype=parameter.dtype)
+        parameter.data = room[1:].view(parameter.shape).copy_(parameter.data)
+        assert parameter.data_ptr() % 16 == 8
+    assert torch.equal(model(ids).last_hidden_state, expected)

@@ -64,7 +64,8 @@ class Evo1Converter(Evo2Converter):
             name = name.removeprefix("backbone.")
             if name.endswith(".filter.poles"):
                 # The logarithm of the precision that the tensor has, as in the public code.
-                logarithms = torch.view_as_complex(tensor.to(torch.promote_types(tensor.dtype, torch.float32))).log()
+                pairs = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).unbind(-1)
+                logarithms = torch.complex(*pairs).log()
                 tensors[name.replace(".poles", ".log_poles")] = logarithms.real
                 tensors[name.replace(".poles", ".angles")] = logarithms.imag.squeeze(-1)
             else:

@@ -104,13 +104,14 @@ class StateSpaceFilter(LongFilter):
     def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
         a_real, a_imag = (self._of_channels(self._in_precision(p, dtype)) for p in (self.log_A_real, self.A_imag))
+        # Copies of the pairs: parameters may lie at addresses in a mapped file at which complex arithmetic crashes.
         matrices = {
             "a": torch.complex(-a_real.exp(), a_imag),
-            "b": torch.view_as_complex(self._of_channels(self._in_precision(self.B, dtype)).contiguous()),
-            "c": torch.view_as_complex(self._in_precision(self.C, dtype).contiguous()),
+            "b": torch.complex(*self._of_channels(self._in_precision(self.B, dtype)).unbind(-1)),
+            "c": torch.complex(*self._in_precision(self.C, dtype).unbind(-1)),
         }
         if self.low_rank:
-            matrices["p"] = torch.view_as_complex(self._of_channels(self._in_precision(self.P, dtype)).contiguous())
+            matrices["p"] = torch.complex(*self._of_channels(self._in_precision(self.P, dtype)).unbind(-1))
         return matrices
 
     def _of_channels(self, parameter: Tensor) -> Tensor:

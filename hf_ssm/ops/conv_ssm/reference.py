@@ -43,7 +43,7 @@ def conv_ssm_reference(
                 total = total + window @ kernel[:, :, row, column].mT
         return total
 
-    a, b, c = (torch.view_as_complex(pair.contiguous()) for pair in (a, b, c))
+    a, b, c = (torch.complex(*pair.unbind(-1)) for pair in (a, b, c))
     state = inputs.new_zeros(*inputs[:, 0].shape[:3], a.shape[0], dtype=a.dtype)
     state = state if initial_state is None else initial_state
     outputs = []
