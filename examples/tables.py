@@ -25,6 +25,7 @@ for module in sorted(Path(__file__).parent.glob("_tables_of_*.py")):
 
 DOCUMENTS = (
     "README.md",
+    "docs/index.md",
     "benchmarks/README.md",
     "model_cards/README.md",
     "docs/how-to/generate.md",

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/experiments/*.md")))
 NAMES = (
     "README.md",
+    "docs/index.md",
     "benchmarks/README.md",
     "model_cards/README.md",
     "docs/how-to/generate.md",
