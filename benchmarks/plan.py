@@ -80,8 +80,13 @@ def saved_numbers(config: Any, length: int) -> int:
 
 def kept_per_position(name: str, hidden_size: int, length: int) -> float:
     """Numbers that a layer keeps for each position, in units of the hidden size."""
-    one, three = (saved_numbers(configs(hidden_size, layers, length)[name], length) for layers in (1, 3))
-    return (three - one) / 2 / length / hidden_size
+    one, three = (configs(hidden_size, layers, length)[name] for layers in (1, 3))
+    return kept_of_layer(one, three, length)
+
+
+def kept_of_layer(one: Any, three: Any, length: int) -> float:
+    """The same from configurations of a model with one layer and with three."""
+    return (saved_numbers(three, length) - saved_numbers(one, length)) / 2 / length / one.hidden_size
 
 
 def traffic(name: str, config: Any, plan: Plan) -> float:

@@ -28,6 +28,8 @@ DOCUMENTS = (
     "docs/index.md",
     "benchmarks/README.md",
     "model_cards/README.md",
+    "docs/how-to/checkpoints.md",
+    "docs/how-to/cost.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
     "docs/how-to/quantisation.md",
@@ -319,6 +321,19 @@ def cards() -> str:
     return grid(["card", "family", "data", "test"], rows)
 
 
+@table
+def checkpoints() -> str:
+    rows = []
+    for name, run in sorted(load("trained")["runs"].items()):
+        accuracy = run["test"]["accuracy"]
+        error = math.sqrt(accuracy * (1 - accuracy) / run["test_rows"])
+        result = f"{accuracy:.4f} ± {error:.4f}"
+        rows.append([f"`{name}`", run["model"], f"`{run['data']}`", result, f"{run['test_rows']:,}"])
+    header = ["card", "model", "data", "test accuracy", "test rows"]
+    note = "The commands, of which `python examples/get_data.py` writes the data:"
+    return grid(header, rows, note) + console(*(run["command"] for run in load("trained")["runs"].values()))
+
+
 # Benchmarks: ratios of neighbouring runs.
 
 
@@ -405,6 +420,16 @@ def data_loading() -> str:
 
 
 PACKING = {"256 documents, hidden size 64": "packing_256", "64 documents, hidden size 128": "packing_64"}
+
+
+@table
+def cost() -> str:
+    cells, command = measured("cost")
+    quantities = list(dict.fromkeys(key[2] for key in cells))
+    rows = [
+        [name, *(cells["cost", name, each] for each in quantities)] for name in dict.fromkeys(key[1] for key in cells)
+    ]
+    return grid(["family", *quantities], rows, f"Printed by {command}, with the default configurations.")
 
 
 @table

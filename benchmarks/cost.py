@@ -1,0 +1,117 @@
+"""What a training step of each family costs: parameters, activations, and CPU time in relation to S4D.
+
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --output benchmarks/results/cost.json      # a few minutes
+    python benchmarks/cost.py --tiny                                                      # for tests
+
+Parameters of a layer and numbers that autograd keeps for the backward pass are differences of models with three layers
+and with one, so that embedding and head have no part in them. Times are ratios of neighbouring steps in one process.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _measure import TABLE_HEAD, Row, write_rows
+from plan import kept_of_layer
+
+import hf_ssm
+
+FAMILIES = {
+    "S4D": hf_ssm.S4Config,
+    "S5": hf_ssm.S5Config,
+    "LinOSS": hf_ssm.LinOSSConfig,
+    "Hyena": hf_ssm.HyenaConfig,
+    "StripedHyena 2": hf_ssm.Hyena2Config,
+    "Mamba": hf_ssm.SelectiveSSMConfig,
+    "Mamba-2": hf_ssm.SSDConfig,
+    "Mamba-3": hf_ssm.Mamba3Config,
+}
+VOCABULARY = 256
+
+
+def config_of(name: str, hidden_size: int, layers: int, length: int) -> Any:
+    """The default configuration of a family, for rows of this length."""
+    options = {"hidden_size": hidden_size, "num_hidden_layers": layers, "vocab_size": VOCABULARY}
+    if name == "Hyena":
+        options["max_position_embeddings"] = length
+    return FAMILIES[name](**options)
+
+
+def model_of(config: Any, head: str = "Model") -> Any:
+    """A model of the family of a configuration."""
+    return getattr(hf_ssm, type(config).__name__.replace("Config", head))(config)
+
+
+def parameters_of_layer(name: str, hidden_size: int, length: int) -> float:
+    """Parameters of a layer, in units of the square of the hidden size; the mean where layers differ."""
+    with torch.device("meta"):
+        one, three = (model_of(config_of(name, hidden_size, layers, length)).num_parameters() for layers in (1, 3))
+    return (three - one) / 2 / hidden_size**2
+
+
+def step_of(name: str, hidden_size: int, length: int, rows: int) -> Callable[[], None]:
+    """A training step of a causal language model of two layers: forward, backward, AdamW."""
+    torch.manual_seed(0)
+    model = model_of(config_of(name, hidden_size, 2, length), "ForCausalLM").train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, VOCABULARY, (rows, length))
+
+    def step() -> None:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    """CPU time of a step."""
+    started = time.process_time()
+    step()
+    return time.process_time() - started
+
+
+def rows_of(hidden_size: int, length: int, rows: int, repetitions: int) -> list[Row]:
+    """The measurements of all families."""
+    steps = {name: step_of(name, hidden_size, length, rows) for name in FAMILIES}
+    for step in steps.values():
+        step()  # Compiles, and makes the states of AdamW.
+    times: dict[str, list[float]] = {name: [] for name in FAMILIES}
+    for _ in range(repetitions):
+        for name, step in steps.items():
+            times[name].append(seconds(step))
+    found = []
+    for name in FAMILIES:
+        kept = kept_of_layer(*(config_of(name, hidden_size, layers, length) for layers in (1, 3)), length)
+        ratios = [own / reference for own, reference in zip(times[name], times["S4D"], strict=True)]
+        found += [
+            Row("cost", name, "parameters of a layer / D²", [parameters_of_layer(name, hidden_size, length)]),
+            Row("cost", name, "numbers kept / (position, layer, D)", [kept]),
+            Row("cost", name, "CPU time of a step / S4D", ratios),
+        ]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table, and write it to --output."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="JSON file for the measurements")
+    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--length", type=int, default=1024, help="positions of a row")
+    parser.add_argument("--rows", type=int, default=4, help="rows of a step")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--tiny", action="store_true", help="smaller sizes, for tests")
+    options = vars(parser.parse_args(arguments))
+    output, is_tiny = options.pop("output"), options.pop("tiny")
+    if is_tiny:
+        options = {"hidden_size": 64, "length": 64, "rows": 1, "repetitions": 1}
+    rows = rows_of(**options)
+    print(TABLE_HEAD, *rows, sep="\n")
+    write_rows(output, rows, sizes=options)
+
+
+if __name__ == "__main__":
+    main()
