@@ -286,7 +286,7 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     learnt = projection is not None and any(weight.requires_grad for weight in projection.parameters())
     bias = None if outputs is None else model.classifier.bias
     checks: list[tuple[str, bool, float | str | None, str]] = [
-        ("block", config.block == "plain", config.block, "block='plain'; `scans` describes each scan"),
+        ("block", scan.block == "plain", scan.block, "block='plain'; `scans` describes each scan"),
         ("one layer", config.num_hidden_layers == 1, config.num_hidden_layers, "num_hidden_layers=1"),
         ("one direction", not config.bidirectional, str(bool(config.bidirectional)), "bidirectional=False"),
         ("no skip", scan.D is None, None, "use_skip=False"),

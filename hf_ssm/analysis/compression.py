@@ -186,6 +186,11 @@ def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOper
             reason = f"the reduced system of a {type(operator).__name__} is none of its kind."
         if reason:
             raise ValueError(f"layer {layer} cannot be compressed: {reason} Give a model of S4, S4D or S5.")
+    if hasattr(model.config, "mixers"):
+        raise ValueError(
+            f"{type(model).__name__} cannot be compressed: its layer types have states of different sizes (`mixers`). "
+            "Give a model of S4, S4D or S5."
+        )
     return operators
 
 

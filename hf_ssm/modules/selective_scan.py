@@ -128,6 +128,7 @@ class SelectiveScanBase(FilteredScan):
     A_log: Tensor
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):
+        self.block = config.block
         plain = config.block == "plain"
         channels = config.hidden_size if plain else config.intermediate_size
         super().__init__(channels, use_skip=config.use_skip, **theory_flags(config, layer_idx))

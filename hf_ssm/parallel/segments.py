@@ -33,6 +33,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
 from hf_ssm.models.base.inputs import check_labels
+from hf_ssm.models.views.alignment import permuted, right_aligned
+from hf_ssm.modules.attention import SelfAttention
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Rows, View
@@ -111,6 +113,10 @@ class Segments:
             layer.gradient_checkpointing, layer._gradient_checkpointing_func = not in_segments, self.recompute
         if not in_segments:
             return model.run(hidden_states, rows, views=views, keep_all=keep_all)
+        back = None
+        if rows.mask is not None and any(isinstance(layer.mixer, SelfAttention) for layer in model.layers):
+            # The state of attention has no padding behind tokens.
+            hidden_states, rows, back = right_aligned(hidden_states, rows, rows.mask)
         # Not slices, whose gradients would be added in full size.
         pieces = hidden_states.split(self.sizes(hidden_states.shape[1]), dim=1)
         states: States = [{} for _ in model.layers]
@@ -126,7 +132,8 @@ class Segments:
             read_outputs, states = read(model, keep_all, constants, piece, read_rows, states)
             outputs.append(read_outputs)
             start = positions.stop
-        return [torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)], []
+        whole = [torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)]
+        return whole if back is None else [permuted(output, back) for output in whole], []
 
     def loss(
         self, head: Any, hidden_states: Tensor, labels: Tensor, attention_mask: Tensor | None, **kwargs: Any

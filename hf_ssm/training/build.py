@@ -144,9 +144,11 @@ def _check_fit(config: Any, data: RunData) -> None:
         )
     limit = config.longest_input
     if limit is not None and data.longest > limit:
+        # The limit of a hybrid is that of its Hyena layers.
+        owner = "model" if hasattr(config, "max_position_embeddings") else "model.mixers['hyena']"
         raise ValueError(
             f"the longest sequence has {data.longest} tokens but the model takes {limit}: cut the sequences "
-            f"with --max-length {limit}, or increase model.max_position_embeddings"
+            f"with --max-length {limit}, or increase {owner}.max_position_embeddings"
         )
     if data.label_kind in ("number", "numbers"):
         _check_targets(config, data)

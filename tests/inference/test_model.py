@@ -11,7 +11,7 @@ from hf_ssm.inference.model import SequenceModel
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.tokenization import build_dna_tokenizer
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2", "Hybrid")
 TEXTS = ["ACGTACGTAC", "GG", "ACGTTGCATTTACG", "NNACG", "T", "ACGTTGCATTTACC"]
 LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 12}
 

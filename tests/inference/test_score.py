@@ -19,7 +19,7 @@ from hf_ssm.utils.evaluation import evaluating
 
 pytest.importorskip("pysam", reason="pysam is not installed")
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2", "Hybrid")
 TOKENIZER = hf_ssm.build_dna_tokenizer()
 _COMPLEMENT = dict(zip("ACGT", "TGCA", strict=True))
 

@@ -1,5 +1,7 @@
 """Hybrids: layers of several families in one model, the code that their checkpoints carry, and refusals."""
 
+import json
+import random
 import re
 
 import pytest
@@ -8,6 +10,8 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_ssm
+from hf_ssm import cli
+from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.analysis.compression import compress
 from hf_ssm.checkpoint.bundle import bundle
 from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
@@ -98,9 +102,79 @@ def test_a_saved_hybrid_is_loaded_and_carries_the_code_of_its_layers_only(make_m
     assert not re.search(r"class (SSD|Mamba3|Hyena|S4|LinOSS|Selective)\w*(Mixer|Config)\b", code)
 
 
-def test_compression_names_the_layer_that_has_no_balanced_form(make_model):
-    with pytest.raises(ValueError, match="layer 0 cannot be compressed"):
-        compress(make_model("Hybrid", "Model", layer_types=["ssd", "s5"]), state_size=4)
+@pytest.mark.parametrize("layer_types", [["ssd", "s5"], ["s4", "s5"], ["full_attention", "s5"]])
+def test_compression_is_refused(make_model, layer_types):
+    reason = (
+        "layer 0 cannot be compressed" if "ssd" in layer_types else "HybridModel cannot be compressed: its layer types"
+    )
+    with pytest.raises(ValueError, match=reason):
+        compress(make_model("Hybrid", "Model", layer_types=layer_types), state_size=4)
+
+
+def test_report_and_bound_are_of_the_layers_with_a_kernel(make_model, ids):
+    model = make_model("Hybrid", "ForSequenceClassification", layer_types=["selective", "full_attention", "s5"])
+    report = hf_ssm.theory_report(model, [{"input_ids": ids}])
+    assert [layer.layer for layer in report.complexity] == [0, 2]
+    assert [scan.layer for scan in report.bound.scans] == [0]
+    needs = {assumption.name: assumption.message for assumption in report.bound.assumptions if not assumption.holds}
+    assert needs["block"] == "needs block='plain'; `scans` describes each scan" and "one layer" in needs
+
+
+def test_the_bound_of_one_plain_scan_is_that_of_its_family(make_model, ids):
+    whole = {
+        **{"num_hidden_layers": 1, "pooling": "last", "num_labels": 1, "norm_type": "none", "use_residual": False},
+        **{"classifier_bias": False, "problem_type": "multi_label_classification"},
+    }
+    scan = {"block": "plain", "use_skip": False, "state_size": 8}
+    family = make_model("SelectiveSSM", "ForSequenceClassification", **whole, **scan)
+    hybrid = make_model(
+        *("Hybrid", "ForSequenceClassification"),
+        **whole | {"layer_types": ["selective"], "mixers": {"selective": scan}, "intermediate_size": None},
+    )
+    hybrid.load_state_dict(family.state_dict())
+    batches = [{"input_ids": ids}]
+    found, expected = (generalization_bound(model, batches, num_sequences=10_000) for model in (hybrid, family))
+    assert expected.gap is not None and found.gap == expected.gap
+
+
+def test_layers_share_the_norms_and_initial_weights_of_the_model():
+    config = hf_ssm.HybridConfig(layer_types=["ssd", "mamba3"], layer_norm_epsilon=1e-3, initializer_range=0.3)
+    for kind in config.layer_types:
+        layer = config.mixer_config(kind)
+        assert (layer.layer_norm_epsilon, layer.initializer_range) == (1e-3, 0.3)
+
+
+def test_generation_with_states_is_that_without(make_model, ids):
+    model = make_model("Hybrid", "ForCausalLM", layer_types=ALL).double()
+    prompts = {"input_ids": ids[:, :9], "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    prompts["attention_mask"][1, :4] = 0
+    for options in ({}, {"num_beams": 3}):
+        options |= {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        expected = model.generate(**prompts, use_cache=False, **options)
+        assert torch.equal(model.generate(**prompts, **options), expected)
+
+
+def test_the_command_line_trains_reports_and_probes(tmp_path, capsys, without_figures):
+    bases = random.Random(0)
+    lines = [f"{''.join(bases.choices('ACGT', k=20))},{row % 2}" for row in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["sequence,label", *lines]), encoding="utf-8")
+    run, settings = tmp_path / "run", ["bidirectional=false", "hidden_size=8", "num_attention_heads=2"]
+    settings += ["layer_types=[selective,full_attention]", "mixers={selective: {state_size: 4}}", "rescale_init=true"]
+    flags = [part for setting in settings for part in ("--set", f"model.{setting}")]
+    train = ["train", "--dataset", tmp_path / "table.csv", "--output", run, "--family", "hybrid", "--max_steps", 2]
+    assert cli.main([str(part) for part in [*train, *flags]]) == 0
+    config = AutoConfig.from_pretrained(run)
+    assert config.layer_types == ["selective", "full_attention"] and config.mixers == {"selective": {"state_size": 4}}
+    assert cli.main(["report", str(run), "--output", str(tmp_path / "report")]) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
+    assert [layer["layer"] for layer in report["complexity"]] == [0]
+    probe = ["probe", run, "--rows", 1, "--allow-wrong", "--output", tmp_path / "probe"]
+    assert cli.main([str(part) for part in probe]) == 0
+    assert (tmp_path / "probe" / "results.json").is_file()
+    capsys.readouterr()
+    limited = ["--set", "model.layer_types=[hyena]", "--set", "model.mixers={hyena: {max_position_embeddings: 4}}"]
+    assert cli.main([str(part) for part in [*train[:3], "--output", tmp_path / "no", *train[5:7], *limited]]) == 2
+    assert "or increase model.mixers['hyena'].max_position_embeddings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -116,7 +190,10 @@ def test_compression_names_the_layer_that_has_no_balanced_form(make_model):
         ),
         ({"mixers": {"ssd": {"head_size": 16}}}, "`mixers['ssd']`: SSDConfig has no argument `head_size`"),
         ({"mixers": {"ssd": {"hidden_size": 16}}}, "`mixers['ssd']` has `hidden_size`, a field of the whole model"),
+        ({"mixers": {"ssd": {"norm_type": "layer"}}}, "`mixers['ssd']` has `norm_type`, a field of the whole model"),
+        ({"mixers": {"ssd": {"num_labels": 3}}}, "`mixers['ssd']` has `num_labels`, a field of the whole model"),
         ({"mixers": {"ssd": {"state_size": -1}}}, "`mixers['ssd']`: "),
+        ({"mixers": {"ssd": 3}}, "`mixers['ssd']` must be a dictionary of fields, got 3."),
         ({"num_attention_heads": 5}, "`num_attention_heads`=5 must divide `hidden_size`=128"),
         ({"bidirectional": True}, "`bidirectional=True` is not possible with layers of attention"),
     ],
@@ -124,6 +201,18 @@ def test_compression_names_the_layer_that_has_no_balanced_form(make_model):
 def test_bad_configurations(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_ssm.HybridConfig(**({"num_hidden_layers": 2, "layer_types": ["ssd", "full_attention"]} | arguments))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("hyena", "mlp_depth"), ("s5", "use_final_norm")])
+def test_settings_that_no_mixer_reads_are_refused(kind, name):
+    reason = f"`mixers['{kind}']` has `{name}`, which no mixer reads: leave it out."
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        hf_ssm.HybridConfig(layer_types=[kind], mixers={kind: {name: 1}})
+
+
+def test_settings_may_have_the_names_of_papers():
+    config = hf_ssm.HybridConfig(layer_types=["ssd"], mixers={"ssd": {"d_state": 32, "headdim": 16}})
+    assert (config.mixer_config("ssd").state_size, config.mixer_config("ssd").head_dim) == (32, 16)
 
 
 def test_step_sizes_of_the_whole_model_are_those_of_layers_without_their_own():

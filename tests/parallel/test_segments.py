@@ -27,6 +27,9 @@ CASES = [
         ("LinOSS", {}),
         ("Mamba3", {"mimo_rank": 2}),
         ("Hyena", {"filter_type": "s4d"}),
+        ("Hyena2", {}),
+        ("Hybrid", {"layer_types": ["s5", "selective"]}),
+        ("Hybrid", {"layer_types": ["ssd", "full_attention"]}),
     ]),
     *(pytest.param(family, flags, False, id="-".join([family, *map(str, flags.values())])) for family, flags in [
         ("Hyena", {}),

@@ -62,7 +62,7 @@ def bases(length):
 
 
 FAMILIES = [("Hyena", {}), ("S4", {}), ("S5", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {})]
-LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order": 0.5}), ("Hyena2", {})]
+LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order": 0.5}), ("Hyena2", {}), ("Hybrid", {})]
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES)

@@ -21,7 +21,7 @@ from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 from hf_ssm.training.metrics import language_modeling_metrics, token_statistics
 from hf_ssm.training.pieces import Pieces, PieceSampler
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2")
+FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD", "Hyena2", "Hybrid")
 LENGTHS = (23, 4, 31, 1, 17, 9)
 
 

@@ -29,10 +29,16 @@ MIXER_CONFIGS: dict[str, Any] = {
 _SHARED = (
     *("hidden_size", "num_hidden_layers", "bidirectional", "rescale_init", "rescaled"),
     *("sobolev_order", "sobolev_mode", "sobolev_frequency", "sobolev_trainable"),
-    *("tau_statistics", "tau_detach_statistics"),
+    *("tau_statistics", "tau_detach_statistics", "initializer_range", "layer_norm_epsilon"),
 )
 # Fields of `SSMConfig` that differ from one type of layer to another.
 _OF_LAYERS = ("state_size", "init", "discretization", "frequency_scale", "frequency_shift")
+_STEPS = ("time_step_min", "time_step_max")
+# Fields of families that their mixers do not read: those of Hyena's MLP, and of the norm behind the last block.
+_NOT_OF_MIXERS = {
+    "hyena": ("intermediate_size", "mlp_depth", "hidden_act"),
+    **dict.fromkeys(("s4", "s5", "linoss"), ("use_final_norm",)),
+}
 _ATTENTION = "full_attention"
 
 
@@ -67,8 +73,8 @@ class HybridConfig(SSMConfig):
 
     Raises:
         ValueError: As for `SSMConfig` and the configurations of the layers, with the layer type; an unknown layer type;
-            settings of a layer type that no layer has; a field of layers outside of `mixers`; two-sided models with
-            attention, which is causal.
+            settings of a layer type that no layer has; a field of layers outside of `mixers`, or of the whole model in
+            it; two-sided models with attention, which is causal.
 
     Examples:
         >>> from hf_ssm import HybridConfig, HybridForCausalLM
@@ -171,17 +177,32 @@ class HybridConfig(SSMConfig):
         """
         if kind == _ATTENTION:
             return self
-        settings = {**self._given_steps(), **((self.mixers or {}).get(kind) or {})}
-        if repeated := sorted(settings.keys() & {*_SHARED}):
-            raise ValueError(f"`mixers[{kind!r}]` has `{repeated[0]}`, a field of the whole model: give it there.")
+        settings = {**self._given_steps(), **self._settings_of(kind)}
         try:
             return MIXER_CONFIGS[kind](**{name: getattr(self, name) for name in _SHARED}, **settings)
         except ValueError as error:
             raise ValueError(f"`mixers[{kind!r}]`: {error}") from error
 
+    def _settings_of(self, kind: str) -> dict[str, Any]:
+        """The fields that `mixers` has for a layer type, by their names in the configuration of its family."""
+        settings, family = (self.mixers or {}).get(kind) or {}, MIXER_CONFIGS[kind]
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"`mixers[{kind!r}]` must be a dictionary of fields, got {settings!r}.")
+        shared = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
+        read = {field.name for field in fields(family)} - shared - {*_NOT_OF_MIXERS.get(kind, ())}
+        names = {given: family.attribute_map.get(given, given) for given in settings}
+        for given, name in names.items():
+            if name in family.known_arguments() - read:
+                is_shared = name in type(self).known_arguments()
+                reason = (
+                    "a field of the whole model: give it there." if is_shared else "which no mixer reads: leave it out."
+                )
+                raise ValueError(f"`mixers[{kind!r}]` has `{given}`, {reason}")
+        return {name: settings[given] for given, name in names.items()}
+
     def _given_steps(self) -> dict[str, Any]:
         """The range of step sizes of the whole model, if it is not the default."""
-        steps = {"time_step_min": self.time_step_min, "time_step_max": self.time_step_max}
+        steps = {name: getattr(self, name) for name in _STEPS}
         defaults = {field.name: field.default for field in fields(SSMConfig)}
         return {} if all(defaults[name] == value for name, value in steps.items()) else steps
 

@@ -95,21 +95,30 @@ def read_with_cache(
 
 
 def _right_aligned(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+    hidden_states, rows, back = right_aligned(hidden_states, rows, mask)
+    outputs = run(hidden_states, rows, cache.states)
+    return outputs if back is None else [permuted(output, back) for output in outputs]
+
+
+def right_aligned(hidden_states: Tensor, rows: Rows, mask: Tensor) -> tuple[Tensor, Rows, Tensor | None]:
+    """Hidden states `(B, L, D)` and rows whose padding precedes the tokens, as states need it.
+
+    Returns:
+        Both, and the order in which `permuted` restores the positions; `None` if they are where they were.
+    """
     length = hidden_states.shape[1]
     steps = torch.arange(length, device=mask.device)
     behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
     behind = behind * mask.any(dim=1, keepdim=True)
     if has_readable_values(behind) and not behind.any():
-        return run(hidden_states, rows, cache.states)
+        return hidden_states, rows, None
     forth, back = steps - behind, steps + behind
     # Not the remainder by the length, which ONNX exporters do not know.
     forth, back = torch.where(forth < 0, forth + length, forth), torch.where(back < length, back, back - length)
-    aligned = rows.moved(lambda values: values.gather(1, forth))
-    outputs = run(_permuted(hidden_states, forth), aligned, cache.states)
-    return [_permuted(output, back) for output in outputs]
+    return permuted(hidden_states, forth), rows.moved(lambda values: values.gather(1, forth)), back
 
 
-def _permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
+def permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
     """Positions of each row in the order `index`, `(B, L)`."""
     return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
 
@@ -135,4 +144,4 @@ def _in_groups(
     return outputs or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
 
 
-__all__ = ["Alignment", "RunLayers", "StepLayers", "read_with_cache"]
+__all__ = ["Alignment", "RunLayers", "StepLayers", "permuted", "read_with_cache", "right_aligned"]
