@@ -16,6 +16,8 @@ NAMES = (
     "README.md",
     "benchmarks/README.md",
     "model_cards/README.md",
+    "docs/how-to/checkpoints.md",
+    "docs/how-to/cost.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
     "docs/how-to/quantisation.md",
