@@ -17,6 +17,8 @@ NAMES = (
     "docs/index.md",
     "benchmarks/README.md",
     "model_cards/README.md",
+    "docs/how-to/checkpoints.md",
+    "docs/how-to/cost.md",
     "docs/how-to/generate.md",
     "docs/how-to/kernels.md",
     "docs/how-to/quantisation.md",
