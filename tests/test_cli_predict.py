@@ -425,3 +425,10 @@ def test_damaged_settings_of_the_training_do_not_end_the_command(checkpoints, fi
     (folder / "train_config.yaml").write_text("lr: [")
     assert run(folder, file("i.csv", CSV), "--output", tmp_path / "o.csv") == 0
     assert "the settings of the training are not used: " in capfd.readouterr().err
+
+
+def test_windows_on_the_screen_have_their_place(checkpoints, file, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run(checkpoints["own"], file("long.fa", f">a\n{'ACGT' * 10}\n"), "--window", "10") == 0
+    header = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("| "))
+    assert [name.strip() for name in header.split("|")[1:4]] == ["name", "start", "end"]

@@ -90,7 +90,8 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
             write_in_parts(args.output, groups, compute, options | facts, **replace)
     if args.output is None:
         print(summary_of(shown, predictor))
-        print_rows(shown, [*(["prediction"] if predictor.classes else []), *predictor.value_columns])
+        places = [name for name in ("start", "end") if name in shown.column_names]
+        print_rows(shown, [*places, *(["prediction"] if predictor.classes else []), *predictor.value_columns])
     else:
         print(f"predictions: {args.output}")
     if note := predictor.unknown.note("predictions (column unknown_letters)"):
