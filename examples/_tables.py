@@ -34,6 +34,14 @@ def is_stored(name: str) -> bool:
     return (ROOT / RESULTS / f"{name}.json").is_file()
 
 
+def by_seed(runs: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Runs with names such as "Mamba-3, seed 0", by their names without the seed."""
+    several: dict[str, list[Any]] = {}
+    for name, run in runs.items():
+        several.setdefault(name.rpartition(", seed ")[0], []).append(run)
+    return several
+
+
 def trivial(name: str) -> Any:
     """The trivial baseline of a table, of `baselines.py`."""
     return load("baselines")["baselines"][name]

@@ -66,7 +66,7 @@ class Windows(Dataset):
 
     Args:
         series: The series.
-        context, horizon: Lengths of both parts of a window.
+        context, horizon: Steps of the past and of the future in a window.
         hold_out: The last so many values are left out.
     """
 
