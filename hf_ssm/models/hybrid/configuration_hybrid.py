@@ -120,9 +120,8 @@ class HybridConfig(SSMConfig):
         """Accept the names of families, which transformers does not know."""
 
     def check(self) -> None:
-        defaults = {field.name: field.default for field in fields(SSMConfig)}
         for name in _OF_LAYERS:
-            if getattr(self, name) != defaults[name]:
+            if getattr(self, name) != getattr(SSMConfig, name):
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} is a field of layers: give it with their type, such as "
                     f"`mixers={{'ssd': {{{name!r}: {getattr(self, name)!r}}}}}`."
@@ -203,8 +202,7 @@ class HybridConfig(SSMConfig):
     def _given_steps(self) -> dict[str, Any]:
         """The range of step sizes of the whole model, if it is not the default."""
         steps = {name: getattr(self, name) for name in _STEPS}
-        defaults = {field.name: field.default for field in fields(SSMConfig)}
-        return {} if all(defaults[name] == value for name, value in steps.items()) else steps
+        return {} if all(getattr(SSMConfig, name) == value for name, value in steps.items()) else steps
 
     def _mixer_configs(self) -> list[Any]:
         return [self.mixer_config(kind) for kind in sorted({*(self.mixer_types or ())} - {_ATTENTION})]

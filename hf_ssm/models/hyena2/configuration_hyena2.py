@@ -36,7 +36,8 @@ class Hyena2Config(SSMConfig):
         state_size (`int`, defaults to 16): Exponentials of each long filter.
         complex_state (`bool`, defaults to `False`): The exponentials of the long filters are complex, as in the first
             StripedHyena (Evo 1): decaying oscillations, whose initial frequencies `frequency_scale` multiplies.
-        init (`str`, *optional*): `"real"`, or `"lin"` with `complex_state`; `None`: the one that fits.
+        init (`str`, *optional*): `"lin"` with `complex_state`, and `"real"` without it; `None` stands for the one of
+            the two that fits.
         conv_kernel (`int`, defaults to 3): Taps of the depth-wise convolution behind the input projection.
         use_conv_bias (`bool`, defaults to `False`): Its bias.
         num_attention_heads (`int`, defaults to 4): Heads of the attention layers, a divisor of `hidden_size`.

@@ -113,11 +113,6 @@ class LinOSSConfig(SSMConfig):
         return self.norm_first and self.use_final_norm
 
     @property
-    def has_frequencies(self) -> bool:
-        """True: all states are oscillators."""
-        return True
-
-    @property
     def no_alpha_rule(self) -> str | None:
         """Why there is no rule for the largest useful `frequency_scale`."""
         if self.init == "ring":
