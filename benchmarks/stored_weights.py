@@ -3,9 +3,9 @@
     python benchmarks/stored_weights.py           # minutes; int8 needs torchao (the extra quantization)
     python benchmarks/stored_weights.py --tiny    # takes seconds; the numbers are meaningless
 
-A ratio is the time of the float32 model divided by that of the other, for greedy generation with batch 1. All models of
-a size run alternately in one process. The errors are those of the logits of one forward pass, relative to the largest
-logit of the float32 model. The weights are random: those of trained models have other errors.
+A ratio is the time of the float32 model divided by that of the other model, for greedy generation with batch 1. All
+models of a size run alternately in one process. The errors are those of the logits of one forward pass, relative to the
+largest logit of the float32 model. The weights are random: trained models have other errors.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
 import hf_ssm
 
 FAMILIES = {"Mamba": "SelectiveSSM", "Mamba-2": "SSD"}
-SIZES = ((256, 4), (768, 24))
+SIZES = ((256, 4), (768, 24), (1024, 48))
 
 
 def stored_forms(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
