@@ -1,10 +1,11 @@
-"""What a training step of each family costs: parameters, activations, and CPU time in relation to S4D.
+"""Cost of a training step of each family: parameters, activations, and CPU time relative to S4D.
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py --output benchmarks/results/cost.json      # a few minutes
     python benchmarks/cost.py --tiny                                                      # for tests
 
-Parameters of a layer and numbers that autograd keeps for the backward pass are differences of models with three layers
-and with one, so that embedding and head have no part in them. Times are ratios of neighbouring steps in one process.
+The parameters of a layer, and the numbers that autograd keeps for the backward pass, are differences of models with
+three layers and with one layer, so that embedding and head do not count. Times are ratios of neighbouring steps in one
+process.
 """
 
 import argparse

@@ -4,12 +4,13 @@
     python benchmarks/data.py --megabases 50
     python benchmarks/data.py --tiny         # takes seconds; the numbers are meaningless
 
-The routes of `hf-ssm train` for a language model on windows of a genome: `arrow`, tokens in the Arrow cache of
-`datasets`, and `lazy`, windows that are read and tokenized when a batch is made (`data.lazy`).
+`hf-ssm train` has two routes for a language model on windows of a genome: `arrow` keeps tokens in the Arrow cache of
+`datasets`, and `lazy` reads and tokenizes windows when a batch is made (`data.lazy`).
 
 `memory`: each route prepares the file and reads batches in a process of its own, first with an empty cache and then
-with the cache of the first. Private memory is what the process needs; resident memory also counts pages of the cached
-files, which the system may drop at any time and shares among processes. Bytes are also given for each base.
+with the cache of the first process. Private memory is the memory that the process needs; resident memory also counts
+pages of the cached files, which the system may drop at any time and shares among processes. Bytes are also given per
+base.
 
 `loading`: batches of the two routes and training steps (forward, backward, AdamW) on them alternate in one process. A
 ratio is the number of rows that one process loads in the time in which a model trains on one row.

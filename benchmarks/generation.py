@@ -1,10 +1,10 @@
-"""Time saved by the cache in generation: the same tokens with and without it, alternately, in one process.
+"""Time that the cache saves in generation: the same tokens with and without the cache, alternately, in one process.
 
     python benchmarks/generation.py            # about seven minutes on two cores
     python benchmarks/generation.py --tiny     # takes seconds; the numbers are meaningless
 
-Prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their range. Fails
-if the tokens differ.
+The script prints a table of ratios, time without cache / time with cache: the median over the repetitions, and their
+range. It fails if the tokens differ.
 """
 
 import argparse

@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --output gpu.json
     TRITON_INTERPRET=1 python benchmarks/gpu.py --tiny  # without a GPU, in Triton's interpreter; times are meaningless
 
-Contenders run alternately in one process and must agree. A row is a ratio, the time of a peer divided by ours within
-one repetition (above 1, ours is faster), or milliseconds. Sequences and models are bfloat16, and the dynamics float32.
-A kernel of mamba_ssm is compared where that package is installed. After `--seconds`, sections that have not begun are
-left out, and their names are printed.
+Contenders run alternately in one process and must agree. A row has milliseconds, or a ratio: the time of a peer divided
+by the time of hf_ssm within one repetition (above 1, hf_ssm is faster). Sequences and models are bfloat16, and the
+dynamics float32. A kernel of mamba_ssm is compared where that package is installed. After `--seconds`, sections that
+have not begun are left out, and their names are printed.
 """
 
 import argparse

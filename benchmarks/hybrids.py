@@ -1,13 +1,13 @@
-"""CPU time per generated token of a hybrid of convolutions and attention, beside transformers' own, in one process.
+"""CPU time per generated token of a hybrid of convolutions and attention, beside a hybrid of transformers.
 
     python benchmarks/hybrids.py            # about two minutes on one core
     python benchmarks/hybrids.py --tiny     # takes seconds; the numbers are meaningless
 
-`Hyena2ForCausalLM` has layers of all four types, `Lfm2ForCausalLM` of transformers gated convolutions of 3 taps and
-attention; widths, depths, heads, MLPs and vocabularies are equal. Each repetition reads the same prompt with either
-model, and decodes the same number of tokens from its cache. Prints ratios of the times per token, Lfm2 / Hyena2 (above
-1, ours is faster): the median over the repetitions, and their range. Run it with
-OMP_NUM_THREADS=1: waiting threads count as work.
+`Hyena2ForCausalLM` has layers of all four types, and `Lfm2ForCausalLM` of transformers has gated convolutions of 3 taps
+and attention. Widths, depths, heads, MLPs and vocabularies are equal, and both models run in one process. Each
+repetition reads the same prompt with either model, and decodes the same number of tokens from its cache. The script
+prints ratios of the times per token, Lfm2 / Hyena2 (above 1, Hyena2 is faster): the median over the repetitions, and
+their range. Run the script with OMP_NUM_THREADS=1: waiting threads count as work.
 """
 
 import argparse

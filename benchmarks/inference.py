@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/inference.py     # about five minutes on one core
     python benchmarks/inference.py --tiny                # takes seconds; the numbers are meaningless
 
-The loop is what a short script does: a window, its token ids, one call of the model, the numbers of that window; for
-variants the windows of both alleles on both strands. Both contenders take turns in one process. Prints ratios of times,
-loop / hf_ssm, and the throughput of hf_ssm. Fails if a number differs by more than 1e-4 of the largest one (float32).
+The loop works like a short script: for each window, it computes the token ids, calls the model once, and keeps the
+numbers of the window; for variants, it reads the windows of both alleles on both strands. Both contenders take turns in
+one process. The script prints ratios of times, loop / hf_ssm, and the throughput of hf_ssm. It fails if a number
+differs by more than 1e-4 of the largest number (float32).
 """
 
 import argparse

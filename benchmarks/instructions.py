@@ -6,7 +6,7 @@
 
 Each contender runs once at two lengths, on one thread. The difference divided by the additional positions, channels and
 states is the cost of one state at one position, without the cost of a call. valgrind does not support AVX-512, so
-everything runs with AVX2. Needs valgrind on Linux on x86-64; otherwise the script prints a message and exits.
+everything runs with AVX2. The script needs valgrind on Linux on x86-64; otherwise it prints a message and exits.
 """
 
 import argparse

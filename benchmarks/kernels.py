@@ -5,9 +5,10 @@
     python benchmarks/kernels.py resources --check   # compares with the stored table
     python benchmarks/kernels.py predictions --output predictions.json
 
-Registers, spilled bytes and shared memory of NVIDIA GPUs are those that ptxas reports, of AMD GPUs vector registers,
-bytes of private memory and of LDS in the compiled code. Predictions follow from the bytes and operations that the tests
-count, and rates of the GPUs (`benchmarks/costs/rates.py`): bounds that a good kernel comes near to, not measurements.
+For NVIDIA GPUs, registers, spilled bytes and shared memory are those that ptxas reports. For AMD GPUs, they are the
+vector registers, and the bytes of private memory and of LDS, in the compiled code. Predictions follow from the bytes
+and operations that the tests count, and from rates of the GPUs (`benchmarks/costs/rates.py`). They are bounds that a
+good kernel comes near to, not measurements.
 """
 
 import argparse

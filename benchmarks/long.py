@@ -5,13 +5,14 @@
     python benchmarks/long.py --lengths 1048576 --routes segments --repetitions 0
     python benchmarks/long.py --tiny                                 # takes seconds; the numbers are meaningless
 
-A step is the loss of a byte language model on one sequence, and its gradients. Routes: `usual`; `layers`, which keeps
-the inputs of layers and computes them again (`activation_checkpointing_enable()`); `segments`, which keeps the states
-between segments (`activation_checkpointing_enable({"segments": ...})`); `shared`, where two processes hold half of the
-positions each (`hf_ssm.parallel.split_sequences`), of which only the memory of the larger one is measured. Peak memory
-is the largest resident memory during a step minus the resident memory before it, in a fresh process after a small step.
-Times are CPU seconds on a CPU, which other processes change less than the time on the clock; the routes alternate in
-one process, and their losses and gradients must agree. Ratios are those of a route to `usual`.
+A step computes the loss of a byte language model on one sequence, and its gradients. There are four routes: `usual`;
+`layers`, which keeps the inputs of layers and computes the layers again (`activation_checkpointing_enable()`);
+`segments`, which keeps the states between segments (`activation_checkpointing_enable({"segments": ...})`); and
+`shared`, where each of two processes holds half of the positions (`hf_ssm.parallel.split_sequences`). For `shared`,
+only the memory of the larger process is measured. Peak memory is the largest resident memory during a step minus the
+resident memory before it, in a fresh process after a small step. Times are CPU seconds on a CPU, which other processes
+change less than the time on the clock. The routes alternate in one process, and their losses and gradients must agree.
+Ratios are those of a route to `usual`.
 """
 
 import argparse

@@ -4,10 +4,10 @@
     python benchmarks/packing.py layouts TABLE.csv --column text --longest 2048
     python benchmarks/packing.py --tiny                  # takes seconds; the numbers are meaningless
 
-`models`: steps (forward and backward) of small causal language models on the same documents, once as padded batches of
-documents in random order and once as packed rows. A ratio is tokens per second of packed rows divided by padded
-batches. `layouts`: ways to convolve the documents of a packed row with a long kernel; a ratio is the time of a way
-divided by that of the package. All contenders run alternately in one process and must agree.
+`models` measures steps (forward and backward) of small causal language models on the same documents, once as padded
+batches of documents in random order and once as packed rows. A ratio is the tokens per second of packed rows divided by
+those of padded batches. `layouts` compares ways to convolve the documents of a packed row with a long kernel; a ratio
+is the time of a way divided by that of the package. All contenders run alternately in one process and must agree.
 """
 
 import argparse

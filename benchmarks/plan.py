@@ -3,8 +3,9 @@
     python benchmarks/plan.py                # 1 M tokens on 64 devices, about 20 seconds
     python benchmarks/plan.py --length 131072 --context 8 --data 8 --hidden-size 2048 --layers 48
 
-What a layer keeps for the backward pass is measured: the tensors that autograd saves in models of one and of three
-layers, without the weights. Everything else follows from the formulas of docs/explanation/larger-than-a-machine.md.
+The script measures the memory that a layer keeps for the backward pass: the tensors that autograd saves in models of
+one and of three layers, without the weights. All other numbers follow from the formulas of
+docs/explanation/larger-than-a-machine.md.
 """
 
 import argparse

@@ -5,15 +5,15 @@
     python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
     python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
-The plain loop calls the model once for each candidate of each step, with the whole sequence in a batch of one. Prints a
-table of ratios, plain loop / exact, of CPU time (less sensitive to other programs than wall time), of wall time, and of
-the tokens processed by the model. Both must mask the same tokens in the same order, except where two candidates are
-closer than the rounding of single precision; otherwise the script fails. With `--steps N` the plain loop ends after N
-steps, and its time is extrapolated: all calls cost the same, so the time per call is multiplied by the number of calls
-of the whole loop.
+The plain loop calls the model once for each candidate of each step, with the whole sequence in a batch of one. The
+script prints a table of ratios, plain loop / exact, of CPU time (less sensitive to other programs than wall time), of
+wall time, and of the tokens processed by the model. Both searches must mask the same tokens in the same order, except
+where two candidates are closer than the rounding of single precision; otherwise the script fails. With `--steps N`, the
+plain loop ends after N steps, and its time is extrapolated: all calls cost the same, so the time per call is multiplied
+by the number of calls of the whole loop.
 
-With `--evaluators`, prints the median CPU seconds of three searches by full passes, with stored states, and with stored
-states and differences.
+With `--evaluators`, the script prints the median CPU seconds of three searches: by full passes, with stored states, and
+with stored states and differences.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/score.py     # about fifteen minutes on one core
     python benchmarks/score.py --tiny                # takes seconds; the numbers are meaningless
 
-Every base of a region is replaced by every other. The naive loop reads each mutant as a whole, from the beginning of
-the context to the horizon of its score, in batches of the same size. Prints ratios, naive / shared, of tokens
-that the model reads and of time. Fails if a score differs by more than 1e-5 (float32) or 1e-10 (float64) of the
-largest one.
+Every base of a region is replaced by every other base. The naive loop reads each mutant as a whole, from the beginning
+of the context to the horizon of its score, in batches of the same size. The script prints ratios, naive / shared, of
+the tokens that the model reads and of time. It fails if a score differs by more than 1e-5 (float32) or 1e-10 (float64)
+of the largest score.
 """
 
 import argparse

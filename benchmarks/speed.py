@@ -6,8 +6,9 @@
     python benchmarks/speed.py --tiny                    # takes seconds; the numbers are meaningless
 
 Contenders run alternately in one process and must agree in values and gradients. A ratio is the time of a peer divided
-by ours within one repetition: above 1, ours is faster. Relative to a floor (work that cannot be avoided), the ratio is
-ours divided by the floor. On a CUDA device sequences are bfloat16, and absolute times are printed too.
+by the time of hf_ssm within one repetition: above 1, hf_ssm is faster. Relative to a floor (work that cannot be
+avoided), the ratio is the time of hf_ssm divided by the floor. On a CUDA device, sequences are bfloat16, and absolute
+times are printed too.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/tau_overhead.py            # about ten minutes on two cores
     python benchmarks/tau_overhead.py --tiny     # takes seconds; the numbers are meaningless
 
-A step is forward, backward and AdamW. Both kinds of step use one model, in alternating order. Prints a table of ratios,
-time with τ / time without: the median over the repetitions and the interquartile range, of wall time and of CPU time
-(which other programs on the machine affect less).
+A step is forward, backward and AdamW. Both kinds of step use one model, in alternating order. The script prints a table
+of ratios, time with τ / time without: the median over the repetitions and the interquartile range, of wall time and of
+CPU time (which other programs on the machine affect less).
 
 Liu & Li 2024 (Table 2, grayscale CIFAR) train 1.10 times as long with their regulariser.
 """

@@ -1,4 +1,4 @@
-"""Attribution methods and the masking probe against known truth, per forward pass: all families and a Transformer.
+"""Compare attribution methods and the masking probe with known truth, per forward pass: all families, a Transformer.
 
 Two tasks, in which the positions that determine the class are known:
 

@@ -1,4 +1,4 @@
-"""Trivial baselines of the experiments: what is reached without a model of a sequence.
+"""Compute the trivial baselines of the experiments, which need no model of a sequence.
 
 Each function is the baseline of one table of docs/experiments, on the same data, splits and seeds: a constant, the most
 frequent class, a copy of the input, counts of short words. `kmer_baseline.py` and `listops_baseline.py` have those of

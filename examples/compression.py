@@ -1,6 +1,6 @@
 """Accuracy against the state size: balanced truncation of S4D models, trained with and without the regulariser τ.
 
-Three tasks of classification: planted motifs (100 generated bases), coding or intergenic (200 bases of seven genomes),
+Three tasks of classification: planted motifs (100 generated bases), coding or intergenic (200 bases of three genomes),
 and MNIST pixel by pixel (14 x 14, read in both directions). Per task, two kinds of models with 64 states are trained
 from the rescaled initialisation, without and with τ (λ = 1e-3), and compressed by factors of 2 to 16 without further
 training; a third kind is trained with 16 states from the start. The script prints the test accuracy at each size, and

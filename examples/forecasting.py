@@ -1,4 +1,4 @@
-"""A small FlowState model from random weights: forecasts of generated hourly series, also at another sampling rate.
+"""Train a small FlowState model from random weights; forecast generated hourly series, also at another sampling rate.
 
 Every series has a daily profile of its own, weaker weekends, a trend and noise that persists for some hours. The model
 learns from windows of all series but their last two days, which it then forecasts. The script compares these forecasts

@@ -1,4 +1,4 @@
-"""The networks of Nishikawa & Suzuki, Section 3, on functions of their classes: error against the number of rows.
+"""Error against the number of rows, for the networks of Nishikawa & Suzuki, Section 3, on functions of their classes.
 
 The network is clip_R ∘ f_M ∘ g_M ∘ ... ∘ f_1 ∘ g_1 ∘ Emb with g(X) = (W_Q X) ⊙ (H ∗ (W_V X)), filters H of two
 frequencies in a window of U lags, ReLU networks f of depth L and width W, and an affine embedding: without norms,

@@ -4,9 +4,10 @@
     python examples/motif_variants.py --tiny                                          # seconds
 
 Each model is trained to predict the next base of sequences with two copies of a motif of 12 bases, on both strands. The
-variants are substitutions in sequences that it has not seen: half of them at random places of a motif, the others at
-random places outside of motifs. The folder `--folder` gets the checkpoint, the genome, the VCF file and the scores,
-which `hf-ssm score` computes; the table has the area under the ROC curve of the log-likelihood ratio.
+variants are substitutions in sequences that the model has not seen: half of them at random places of a motif, the
+others at random places outside of motifs. `hf-ssm score` computes the scores. The folder `--folder` holds the
+checkpoint, the genome, the VCF file and the scores; the table has the area under the ROC curve of the log-likelihood
+ratio.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Frequencies of ConvS5 and the speed of what it predicts: coloured Moving MNIST (Figure 11 of Yu et al. 2025).
+"""Frequencies of ConvS5 and the speed of predicted digits: coloured Moving MNIST (Figure 11 of Yu et al. 2025).
 
 Every video has a fast red digit and a blue digit that moves ten times slower. A ConvS5 model learns to predict the next
 frame; it then generates frames from a context. The script compares initial frequencies of the state matrix: HiPPO-LegS

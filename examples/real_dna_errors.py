@@ -28,7 +28,9 @@ PARTS = ("low", "middle", "high")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Accuracy by the share of C and G, and rows that one of two classifiers has right.")
+    parser = experiment_parser(
+        "Accuracy by the share of C and G, and rows that only one of two classifiers gets right."
+    )
     parser.add_argument("--folder", default="runs/real-dna", help="has a folder for each task")
     parser.add_argument("--tasks", nargs="+", default=["human_or_worm", "promoters", "enhancers"])
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Writes the tables of the documents from stored results.
+"""Write the tables of the documents from stored results.
 
     python examples/tables.py            # rewrites them
     python examples/tables.py --check    # compares only, and names the documents that differ

@@ -1,4 +1,4 @@
-"""`hf-ssm tune` against searches of equal cost, on eight tasks, with everything fixed in advance.
+"""Compare `hf-ssm tune` with searches of equal cost on eight tasks, with everything fixed in advance.
 
 `examples/tuning_benchmark.yml` has the tasks, sizes, steps, seeds, spaces and aims. It was written before the first
 run, and a result names its SHA-256, and that of the code of the rules. For each task and each of three splits:

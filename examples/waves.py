@@ -1,4 +1,4 @@
-"""Amplitudes of three waves from their sum: Yu et al. 2025, Section 1 and Appendix I.1, Figures 1 and 10.
+"""Predict the amplitudes of three waves from their sum: Yu et al. 2025, Section 1 and Appendix I.1, Figures 1 and 10.
 
 The input is a cos t + b cos 16 t + c cos 256 t on [0, 2π), the target (a, b, c). One S4D layer is trained for each of
 (α, β) = (0.01, -1), (1, 0), (10, 0.5), (100, 1), and the mean absolute error of each amplitude is measured. α scales

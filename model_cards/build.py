@@ -32,45 +32,49 @@ FORECASTER, FORECASTER_FOLDER = "forecaster", "runs/forecaster"
 # File (without suffixes) or generator to its description, vocabulary size and number of classes.
 DATA: dict[str, tuple[str, int, int]] = {
     "planted-motifs": (
-        "Generated: random bases with a motif in the rows of one class, and with decoys (the same letters in another "
-        "order) in the rows of the other class. The positions of the motif are known.",
+        "The rows are generated: random bases with a motif in the rows of one class, and with decoys (the same letters "
+        "in another order) in the rows of the other class. The positions of the motif are known.",
         12,
         2,
     ),
     "human_or_worm_mini": (
-        "Windows of human and worm DNA from either strand, labelled by species; same format as `demo_human_or_worm` "
-        "of Genomic Benchmarks, with other sequences.",
+        "The rows are windows of human and worm DNA from either strand, labelled by species. The format is that of "
+        "`demo_human_or_worm` of Genomic Benchmarks; the sequences are different ones.",
         12,
         2,
     ),
     "human_nontata_promoters_official_test": (
-        "Human promoters without a TATA box, and other human sequences: the official test part of "
-        "`human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
+        "The rows are human promoters without a TATA box, and other human sequences. They are the official test part "
+        "of `human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
         12,
         2,
     ),
     "human_enhancers_cohn_official_test": (
-        "Human enhancers and other human sequences: the official test part of `human_enhancers_cohn` (Genomic "
-        "Benchmarks, Apache-2.0), split again into training and test.",
+        "The rows are human enhancers and other human sequences. They are the official test part of "
+        "`human_enhancers_cohn` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
         12,
         2,
     ),
-    "the human rows": ("The human half of `human_or_worm_mini`: windows of human DNA from either strand.", 12, 2),
+    "the human rows": (
+        "The rows are the human half of `human_or_worm_mini`: windows of human DNA from either strand.",
+        12,
+        2,
+    ),
     "listops_len95-105_train": (
-        "Expressions of nested operators on digits, like ListOps of the Long Range Arena, but fewer and much shorter; "
-        "the class is the value.",
+        "The rows are expressions of nested operators on digits, like ListOps of the Long Range Arena, but fewer and "
+        "much shorter. The class is the value of the expression.",
         22,
         10,
     ),
 }
 _LIMITS = (
-    "An example of the package, not a tool: a small model, trained from random weights on one small data set with one "
-    "seed. The results say nothing about other data, organisms or lengths, and the model must not be used for medical "
-    "decisions. The checkpoint is not distributed; the command above creates it."
+    "This model is an example of the package, not a tool. It is small, and was trained from random weights on one "
+    "small data set with one seed. The results give no information about other data, organisms or lengths, and the "
+    "model must not be used for medical decisions. The checkpoint is not distributed; the command above creates it."
 )
 _NO_REPORT = (
-    "## Theory report\n\nNot measured: `hf-ssm report {} --update-card` computes it and adds it to the card that the "
-    "command below writes next to the model."
+    "## Theory report\n\nThe report was not measured. `hf-ssm report {} --update-card` computes the report, and adds "
+    "it to the card that the command below writes next to the model."
 )
 _WHERE = "The pages in `docs/experiments` have the settings that were tried and the statistical uncertainty."
 # Metrics of the test split on a card.
@@ -116,8 +120,8 @@ def examples() -> Iterator[Example]:
             test={name: found["test"][name] for name in _METRICS if name in found["test"]},
             source=path.relative_to(ROOT).as_posix(),
             found=found,
-            environment=f"{found['test']['epochs']:g} epochs in {minutes:.1f} minutes of processor time with "
-            f"{found['threads']} thread; {versions}.",
+            environment=f"The training of {found['test']['epochs']:g} epochs took {minutes:.1f} minutes of processor "
+            f"time with {found['threads']} thread ({versions}).",
         )
     for path in sorted(EXAMPLES.glob("*.yaml")):
         run = measured(path.name)
@@ -133,7 +137,7 @@ def examples() -> Iterator[Example]:
             test=run["test"],
             source=TRAINED.relative_to(ROOT).as_posix(),
             found={},
-            environment=f"{minutes:g} minutes with one thread on a shared machine." if minutes else "",
+            environment=f"The run took {minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
 
 
@@ -178,14 +182,14 @@ def facts(example: Example) -> CardFacts:
             **{f"data.{name}": value for name, value in given.items() if name != "dataset"},
             **{f"training.{name}": value for name, value in example.sections["training"].items()},
         },
-        selection_note=f"From `{example.source}`; printed by the command below. {_WHERE}",
+        selection_note=f"The values are those of `{example.source}`, and the command below prints them. {_WHERE}",
         environment=example.environment,
         repo_id=example.folder,
         dna=vocabulary == 12,
         theory=report.read_text(encoding="utf-8") if report.exists() else _NO_REPORT.format(example.folder),
         probe=probe_words(example) if example.found else "",
-        training_note=f"From the root of the project:\n\n```bash\n{example.command}\n```\n\nSettings that "
-        "differ from the defaults:",
+        training_note=f"Run this command from the root of the project:\n\n```bash\n{example.command}\n```\n\n"
+        "These settings differ from the defaults:",
         limits=_LIMITS,
     )
 
@@ -207,8 +211,9 @@ def forecaster_facts() -> CardFacts:
         num_parameters=found["parameters"],
         dataset_name="generated hourly series",
         dataset_description=(
-            f"{arguments['series']} series of {arguments['length']} hours, each with a daily profile of its own, "
-            f"weaker weekends, a trend and noise. The last {arguments['horizon']} hours of each are the test."
+            f"It has {arguments['series']} series of {arguments['length']} hours, each with a daily profile of its "
+            f"own, weaker weekends, a trend and noise. The last {arguments['horizon']} hours of each series are the "
+            "test split."
         ),
         splits={},
         results={"test": found["runs"][0]["all values"]["model"]},
@@ -220,13 +225,15 @@ def forecaster_facts() -> CardFacts:
             "training.per_device_train_batch_size": arguments["batch_size"],
             "training.learning_rate": arguments["learning_rate"],
         },
-        selection_note=f"From `{path.relative_to(ROOT)}`; printed by the command below. {_WHERE}",
-        environment=f"{found['processor_minutes']:g} minutes of processor time for {arguments['seeds']} seeds with "
-        f"{found['threads']} thread; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
+        selection_note=f"The values are those of `{path.relative_to(ROOT)}`, and the command below prints them. "
+        f"{_WHERE}",
+        environment=f"The command took {found['processor_minutes']:g} minutes of processor time for "
+        f"{arguments['seeds']} seeds with {found['threads']} thread "
+        f"({', '.join(f'{name} {number}' for name, number in versions.items())}).",
         repo_id=folder,
         series_length=arguments["context"],
         theory=report.read_text(encoding="utf-8") if report.exists() else no_report,
-        training_note=f"From the root of the project:\n\n```bash\n{command}\n```\n\nSettings:",
+        training_note=f"Run this command from the root of the project:\n\n```bash\n{command}\n```\n\nThe settings are:",
         limits=_LIMITS,
     )
 
@@ -262,12 +269,14 @@ def probe_words(example: Example) -> str:
             f"{sum(values) / len(values):.3f} ({name}, {len(values)} sequences)"
             for name, values in found["precision"].items()
         )
-        truth = f"\n\nShare of the tokens masked last that are letters of the planted motif: {precision}."
+        truth = f"\n\nThe share of the tokens masked last that are letters of the planted motif is {precision}."
     return (
-        "Greedy masking (Nishikawa & Suzuki 2025, Appendices C and K): the token whose masking leaves the highest "
-        "probability of the answer is masked, repeatedly. The figure shows this probability for the sequences whose "
-        "tokens were selected, and for other sequences under the same masks (mean ± one standard deviation); search: "
-        f"{found['strategy_shown']}.\n\n"
+        "Greedy masking (Nishikawa & Suzuki 2025, Appendices C and K) repeatedly masks the token whose masking leaves "
+        "the highest probability of the answer. The figure shows this probability (mean ± one standard deviation) for "
+        "the sequences whose tokens were selected, and for other sequences under the same masks. The search strategy "
+        f"is `{found['strategy_shown']}`. The area is the mean probability over the share of masked tokens. The last "
+        "two columns have the share of tokens that are masked before the probability falls below nine tenths, and "
+        "below half, of its initial value.\n\n"
         f"![Probability against the share of masked tokens](pictures/{example.name}.svg)\n\n{table}{truth}"
     )
 

@@ -48,16 +48,16 @@ _HUB_METRICS = {
 _OUTPUTS = {"Model": "last_hidden_state", "ForPrediction": "quantile_outputs"}
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
 _OF_A_RUN = (
-    "Settings that differ from the defaults of the configuration, and those of the optimizer; all of them are in "
-    "`train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
+    "The table has the settings that differ from the defaults of the configuration, and those of the optimizer. All "
+    "settings are in `train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
 )
 _LIMITS_OF_A_RUN = (
-    "The numbers are those of one run on one data set with one seed, written here by the command that trained the "
-    "model. Before you share it, add the licence of the data and the uses for which the model is unfit."
+    "The numbers are those of one run on one data set with one seed. The command that trained the model wrote this "
+    "card. Before you share the model, add the licence of the data and the uses for which the model is unfit."
 )
 _LIMITS_OF_AN_EXPORT = (
-    "This card was written when the model was exported. Before you share it, add the data and the quality of the "
-    "model, and the uses for which it is unfit."
+    "This card was written when the model was exported. Before you share the model, add its training data, its quality "
+    "and the uses for which it is unfit."
 )
 _METRIC_NAMES = {
     **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
@@ -260,7 +260,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         series_length=config.context_length if is_forecaster else None,
         origin="",
         probe=probe_section(folder),
-        training_note="Settings that differ from the defaults of the configuration.",
+        training_note="The table has the settings that differ from the defaults of the configuration.",
         limits=_LIMITS_OF_AN_EXPORT,
         has_processor=tokenizer is not None,
         classes=class_names(config) if head == "ForSequenceClassification" else (),
@@ -285,7 +285,7 @@ def probe_section(folder: str | Path) -> str:
     """The figures of `hf-ssm probe --output` in the folder of a checkpoint, as Markdown; empty without any."""
     curves = sorted([*Path(folder).glob("curve.png"), *Path(folder).glob("*/curve.png")])
     figures = [f"![Probability against masked tokens]({path.relative_to(folder).as_posix()})" for path in curves]
-    text = "Prediction for a sequence as its tokens are masked, the least important first."
+    text = "A figure shows the prediction for a sequence while its tokens are masked, the least important first."
     return "\n\n".join([text, *figures]) if figures else ""
 
 
@@ -370,7 +370,7 @@ def _requirement() -> str:
 def _citation(family: str) -> str:
     paper = next((entry.paper for entry in FAMILIES.values() if entry.short_name == family), "")
     paper = f" The architecture is that of {paper}." if paper else ""
-    return f"Made with hf_ssm {version('hf_ssm')}.{paper}"
+    return f"The model was made with hf_ssm {version('hf_ssm')}.{paper}"
 
 
 def _cell(value: Any) -> str:

@@ -53,9 +53,9 @@ tags: [kernels, state-space-models]
 
 # Triton kernels of state space models
 
-Selective scan (Mamba), state space duality (Mamba-2) and short convolution, with gradients; written by hf_ssm
-{version}. For NVIDIA GPUs from compute capability 8.0 on and AMD GPUs; needs Triton. Calls that the kernels do not
-support, such as double precision, run in PyTorch.
+The kernels compute the selective scan (Mamba), state space duality (Mamba-2) and the short convolution, with gradients.
+They are for NVIDIA GPUs from compute capability 8.0 on and for AMD GPUs, and need Triton. Calls that the kernels do not
+support, such as double precision, run in PyTorch. hf_ssm {version} wrote this repository.
 
 ```python
 from transformers import AutoModelForCausalLM, KernelConfig
@@ -74,7 +74,10 @@ def _add_module(module: str, sources: dict[str, str]) -> None:
         return
     path = _ROOT / Path(*module.split(".")).with_suffix(".py")
     if not path.is_file():
-        raise ValueError(f"hf_ssm.ops.{module} is a package: kernels and what they need must import from its modules")
+        raise ValueError(
+            f"hf_ssm.ops.{module} is a package: kernels, and the modules that they import, must import from the "
+            "modules of the package"
+        )
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     sources[module] = ""
     for node in ast.walk(ast.parse("".join(lines))):

@@ -43,16 +43,14 @@ _README = """---
 
 # {title}
 
-Paste a sequence and see the prediction of {name}, which bases it depends on, what variants change, and what theory
-says of the layers. The page is that of the command
+Paste a sequence to see the prediction of {name}, the bases on which the prediction depends, the effects of variants,
+and measures of the layers from theory. This command of the package hf_ssm{source} serves the page:
 
 ```bash
 hf-ssm app {checkpoint}
 ```
-
-of the package hf_ssm{source}.
 """
-_COPIED = ", whose code (Apache License 2.0) is in the folder `hf_ssm`"
+_COPIED = " (Apache License 2.0), whose code is in the folder `hf_ssm`,"
 
 
 def save_space(
