@@ -101,7 +101,7 @@ def test_folder_loads_in_a_new_process_with_equal_logits(finished):
     prove_export(finished, model, tokenizer, "AutoModelForSequenceClassification")
     with torch.no_grad():
         model.classifier.bias += 1e-3
-    with pytest.raises(OSError, match="gives another `logits` than the model in memory"):
+    with pytest.raises(OSError, match="gives a different `logits` than the model in memory"):
         prove_export(finished, model, tokenizer, "AutoModelForSequenceClassification")
 
 
@@ -261,7 +261,7 @@ def test_resume_with_other_data_is_refused(capsys, caplog, table, tmp_path):
     for changed, message in ((rows[::-1], "other rows, or another order"), (rows[:30], "28 rows then, 21 rows now")):
         table.write_text("\n".join([header, *changed]), encoding="utf-8")
         found = error_of(capsys, "train", "--resume", "--output", output)
-        assert f"the train split is not that of the beginning of the run ({message})" in found
+        assert f"the train split differs from the split with which the run began ({message})" in found
     (output / "data_fingerprint.json").write_text('{"train": 1}')
     assert "data_fingerprint.json' is damaged" in error_of(capsys, "train", "--resume", "--output", output)
     table.write_text("\n".join([header, *rows]), encoding="utf-8")
@@ -276,7 +276,7 @@ def test_resume_by_another_number_of_processes_warns(caplog, finished, tmp_path)
         shutil.copy(output / "checkpoint-2" / "rng_state.pth", output / "checkpoint-2" / f"rng_state_{rank}.pth")
     (output / "checkpoint-2" / "rng_state.pth").unlink()
     assert run("train", "--resume", "--output", output) == 0
-    assert "saved by another number of processes" in caplog.text
+    assert "another number of processes saved this checkpoint" in caplog.text
 
 
 def test_resume_with_another_model(capsys, finished):
@@ -373,14 +373,14 @@ def test_mistyped_settings(capsys, tmp_path, arguments, message):
 
 
 def test_no_dataset(capsys, tmp_path):
-    assert "no dataset: give --dataset" in error_of(capsys, "train", "--output", tmp_path / "run")
+    assert "the dataset is missing: give --dataset" in error_of(capsys, "train", "--output", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("modle: {}", "unknown section 'modle'"),
-        ("- 1", "must hold the sections model, data, training"),
+        ("- 1", "must hold a mapping with the sections model, data, training"),
         ("model: 3", "section 'model'"),
         ("a: [", "neither YAML nor JSON"),
     ],
@@ -421,8 +421,8 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
             "data.csv",
             b"sequence,label\nMKVLIEEFPQ,0\nACGT,1\n",
             ["--set", "data.validation_fraction=0", "--set", "data.test_fraction=0"],
-            "7 of the 10 letters of 'MKVLIEEFPQ' are none of DNA (E, F, I, L, P, Q), and the tokenizer reads DNA only: "
-            "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte",
+            "7 of the 10 letters of 'MKVLIEEFPQ' are not letters of DNA (E, F, I, L, P, Q), but the tokenizer reads "
+            "DNA only: remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte",
         ),
     ],
 )
@@ -441,13 +441,13 @@ def test_missing_data_file(capsys, tmp_path):
 def test_sequences_longer_than_the_model(capsys, table, tmp_path):
     limit = ["--set", "model.max_position_embeddings=16"]
     found = error_of(capsys, "train", "--dataset", table, *TINY, *limit, "--output", tmp_path / "run")
-    assert "longest sequence has 22 tokens but the model takes 16" in found and "--max-length 16" in found
+    assert "longest sequence has 22 tokens, but the model takes at most 16" in found and "--max-length 16" in found
 
 
 def test_number_of_classes_comes_from_the_data(capsys, table, tmp_path):
     labels = ["--set", "model.num_labels=3"]
     found = error_of(capsys, "train", "--dataset", table, *TINY, *labels, "--output", tmp_path / "run")
-    assert "model.num_labels=3 but the data has 2 classes (0, 1)" in found
+    assert "model.num_labels=3, but the data have 2 classes (0, 1)" in found
 
 
 def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
@@ -464,7 +464,7 @@ def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
         (
             "config.json",
             {"model_type": "alien", "auto_map": {"AutoConfig": "evil.C"}},
-            "is a 'alien' model, not one of",
+            "is a 'alien' model, which is not a model of",
         ),
         ("config.json", {"hidden_size": "x"}, "Field 'hidden_size' expected int"),
         ("config.json", {"hidden_size": 16}, "weights of"),
@@ -558,7 +558,7 @@ def test_language_model_then_classifier_from_it(table, tmp_path):
 def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
     arguments = ["--model", finished, "--set", "model.hidden_size=16"]
     found = error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
-    assert "have another shape" in found
+    assert "have other shapes in the checkpoint" in found
     found = error_of(capsys, "train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
     assert "is of family 'hyena'" in found
     arguments = ["--model", finished, "--set", "model.hiden_size=16"]

@@ -73,10 +73,10 @@ def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
         (["lab.yml", "lm", "--output", "out"], "there is no such file"),
         (["lab.yaml", "lm", "--seeds", "0", "--output", "out"], "--seeds must be positive, got 0"),
         (["lab.yaml", "lm", "--genome", "g.fa", "--output", "out"], "--genome 'g.fa': there is no such path"),
-        (["lab.yaml", "lm", "--set", "training.seed=1", "--output", "out"], "--set is for runs"),
+        (["lab.yaml", "lm", "--set", "training.seed=1", "--output", "out"], "--set changes the settings"),
         (
             ["lab.yaml", "small.yaml", "--set", "data.dataset=x.csv", "--output", "out"],
-            "the data are those of the tasks",
+            "the tasks define the data",
         ),
         (["lab.yaml", "small.yaml", "--set", "model.hiden_size=1", "--output", "out"], "hidden_size"),
         (["traitgym", "lm", "--output", "out"], "--genome FASTA"),

@@ -100,7 +100,7 @@ def test_chance_is_printed_and_stored_and_score_says_if_nothing_is_learnt(tmp_pa
     assert "constant prediction" not in said(test_perplexity=3.0)
     # The logs of earlier versions hold no chance: bases are four.
     log = [{"test_perplexity": 4.74}]
-    assert "(perplexity 4.74, chance 4): it has learnt nothing." in said()
+    assert "(perplexity 4.74, chance 4): the model has learnt nothing." in said()
 
 
 def test_a_spectrum_suggests_the_training_with_the_labels(odd, capsys):

@@ -41,7 +41,7 @@ def test_compressed_checkpoint(checkpoint, table, tmp_path, capsys):
     words = ["--dataset", table, "--split", "train", "--rows", "20", "--batch-size", "7"]
     assert run("compress", checkpoint, "--state-size", "8", "--output", output, *words) == 0
     printed = capsys.readouterr().out
-    assert "16 → 8" in printed and "Measured on 20 sequences" in printed and "Accuracy " in printed
+    assert "16 → 8" in printed and "Measured on 20 sequences" in printed and "The accuracy is " in printed
     result = json.loads((output / "compression.json").read_text(encoding="utf-8"))
     assert (result["state_size"], result["checkpoint"], result["measured"]["rows"]) == (8, "model", 20)
     for layer, measured in zip(result["layers"], result["measured"]["layers"], strict=True):
@@ -66,8 +66,11 @@ def test_without_data_nothing_is_measured(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--state-size", "64"], "`state_size` must be even and between 2 and 16, that of the model, got 64."),
-        (["--tolerance", "2"], "`tolerance` must be at least 0 and below 1 (a share), got 2.0."),
+        (
+            ["--state-size", "64"],
+            "`state_size` must be even and between 2 and 16, the `state_size` of the model, got 64.",
+        ),
+        (["--tolerance", "2"], "`tolerance` must be a share of at least 0 and below 1, got 2.0."),
         (["--state-size", "8", "--rows", "0"], "--rows must be positive, got 0"),
     ],
 )
@@ -80,7 +83,7 @@ def test_bad_options(checkpoint, tmp_path, capsys, words, message):
 def test_other_families_and_full_folders(checkpoint, tmp_path, capsys):
     hf_ssm.SelectiveSSMForCausalLM(hf_ssm.SelectiveSSMConfig(hidden_size=8)).save_pretrained(tmp_path / "mamba")
     assert run("compress", tmp_path / "mamba", "--state-size", "8", "--output", tmp_path / "small") == 2
-    assert "layer 0 cannot be compressed: the state of SelectiveScan depends on" in capsys.readouterr().err
+    assert "layer 0 cannot be compressed: the system of SelectiveScan depends on" in capsys.readouterr().err
     assert run("compress", checkpoint, "--state-size", "8", "--output", tmp_path / "mamba") == 2
     assert "is not empty" in capsys.readouterr().err
     assert run("compress", checkpoint, "--state-size", "8", "--output", checkpoint) == 2

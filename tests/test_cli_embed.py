@@ -184,7 +184,7 @@ def test_names_that_a_format_cannot_have(checkpoints, tmp_path, capsys, monkeypa
         source = tmp_path / "in.csv"
         source.write_text(f"{header},{name}\n{row},1\n")
         error = error_of(capsys, checkpoints["ours"], source, "--output", tmp_path / f"out{suffix}")
-        assert f"the input has a column {name!r}" in error and "rename it" in error
+        assert f"the input has a column {name!r}" in error and "rename the column" in error
 
 
 VCF = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
@@ -221,7 +221,7 @@ def test_variants(checkpoints, tmp_path, capsys):
     for more, message in (
         (["--stride", 3], "--stride is for sequences, and v.vcf holds variants"),
         (["--linear-probe", "x"], "--linear-probe is for sequences"),
-        (["--pooling", "token"], "alleles may differ in their tokens"),
+        (["--pooling", "token"], "the alleles may have different tokens"),
     ):
         assert message in error_of(capsys, checkpoints["ours"], vcf, *options, "--output", output, *more)
     assert "give `genome` (--genome FASTA)" in error_of(capsys, checkpoints["ours"], vcf, "--output", output)
@@ -392,7 +392,7 @@ def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsy
 
     assert "did you mean 'class'" in probe_error(table, "clas")
     assert "no such column" in probe_error(fasta, "class")
-    assert "--pooling mean or last" in probe_error(table, "class", "--pooling", "token")
+    assert "choose --pooling mean or --pooling last" in probe_error(table, "class", "--pooling", "token")
     assert "no such file" in probe_error(fasta, tmp_path / "none.csv")
     assert "--folds must be positive" in probe_error(table, "class", "--folds", "0")
     assert "has 10 rows, fewer than `folds`=11" in probe_error(table, "class", "--folds", "11")
@@ -404,7 +404,7 @@ def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsy
         (tmp_path / "bad.csv").write_text(text)
         assert message in probe_error(fasta, tmp_path / "bad.csv")
     fasta.write_text(">s0\nACGT\n>s0\nACC\n")
-    assert "the name occurs twice" in probe_error(fasta, tmp_path / "labels.csv")
+    assert "occurs twice, so the label of this sequence is not known" in probe_error(fasta, tmp_path / "labels.csv")
     assert not list(tmp_path.glob("*o.parquet*"))
 
 
@@ -421,7 +421,7 @@ def test_bad_input(checkpoints, fasta, tmp_path, capsys):
         assert message in error_of(capsys, checkpoints["ours"], fasta, "--output", output, *options)
     fasta.write_text(">short\nACGT\n>long\n" + "ACGT" * 11 + "\n")
     message = error_of(capsys, checkpoints["llama"], fasta, "--output", output)
-    assert "record 'long' has 44 tokens, but the model takes 40: cut it into windows of at most as many (" in message
+    assert "record 'long' has 44 tokens, but the model takes at most 40: cut the sequence into windows" in message
     fasta.write_text("")
     assert "no FASTA record" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
     assert "No such file" in error_of(capsys, checkpoints["ours"], tmp_path / "none.fa", "--output", output)

@@ -127,7 +127,7 @@ def test_report_of_a_forecaster(checkpoint, table, tmp_path, capsys):
     assert cli.main(["report", checkpoint, *data, "--output", str(tmp_path / "report")]) == 0
     printed = capsys.readouterr().out
     # Two windows of each shop.
-    assert "on 4 sequences of up to 18 positions; n = 4 training sequences" in printed
+    assert "for 4 sequences of up to 18 positions; n = 4 is the number of training sequences" in printed
     report = json.loads((tmp_path / "report/report.json").read_text())
     (layer,) = report["complexity"]
     model = hf_ssm.FlowStateForPrediction.from_pretrained(checkpoint).eval()

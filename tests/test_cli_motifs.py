@@ -113,7 +113,7 @@ def test_attributions_in_the_layout_of_modisco(folder: Path, capsys: pytest.Capt
     table = pd.read_csv("out/completeness.csv")
     np.testing.assert_allclose(table["total"], table["difference"], atol=1e-4)
     assert table["missed"].abs().max() < 1e-4 and list(table["sequence"]) == list(range(20))
-    assert "The attributions miss the difference to 3 shuffles by" in capsys.readouterr().out
+    assert "miss the difference of the output from that of 3 shuffles by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_occurrences_in_substitutions_and_tokens(folder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("marginalize classes m.jaspar --backgrounds s.csv --output o.csv", "31 bases, the first sequence 30"),
+        ("marginalize classes m.jaspar --backgrounds s.csv --output o.csv", "31 bases, but the first sequence has 30"),
         ("marginalize classes m.jaspar --backgrounds s.csv --length 31 --output o.csv", "--length must be from 1"),
         ("marginalize classes n.meme --backgrounds s.csv --length 9 --output o.csv", "MOTIFS 'n.meme': there is no"),
         ("marginalize classes TGQ --backgrounds s.csv --length 9 --output o.csv", "motif 'TGQ': give letters of DNA"),

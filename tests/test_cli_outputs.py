@@ -115,7 +115,7 @@ def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(command.split()) == 2
-    assert "runs in one process, but a launcher has started WORLD_SIZE=2" in capsys.readouterr().err
+    assert "runs in one process, but a launcher has started several processes (WORLD_SIZE=2)" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

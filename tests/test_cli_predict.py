@@ -243,7 +243,7 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
         (
             "i.csv",
             "sequence\nACGT\nhello world\n",
-            "6 of the 11 letters of 'hello world' are none of DNA (e, l, o)",
+            "6 of the 11 letters of 'hello world' are not letters of DNA (e, l, o)",
         ),
         ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
         ("i.json", '[{"dna": "ACGT"}]', "Try: hf-ssm predict "),
@@ -277,7 +277,7 @@ def test_wrong_options(checkpoints, file, tmp_path, capfd):
     assert "--genome" in error_of(capfd, own, path, *end, "--genome", path)
     assert "o.txt': the suffix must be one of .csv" in error_of(capfd, own, path, "--output", tmp_path / "o.txt")
     assert "i2.fa" in error_of(capfd, own, tmp_path / "i2.fa", *end)
-    assert "'E' is no letter of DNA" in error_of(capfd, own, file("p.fa", ">a\nMKVE\n"), *end, "--both-strands")
+    assert "'E' is not a letter of DNA" in error_of(capfd, own, file("p.fa", ">a\nMKVE\n"), *end, "--both-strands")
     assert not output.exists()
     output.write_text("mine")
     assert "exists: choose another file" in error_of(capfd, own, path, *end)
@@ -424,7 +424,7 @@ def test_damaged_settings_of_the_training_do_not_end_the_command(checkpoints, fi
     shutil.copytree(checkpoints["own"], folder)
     (folder / "train_config.yaml").write_text("lr: [")
     assert run(folder, file("i.csv", CSV), "--output", tmp_path / "o.csv") == 0
-    assert "the settings of the training are not used: " in capfd.readouterr().err
+    assert "the settings of the training cannot be read and are not used: " in capfd.readouterr().err
 
 
 def test_windows_on_the_screen_have_their_place(checkpoints, file, capfd, monkeypatch):

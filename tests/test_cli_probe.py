@@ -114,7 +114,7 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
     rows = [entry["row"] for entry in found["sequences"]]
     assert rows == sorted(rows) and len(set(rows)) == 3
     # The model has learnt nothing: a row has no strip, as no token explains it.
-    assert "which no token explains; no strip is drawn for them." in printed
+    assert "so no token explains them, and no strip is drawn for them." in printed
     figures = ["curve", "sequences"]
     tables = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
     names = sorted([*tables, *(f"{name}.{form}" for name in figures for form in ("png", "svg"))])
@@ -448,7 +448,9 @@ def test_note_on_a_mask_of_a_large_vocabulary():
 def test_regression_has_no_probability(capsys, saved, table, tmp_path):
     model = saved("ForSequenceClassification", num_labels=1, problem_type="regression")
     arguments = ["--dataset", table, "--output", tmp_path / "probe", "--minimum-probability", 0.5]
-    assert "--minimum-probability is for classes and tokens: leave it out" in error_of(capsys, model, *arguments)
+    assert "--minimum-probability is for classes and tokens: leave --minimum-probability out" in error_of(
+        capsys, model, *arguments
+    )
 
 
 def test_predictions_without_evidence_are_named(capsys, trained, tmp_path):
@@ -494,7 +496,7 @@ def test_without_matplotlib(capsys, trained, tmp_path):
         (["--max-tokens-per-batch", "0"], "--max-tokens-per-batch must be positive, got 0"),
         (["--minimum-probability", "1.5"], "--minimum-probability must be from 0 to 1, got 1.5"),
         (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
-        (["--set", "model.hidden_size=8"], "a probe has settings of the section data only"),
+        (["--set", "model.hidden_size=8"], "a probe takes settings of the section data only"),
         (["--mask", "X"], "`mask`='X'"),
         (["--target", "7"], "the model has the classes 0 to 1"),
         (["--target", "enhancer"], "--target 'enhancer': give the number of a class, its name"),
@@ -511,8 +513,8 @@ def test_mistyped_options(capsys, trained, tmp_path, arguments, message):
 
 def test_options_of_language_models(capsys, saved, table, tmp_path):
     arguments = [saved("ForCausalLM"), "--dataset", table, "--output", tmp_path / "probe"]
-    assert "give the --position" in error_of(capsys, *arguments)
-    assert "predicts tokens and no classes" in error_of(capsys, *arguments, "--position", 3, "--target", 1)
+    assert "give --position, the token" in error_of(capsys, *arguments)
+    assert "predicts tokens and not classes" in error_of(capsys, *arguments, "--position", 3, "--target", 1)
     message = error_of(capsys, *arguments, "--position", 99)
     assert "too short for --position; choose another" in message
     assert "give a position from 1" in error_of(capsys, *arguments, "--position", 0)
@@ -532,7 +534,7 @@ def test_rows_of_another_alphabet(capsys, saved, tmp_path):
     table = tmp_path / "proteins.csv"
     table.write_text("sequence,label\n" + "".join(f"MKVLIEEFPQ{'A' * row},{row % 2}\n" for row in range(20)))
     arguments = [saved("ForSequenceClassification"), "--dataset", table, "--output", tmp_path / "probe"]
-    assert "are none of DNA (E, F, I, L, P, Q)" in error_of(capsys, *arguments)
+    assert "are not letters of DNA (E, F, I, L, P, Q)" in error_of(capsys, *arguments)
 
 
 def test_bare_backbone(capsys, saved, table, tmp_path):
@@ -556,7 +558,7 @@ def test_damaged_results(capsys, trained, tmp_path):
     file = output / "probe.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     message = error_of(capsys, *arguments)
-    assert "is not whole" in message and "--overwrite-output" in message
+    assert "is incomplete" in message and "--overwrite-output" in message
     assert run(*arguments, "--overwrite-output") == 0
 
 
@@ -600,7 +602,9 @@ def test_tokens_without_a_score_are_null(saved, table, tmp_path):
 
 def test_options_of_other_methods_and_missing_libraries(capsys, trained, tmp_path, monkeypatch):
     message = error_of(capsys, trained, "--steps", 8, "--output", tmp_path / "probe")
-    assert message == "--steps is for --method integrated_gradients, gradient_shap, not for shortlist: leave it out"
+    assert (
+        message == "--steps is for --method integrated_gradients, gradient_shap, not for shortlist: leave --steps out"
+    )
     monkeypatch.setattr(attributions, "find_spec", lambda name: None)
     message = error_of(capsys, trained, "--method", "occlusion", "--output", tmp_path / "probe")
     assert message == "'occlusion' needs captum, which is not installed: pip install \"hf_ssm[genomics]\""

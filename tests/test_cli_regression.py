@@ -87,8 +87,8 @@ def test_report_and_probe(finished, table, capsys, tmp_path):
     assert run("report", finished, "--rows", 8) == 0
     assert "Complexity" in capsys.readouterr().out
     probe = ["probe", finished, "--rows", 2, "--method", "one_shot", "--output", tmp_path / "probe"]
-    assert error_of(capsys, *probe).startswith("--target: choose the value that is predicted: gc, a")
-    assert error_of(capsys, *probe, "--target", "b").startswith("--target b: choose the value")
+    assert error_of(capsys, *probe).startswith("--target: give one of the values that the model predicts (gc, a")
+    assert error_of(capsys, *probe, "--target", "b").startswith("--target b: give one of the values")
     assert run(*probe, "--target", "a") == 0
     assert run("predict", finished, table, "--output", tmp_path / "o.csv") == 0
     predictions = pd.read_csv(tmp_path / "o.csv")["value_a"]
@@ -120,12 +120,12 @@ def test_wrong_labels_and_inputs(table, capsys, tmp_path):
 
     column = ["--set", "data.label_column=a"]
     assert "--task sequence-regression" in error(table, *column)
-    assert "model.num_labels=3 but the labels have 1 numbers" in error(
+    assert "model.num_labels=3, but the labels have 1 numbers" in error(
         table, *column, *REGRESSION, "--set", "model.num_labels=3"
     )
     constant = table_of(tmp_path / "constant.csv", a=list(range(40)), b=[0.1] * 40)
     columns = ["--set", "data.label_column=[a, b]"]
-    assert "all training labels 'b' are 0.1: there is nothing" in error(constant, *columns, *REGRESSION)
+    assert "all training labels 'b' are 0.1, so there is nothing" in error(constant, *columns, *REGRESSION)
     signals = tmp_path / "signals.jsonl"
     signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row / 2}) for row in range(20)))
     assert "reads texts, but" in (message := error(signals, *REGRESSION))

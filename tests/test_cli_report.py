@@ -237,10 +237,10 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
     ("arguments", "message"),
     [
         (["--rows", "0"], "--rows must be positive, got 0"),
-        (["--svg"], "--svg is for the figures in --output DIR"),
+        (["--svg"], "--svg needs --output DIR"),
         (["--batch-size", "-1"], "--batch-size must be positive, got -1"),
         (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
-        (["--set", "model.hidden_size=8"], "a report has settings of the section data only"),
+        (["--set", "model.hidden_size=8"], "a report takes settings of the section data only"),
         (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
         (["--task", "casual-lm"], "did you mean 'causal-lm'?"),
         (["--dataset", "missing.csv"], "missing.csv"),
@@ -254,7 +254,7 @@ def test_mistyped_options(capsys, trained, arguments, message):
 def test_checkpoints_of_others(capsys, trained, tmp_path, table):
     BertConfig(hidden_size=8, num_attention_heads=1).save_pretrained(tmp_path / "bert")
     message = error_of(capsys, "report", tmp_path / "bert", "--dataset", table)
-    assert "is a 'bert' model, not one of hf_ssm" in message
+    assert "is a 'bert' model, which is not a model of hf_ssm" in message
     message = error_of(capsys, "report", table, "--dataset", table)
     assert "is a file: give the folder of a checkpoint" in message
     assert "nowhere" in error_of(capsys, "report", tmp_path / "nowhere", "--dataset", table)

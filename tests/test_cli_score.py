@@ -53,7 +53,7 @@ def test_table_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str], mod
     found = pd.read_csv("out.csv")
     assert list(found) == ["chrom", "pos", "ref", "alt", "label", "llr", "next_token", "reason", "missing"]
     assert found["llr"].isna().tolist() == [number == 7 for number in range(61)]
-    assert "no DNA sequence" in found["reason"][7]
+    assert "not a DNA sequence" in found["reason"][7]
     printed = capsys.readouterr().out
     assert "out.csv holds 61 alleles, 60 of them with all scores" in printed
     metrics = json.loads(Path("out.metrics.json").read_text())
@@ -145,7 +145,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("v.csv", "v.txt")
     tokens = ["--genome", "g.fa", "--output"]
     for options, message in [
-        (["own", *tokens, "o.csv"], "give either VARIANTS"),
+        (["own", *tokens, "o.csv"], "give one of these: the file VARIANTS"),
         (["own", "v.csv", "--svg", *tokens, "o.csv"], "--svg is for the figures of --saturate"),
         (["own", "v.csv", *tokens, "o.xls"], "the suffix must be one of .csv"),
         (["own", "v.csv", "--output", "o.csv"], "--genome FASTA"),
@@ -165,10 +165,10 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "message"),
     [
         (["--label-column", "alt"], "`label`='alt' has labels such as"),
-        (["--label-column", "clas"], "v.csv has no column 'clas'; it has alt, chrom"),
+        (["--label-column", "clas"], "v.csv has no column 'clas'; its columns are alt, chrom"),
         (["--label-column", "label", "--by", "gene"], "v.csv has no column 'gene'"),
         (["--label-column", "label", "--by", "pos"], "no group has variants of different labels"),
-        (["--label-column", "label", "--positive", "bad"], "`positive`='bad' is no label"),
+        (["--label-column", "label", "--positive", "bad"], "`positive`='bad' is not a label"),
     ],
 )
 def test_metrics_are_checked_before_anything_is_scored(
@@ -186,7 +186,7 @@ def test_classes_that_no_scored_variant_has_leave_the_table(folder: Path, capsys
     table["label"] = [number == 7 for number in range(len(table))]
     table.to_csv("v.csv", index=False)
     assert main(arguments("own", "out.csv", "--label-column", "label", "--scores", "llr")) == 0
-    assert "no metrics: `label`='label'" in capsys.readouterr().err
+    assert "the metrics cannot be computed: `label`='label'" in capsys.readouterr().err
     assert Path("out.csv").exists()
 
 

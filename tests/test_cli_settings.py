@@ -64,7 +64,7 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
     assigned = [line.replace(" = ", "=", 1) for line in lines if line.startswith(("model.", "training."))]
     settings = resolve(DATA, parse_assignments([*assigned, "model.family=s4"]))
     assert settings.config_fields["kernel_type"] == "s4d" and settings.training["warmup_steps"] == 0.1
-    assert "  training.learning_rate = 0.003\n      peak rate (default: 3e-3, with --model 1e-3)\n" in out
+    assert "  training.learning_rate = 0.003\n      peak learning rate (default: 3e-3, with --model 1e-3)\n" in out
     assert "Next:" in err
     assert cli.main(["settings", "--section", "data"]) == 0
     assert "model." not in capsys.readouterr().out

@@ -231,7 +231,7 @@ def test_regression(kind, tmp_path):
         (["--set", "data.grayscal=true"], "did you mean 'grayscale'?"),
         (
             ["--set", "model.num_input_channels=3"],
-            "the model reads 3 channels of numbers but the data are 1 channel of",
+            "the model reads 3 channels of numbers, but the data are 1 channel of",
         ),
         (["--set", "data.image_size=-1"], "image_size=-1: give the side"),
         (["--set", "data.image_size=2.5"], "data.image_size must be of type int | None, got 2.5"),
@@ -254,7 +254,7 @@ def test_a_model_of_text_does_not_read_images(capsys, digits, tmp_path):
     arguments = ["--dataset", digits, "--model", tmp_path / "text", "--output", tmp_path / "run"]
     assert "has no preprocessor_config.json" in error_of(capsys, "train", *arguments)
     found = error_of(capsys, "train", *arguments, "--set", "data.normalization=fixed")
-    assert "the model reads token ids but the data are 1 channel of numbers" in found
+    assert "the model reads token ids, but the data are 1 channel of numbers" in found
 
 
 def test_labels_that_do_not_fit(capsys, tmp_path):
@@ -264,11 +264,11 @@ def test_labels_that_do_not_fit(capsys, tmp_path):
         return error_of(capsys, "train", "--dataset", table, *TINY, *arguments, "--output", tmp_path / "run")
 
     regression = ["--task", "signal-regression"]
-    per_position = "5 labels for 6 positions; give one for each"
+    per_position = "5 labels for 6 positions; give one label for each"
     assert per_position in error(lambda row: [0, 1, 0, 1, row % 2], "--task", "token-classification")
     assert per_position in error(lambda row: [0.5] * 5, *regression)
     assert "lengths from 1 to 2" in error(lambda row: [0.5] * (1 + row % 2), *regression, "--set", "model.pooling=mean")
-    assert "has 3 outputs but the labels have 6" in error(
+    assert "has 3 outputs, but the labels have 6" in error(
         lambda row: [0.5] * 6, *regression, "--set", "model.pooling=mean", "--set", "model.num_labels=3"
     )
     assert "choose --task token-classification" in error(lambda row: [0, 1] * 3)
@@ -284,6 +284,6 @@ def test_text_where_numbers_belong(capsys, finished, tmp_path):
     found = error_of(capsys, "train", "--dataset", table, *TINY, "--task", "signal-regression", *where)
     assert "reads numbers, but" in found
     found = error_of(capsys, "train", "--dataset", table, "--model", finished, "--tokenizer", "dna", *where)
-    assert "the model reads 1 channel of numbers but the data are token ids" in found
+    assert "the model reads 1 channel of numbers, but the data are token ids" in found
     found = error_of(capsys, "train", "--dataset", table, "--model", finished, *where)
     assert "has no tokenizer that can be loaded, and the data are texts" in found

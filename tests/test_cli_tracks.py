@@ -315,7 +315,7 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--track", "likelihood", "--output", "t.csv"], "output 't.csv': the suffix must be one of .bw, .bigwig"),
-        (["--track", "mean", "--output", "t.bw"], "--track mean is a track of --saturate"),
+        (["--track", "mean", "--output", "t.bw"], "--track mean is for a command with --saturate"),
         (["--track", "entropy", "entropy", "--output", "t.bw"], "give each track once"),
         (["--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
         (["--track", "entropy", "--session", "s.txt", "--output", "t.bw"], "session 's.txt': the suffix must be .xml"),
@@ -330,11 +330,11 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
             ["--track", "entropy", "--regions", "i.txt", "--output", "t.bw"],
             "regions 'i.txt': the suffix must be one of",
         ),
-        (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is a track without"),
+        (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is for a command"),
         (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session and --by-region need tracks"),
-        (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, and a VCF output"),
+        (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, but a VCF output"),
         (["v.vcf", "--track", "mean", "--output", "o.csv"], "--track, --session and --by-region are for regions"),
-        (["--output", "r.csv"], "give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track"),
+        (["--output", "r.csv"], "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track"),
     ],
 )
 def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -349,7 +349,7 @@ def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], argum
     ("arguments", "message"),
     [
         (["--track", "t.wig"], "--track 't.wig': the suffix must be one of .bw"),
-        (["--session", "s.xml"], "--session lists tracks: give --track"),
+        (["--session", "s.xml"], "--session needs tracks: give --track"),
         (["--track", "t.bw", "--session", "g.fa"], "--session 'g.fa' is the input 'g.fa'"),
         (["--regions", "far.bed"], "--regions 'far.bed': no interval of i.bed overlaps a region"),
         (["--track", "t.bw", "--by-region", "t.bw"], "output 't.bw': the suffix must be one of .csv"),

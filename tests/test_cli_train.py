@@ -77,7 +77,7 @@ def test_dry_run_finds_the_errors_of_the_run(capsys, finished):
     assert run("train", *PLANTED, *TINY, "--output", finished, "--dry-run") == 2
     assert "is not empty" in capsys.readouterr().err
     assert run("train", *PLANTED, *TINY, "--output", "x", "--set", "model.num_labels=7", "--dry-run") == 2
-    assert "model.num_labels=7 but the data has 2 classes" in capsys.readouterr().err
+    assert "model.num_labels=7, but the data have 2 classes" in capsys.readouterr().err
     words = ["--tokenizer", "listops", "--set", "data.reverse_complement=true"]
     assert run("train", *PLANTED, *TINY, "--output", "x", *words, "--dry-run") == 2
     assert "no token for the bases" in capsys.readouterr().err

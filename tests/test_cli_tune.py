@@ -49,7 +49,7 @@ def test_a_tuning(capsys, tmp_path):
 
     # A folder with runs is continued on request only, and then without a run.
     assert run("tune", *SMALL, "--output", output) == 2
-    assert "is not empty: choose another folder, or continue (--resume)" in capsys.readouterr().err
+    assert "is not empty: choose another folder, or continue its runs (--resume)" in capsys.readouterr().err
     written = {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
     assert run("tune", "--resume", "--seeds", 2, "--output", output) == 0
     assert written == {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
@@ -97,7 +97,7 @@ def test_bisection_of_alpha_after_the_six_runs(capsys, tmp_path):
         (["--output", "x", "--seeds", "1"], "--seeds must be at least 2, got 1"),
         (["--output", "x", "--jobs", "0"], "--jobs"),
         (["--output", "x", "--set", "training.seed=[0, 1]"], "seed: a list of values stands for several runs"),
-        (["--output", "x", "--set", "data.num_validation=0"], "has no validation split, on which runs are compared"),
+        (["--output", "x", "--set", "data.num_validation=0"], "has no validation split, but runs are compared"),
         (["--output", "x", "--learning_rat", "1"], "unknown option --learning-rat: did you mean --learning-rate?"),
     ],
 )

@@ -36,18 +36,18 @@ _NUMBERS, _MAX_LAG = 2**21, 16
 
 @dataclasses.dataclass(frozen=True)
 class LayerAssumption:
-    """What Assumption 4.1 asks for, measured on the inputs of the operators of one layer.
+    """The quantities of Assumption 4.1, measured on the inputs of the operators of one layer.
 
     Attributes:
         layer: Number of the block.
         sub_gaussian: σ, the largest among the channels.
-        hoelder_exponent: H, the median of the channels that are not constant in time; NaN if all are, or for fewer than
-            3 positions.
-        hoelder_constant: L of the channel with the largest, each for its own H, over at most 16 positions.
+        hoelder_exponent: H, the median of the channels that are not constant in time; NaN if all channels are constant,
+            or for fewer than 3 positions.
+        hoelder_constant: L, the largest among the channels, each with its own H, over at most 16 positions.
         output_size: Mean of |y| / √τ at the last position, over rows and channels; `None` for operators whose
             kernel varies in time or mixes channels.
-        output_bound: Proposition 4.3 for this σ and the positions of a sequence: what `output_size` cannot exceed, for
-            any kernel.
+        output_bound: The bound of Proposition 4.3 for this σ and the positions of a sequence: `output_size` cannot
+            exceed it, for any kernel.
         num_sequences: Rows that were measured.
     """
 
@@ -83,12 +83,12 @@ class _Values(Observer):
 def layer_assumptions(
     model: nn.Module, batches: Iterable[Mapping[str, Any]], records: Sequence[OperatorRecord]
 ) -> list[LayerAssumption]:
-    """Measure Assumption 4.1 on the inputs of each layer, in one more pass over as many rows as it needs.
+    """Measure Assumption 4.1 on the inputs of each layer, in one more pass over the necessary number of rows.
 
     Args:
         model: The model of the records.
         batches: The batches of the records.
-        records: Of `record_operators`; mean and variance of the inputs are those of all rows.
+        records: The result of `record_operators`; mean and variance of the inputs are those of all rows.
 
     Source: Liu & Li 2024, Assumption 4.1 and Proposition 4.3.
     """
@@ -182,11 +182,12 @@ def assumption_table(layers: Sequence[LayerAssumption]) -> Table:
         for layer in layers
     ]
     notes = [
-        f"Inputs of each layer, normalised by their mean and variance at each position, on {layers[0].num_sequences} "
-        "sequences. σ: sub-Gaussian parameter of the channel with the heaviest tails (1 for a normal distribution). "
-        "H and L: Hölder exponent (0 for white noise, 1 for smooth signals) and constant, with a position as the unit "
-        "of time. Output: the mean of its absolute value at the last position, which the bound limits for any kernel "
-        "(Liu & Li 2024, Assumption 4.1 and Proposition 4.3)."
+        "The values are measured on the inputs of each layer, normalised by their mean and variance at each position, "
+        f"for {layers[0].num_sequences} sequences. σ is the sub-Gaussian parameter of the channel with the heaviest "
+        "tails (1 for a normal distribution). H and L are the Hölder exponent (0 for white noise, 1 for smooth "
+        "signals) and the Hölder constant, with a position as the unit of time. The output is the mean of its absolute "
+        "value at the last position; the bound limits this mean for any kernel (Liu & Li 2024, Assumption 4.1 and "
+        "Proposition 4.3)."
     ]
     header = ("layer", "σ", "H", "L", "output / √τ", "its bound")
     return Table("Tails and continuity of the inputs", header, rows, notes)

@@ -38,10 +38,10 @@ class ScanBound:
     Attributes:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
         assumptions: Assumptions of the adaptation.
-        norms: Norms of the scan, with w one coordinate.
-        log_capacity: Natural logarithm, of the single scan; `None` if an assumption fails.
-        contraction: Per token: `bound` (ρ_A), and measured `largest` and `mean` (geometric) of ‖exp(Δ_t A)‖₂;
-            `smallest_step` and `largest_step`, measured, with their bounds.
+        norms: Norms of the scan, where w is one coordinate.
+        log_capacity: Natural logarithm of the capacity of the single scan; `None` if an assumption fails.
+        contraction: Contraction per token: `bound` (ρ_A), and the measured `largest` and `mean` (geometric) of ‖exp(Δ_t
+            A)‖₂; the measured `smallest_step` and `largest_step`, with their bounds.
         output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption other than m >= d_2 fails), and the measured `largest`.
     """
 
@@ -96,17 +96,17 @@ class ModelBound:
 
     @property
     def capacity(self) -> float | None:
-        """C; infinite where it leaves float64."""
+        """C; infinite if it exceeds the range of float64."""
         return _exp(self.log_capacity)
 
     @property
     def leading_terms(self) -> float | None:
-        """The expression under the Õ of (28) or (29); infinite where it leaves float64."""
+        """The expression under the Õ of (28) or (29); infinite if it exceeds the range of float64."""
         return _exp(self.log_leading_terms)
 
     @property
     def bound(self) -> float | None:
-        """The bound (27) on expected minus empirical loss; `None` where an assumption fails."""
+        """The bound (27) on expected minus empirical loss; `None` if an assumption fails."""
         return None if self.gap is None else self.gap.value
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,8 +185,8 @@ def generalization_bound(
     """The bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
 
     The class of models is the smallest one that contains the trained weights: each norm bound is the norm itself. Two
-    logits are replaced by their difference, whose logistic loss is their cross-entropy. A learnt embedding is one more
-    cover, which is an extension: the theorem takes u as given.
+    logits are replaced by their difference, whose logistic loss is their cross-entropy. A learnt embedding adds one
+    more cover. This is an extension: the theorem takes u as given.
 
     Args:
         model: A selective model of hf_ssm.
@@ -317,7 +317,7 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
         measured = max(measured, _largest_norm(embedding))
     if input_bound is not None and input_bound < measured:
         raise ValueError(
-            f"`input_bound`={input_bound} is below the norm of the scan's inputs, {measured}: give a larger one."
+            f"`input_bound`={input_bound} is below the norm of the scan's inputs, {measured}: give a larger bound."
         )
     weight = model.classifier.weight
     w = weight[0] if len(weight) == 1 else weight[1] - weight[0]
@@ -359,23 +359,24 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
     """Explanations of the numbers."""
     if norms is None:
         return [
-            "`scans` holds an adaptation of Theorem 4.6 to each scan alone, for its measured inputs. The other layers "
-            "are learnt too, so it is not a bound for the network."
+            "`scans` holds an adaptation of Theorem 4.6 to each scan alone, for the measured inputs of the scan. The "
+            "adaptation is not a bound for the network, because the other layers are learnt too."
         ]
     notes = []
     if gap is not None and gap.is_vacuous:
         notes.append(
             f"The bound is vacuous: no gap exceeds the largest loss, {loss_bound:g}, and the bound is {gap.value:.3g}. "
-            f"It would fall below that from about 10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
+            "The bound would fall below the largest loss from about "
+            f"10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
         )
     notes.append(
-        "The norm bounds are the norms of the trained weights. The theorem wants them fixed before training; a union "
-        "over a grid of classes would add a term of a few c_l √(log(number of classes) / m)."
+        "The norm bounds are the norms of the trained weights. The theorem requires bounds that are fixed before "
+        "training; a union over a grid of classes would add a term of a few c_l √(log(number of classes) / m)."
     )
     if norms.M_E is not None:
-        notes.append("The learnt embedding is counted by one more cover (our extension: the theorem takes u as given).")
+        notes.append("The learnt embedding is counted by one more cover (an extension: the theorem takes u as given).")
     else:
-        notes.append("𝔅_u is the largest norm among the given sequences; the claim is for inputs within it.")
+        notes.append("𝔅_u is the largest norm among the given sequences; the claim is for inputs up to this norm.")
     return notes
 
 

@@ -26,7 +26,7 @@ class LayerComplexity:
         squared_l1_norm: τ for inputs of mean 0 and variance 1 (Appendix A.4).
         squared_l2_norm: The mean square of the output for white inputs.
         num_sequences: n.
-        tau_of_channels: `(C,)`: operator by operator, all groups and directions.
+        tau_of_channels: `(C,)`, τ of each channel: operator by operator, all groups and directions.
     """
 
     layer: int

@@ -33,18 +33,18 @@ _ROUNDING = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class LayerCompression:
-    """What compression did to one operator.
+    """The effect of compression on one operator.
 
     Attributes:
         layer: Number of the block.
         name: Path of the operator within the backbone.
         states_before: N of the given model.
         states_after: N of the compressed model.
-        orders: `(R,)`, the states of the reduced system of each: at most `states_after`, and fewer where it has real
-            poles, which take the place of a pair.
-        bound: `(R,)`, on the gain of the error: `‖y - y_r‖₂ ≤ bound · ‖u‖₂` for every input sequence of a channel (of
-            all channels for S5). Twice the sum of the singular values that were dropped, with the rounding of the
-            parameters in first order, and with the largest gain of the Sobolev filter.
+        orders: `(R,)`, the number of states of each reduced system: at most `states_after`, and fewer if the system has
+            real poles, each of which takes the place of a pair.
+        bound: `(R,)`, the bound on the gain of the error: `‖y - y_r‖₂ ≤ bound · ‖u‖₂` for every input sequence of a
+            channel (of all channels for S5). It is twice the sum of the singular values that were dropped, with the
+            rounding of the parameters in first order, and with the largest gain of the Sobolev filter.
         relative_bound: Sum of the dropped singular values over the sum of all, over the R systems together.
         largest_value: `(R,)`, the largest singular value, which is at most the gain of the system itself.
     """
@@ -74,7 +74,7 @@ class LayerCompression:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """What `compress` returns.
+    """The result of `compress`.
 
     Attributes:
         model: The compressed model, of the same class.
@@ -109,14 +109,14 @@ class _Reduced:
 def compress(model: Any, *, state_size: int | None = None, tolerance: float | None = None) -> Compression:
     """A model with smaller states, by balanced truncation of each linear time-invariant operator.
 
-    Of each channel (of S5: of the one system of a layer) the states with the largest Hankel singular values are kept,
-    in the discrete system that the kernel belongs to; the result is brought to the diagonal form that layers store. Δ
-    of S4 and Hyena, feed-through, Sobolev filters and everything outside of the operators stay as they are. Layers with
-    a low-rank part (`"s4"`) become diagonal (`"s4d"`): a reduced system has no normal plus low-rank form. Where
-    channels shared A and B (`n_ssm`), each gets its own, so that there may be more parameters than before. The systems
-    of S5 have no blocks afterwards (`num_blocks=1`); its bound holds for equal time steps.
+    For each channel (for S5: for the one system of a layer), the states with the largest Hankel singular values are
+    kept, in the discrete system of the kernel; the result is converted to the diagonal form that layers store. Δ of S4
+    and Hyena, feed-through, Sobolev filters and all modules outside of the operators do not change. Layers with a
+    low-rank part (`"s4"`) become diagonal (`"s4d"`): a reduced system has no normal plus low-rank form. If channels
+    share A and B (`n_ssm`), each channel gets its own copy, so that there may be more parameters than before. The
+    systems of S5 have no blocks afterwards (`num_blocks=1`); the bound for S5 holds for equal time steps.
 
-    Computed in float64 on the CPU; the model is not changed.
+    The computation is in float64 on the CPU; the given model is not changed.
 
     Args:
         model: A model of hf_ssm of the families S4, S5, or Hyena with `filter_type` "s4d" or "s4", with any head.
@@ -125,17 +125,18 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
             of the sum of all in every layer, between 0 and 1.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: The model is in a wrapper; not exactly one of `state_size` and `tolerance`, or one out of its range;
-            a layer that is not linear and time-invariant with a finite state; NaN or infinite parameters.
+        TypeError: `model` is not a module.
+        ValueError: The model is in a wrapper; both or neither of `state_size` and `tolerance` are given, or the value
+            is out of range; a layer that is not linear and time-invariant with a finite state; NaN or infinite
+            parameters.
 
     Source: Moore 1981; Chahine et al. 2025 (arXiv 2510.02823), who choose N by the share of the singular values.
     """
     check_model(model)
     if not isinstance(model, SSMPreTrainedModel):
         raise ValueError(
-            f"`model` must be a model of hf_ssm without wrappers, got {type(model).__name__}: give the model inside, "
-            "or of PEFT the result of `merge_and_unload`."
+            f"`model` must be a model of hf_ssm without wrappers, got {type(model).__name__}: give the wrapped "
+            "model (for a PEFT model, the result of `merge_and_unload`)."
         )
     operators = compressible_operators(model)
     for name, parameter in model.named_parameters():
@@ -147,9 +148,11 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
             f"give either `state_size` or `tolerance`, got state_size={state_size!r} and tolerance={tolerance!r}."
         )
     if state_size is not None and not (2 <= state_size <= size and state_size % 2 == 0):
-        raise ValueError(f"`state_size` must be even and between 2 and {size}, that of the model, got {state_size}.")
+        raise ValueError(
+            f"`state_size` must be even and between 2 and {size}, the `state_size` of the model, got {state_size}."
+        )
     if tolerance is not None and not 0 <= tolerance < 1:
-        raise ValueError(f"`tolerance` must be at least 0 and below 1 (a share), got {tolerance}.")
+        raise ValueError(f"`tolerance` must be a share of at least 0 and below 1, got {tolerance}.")
     systems = [balanced_system(operator) for _, _, _, operator in operators]
     if tolerance is not None:
         state_size = _smallest_size(systems, tolerance, size)
@@ -183,12 +186,12 @@ def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOper
     for _, _, layer, operator in operators:
         reason = no_balanced_form(operator)
         if isinstance(operator, MIMOStateSpace) and not isinstance(operator, S5StateSpace):
-            reason = f"the reduced system of a {type(operator).__name__} is none of its kind."
+            reason = f"the reduced system cannot be written as a {type(operator).__name__}."
         if reason:
             raise ValueError(f"layer {layer} cannot be compressed: {reason} Give a model of S4, S4D or S5.")
     if hasattr(model.config, "mixers"):
         raise ValueError(
-            f"{type(model).__name__} cannot be compressed: its layer types have states of different sizes (`mixers`). "
+            f"{type(model).__name__} cannot be compressed: the layer types in `mixers` have states of different sizes. "
             "Give a model of S4, S4D or S5."
         )
     return operators

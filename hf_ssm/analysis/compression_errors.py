@@ -21,21 +21,22 @@ def compare_outputs(model: Any, compressed: Any, batches: Iterable[Mapping[str, 
     """Errors of a compressed model on data: of each operator, and of the whole model.
 
     Each operator of the compressed model reads the inputs of the same operator in the given model, so that the errors
-    of earlier layers do not enter.
+    of earlier layers have no effect.
 
     Args:
         model: The given model.
-        compressed: The model of its `compress`.
+        compressed: The `model` of the result of `compress`.
         batches: Keyword inputs of the model (tensors), with or without `labels`.
 
     Returns:
-        `layers`: for each operator `layer`, `name`, `gain`, the largest `‖y - y_r‖₂ / ‖u‖₂` of a channel of a row (of
-        S5: of a row), which the bound limits, and `relative`, the root mean square of the error over that of the
-        output. `agreement`: share of rows (or tokens) with the same most likely class; `None` for outputs without
-        classes. `before` and `after`: mean `loss` and `accuracy` where the batches have labels of whole rows.
+        `layers`: for each operator, `layer`, `name`, `gain` and `relative`. `gain` is the largest `‖y - y_r‖₂ / ‖u‖₂`
+        of a channel of a row (for S5: of a row), which the bound limits. `relative` is the root mean square of the
+        error divided by that of the output. `agreement`: share of rows (or tokens) with the same most likely class;
+        `None` for outputs without classes. `before` and `after`: mean `loss` and `accuracy` if the batches have labels
+        of whole rows.
 
     Raises:
-        TypeError: A batch is no mapping.
+        TypeError: A batch is not a mapping.
         ValueError: There is no batch.
     """
     check_iterable("batches", batches, "batches (keyword inputs of the model)")

@@ -50,14 +50,14 @@ class FrequencyResponse:
 
     It includes the feed-through (in the forward direction) and the Sobolev filter: (1 + s)^β in the causal mode, the
     weight (1 + |s|)^β in the zero-phase mode. With `sobolev_frequency="bilinear"` and β > 0 the response at π is
-    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)). That of S5 is the gain
-    of each output channel, the norm of its row of the transfer matrix.
+    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)). The response of S5 is
+    the gain of each output channel, the norm of its row of the transfer matrix.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
         layer: Number of the block.
-        direction: "forward", or "backward" for the kernel that runs from the end of the sequence, whose response is
-            in its own direction of time.
+        direction: "forward", or "backward" for the kernel that runs from the end of the sequence; its response is in
+            this direction of time.
         omega: `(F,)`, radians per sample in [0, π]; divided by 2π: cycles per sample.
         response: `(C, F)`, complex128, on the CPU.
         group: Index among the convolutions that share a generator (Hyena of order > 2); else 0.
@@ -87,7 +87,7 @@ def has_frequency_responses(model: nn.Module) -> bool:
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
-    """The frequency responses of all operators of a model that have one.
+    """The frequency responses of all operators of a model that have a frequency response.
 
     Selective scans have none: their kernel changes from token to token.
 
@@ -96,7 +96,7 @@ def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[Fr
         num_frequencies: F, evenly spaced from 0 to π, both included.
 
     Returns:
-        By layer, direction and group.
+        The responses by layer, direction and group.
 
     Raises:
         ValueError: The model has no long convolution, or `num_frequencies` is below 2.
@@ -138,20 +138,20 @@ def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
 def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
     """The total variation of each kernel's response over bands of frequency.
 
-    Frequency bias means a larger variation at low frequencies than at high ones. The variation is that of the kernel,
-    not of the samples: the limit of the lengths of polygons on ever finer nodes. If poles are known and single
-    frequencies are cheap, nodes concentrate around each pole according to its width, so that no peak is missed. For
-    implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20 (or eight per
-    tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without `operator`, the
-    result is the variation of its samples, a lower bound.
+    Frequency bias means a larger variation at low frequencies than at high ones. The result is the variation of the
+    kernel, not of the samples: the limit of the lengths of polygons on ever finer nodes. If the poles are known and the
+    response at a single frequency is cheap, nodes concentrate around each pole according to its width, so that no peak
+    is missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
+    (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without
+    `operator`, the result is the variation of its samples, a lower bound.
 
     Args:
-        response: Of `frequency_responses`.
+        response: An entry of the result of `frequency_responses`.
         edges: Ends of the bands, ascending, in radians per sample in [0, π].
         rtol: Relative accuracy.
 
     Returns:
-        `(C, len(edges) - 1)`, float64. Infinite where the response is; NaN for a kernel that holds NaN.
+        `(C, len(edges) - 1)`, float64. Infinite where the response is infinite; NaN for a kernel that holds NaN.
 
     Raises:
         ValueError: Fewer than two edges, edges out of order or range.
@@ -268,8 +268,8 @@ class AlphaRecommendation:
     """Upper ends of the useful range of `frequency_scale` (α), and whether the data give a reason to change it.
 
     A limit is a range over the step sizes Δ. The first number of a pair is for the largest Δ: up to it the fastest pole
-    of every channel is useful. The second is for the smallest Δ: above it the fastest pole of no channel is. The limits
-    follow from the state size and the step sizes as much as from the data, and are not values to aim at.
+    of every channel is useful. The second is for the smallest Δ: above it the fastest pole is useful for no channel.
+    The limits follow from the state size and the step sizes as much as from the data, and are not recommended values.
 
     Attributes:
         state_size: N.
@@ -282,7 +282,7 @@ class AlphaRecommendation:
         edges: Share q of the inputs' power to the frequency ω_q below which it lies, in radians per sample.
         from_data: Share q to the α_max that places the fastest pole at ω_q.
         band: Frequency below which 90 % of the power lies, in radians per sample; `None` without data.
-        flatness: Distance of the power from that of white noise, as of `distance_from_flat`; `None` without data.
+        flatness: Distance of the power from that of white noise, see `distance_from_flat`; `None` without data.
         flat_below: Distance below which the spectrum counts as nearly flat.
     """
 
@@ -308,11 +308,11 @@ class AlphaRecommendation:
 
     @property
     def trial(self) -> float | None:
-        """An α worth a trial: the one with which the largest Δ reaches 90 % of the power; `None` without a reason.
+        """An α worth a trial, with which the largest Δ reaches 90 % of the power; `None` without a reason in the data.
 
         The data give a reason if the spectrum is not nearly flat, and more than a tenth of the power lies above the
-        fastest pole of every channel. A smaller α has no reason in the data: slow poles are part of each
-        initialisation, whatever its fastest pole.
+        fastest pole of every channel. The data never give a reason for a smaller α: each initialisation has slow poles,
+        whatever its fastest pole is.
         """
         if self.band is None or self.flatness is None or self.flatness < self.flat_below or self.band <= self.reach[1]:
             return None
@@ -341,7 +341,7 @@ class AlphaRecommendation:
 
     @property
     def paper_note(self) -> str | None:
-        """How the limits of Yu et al. differ; `None` unless `init` is "lin", as in the paper."""
+        """The difference from the limits of Yu et al.; `None` unless `init` is "lin", as in the paper."""
         if self.init != "lin":
             return None
         factor = self.largest_frequency / (self.state_size * math.pi / 2)
@@ -372,16 +372,17 @@ def alpha_recommendation(
 
     The upper ends depend on the state size, the initialisation and the discretization, and on the range of step sizes
     [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The limit on Im a is the same for all
-    initialisations, and α follows from the fastest pole of each. That of "lin" is (n/2 - 1)π, where the paper prints
-    nπ/2: for n = 64 and Δ = 0.01 the bilinear limit is 25.93, with the paper's frequency 25.12.
+    initialisations, and α follows from the fastest pole of the initialisation. The fastest pole of "lin" is (n/2 - 1)π,
+    where the paper prints nπ/2: for n = 64 and Δ = 0.01 the bilinear limit is 25.93, and 25.12 with the paper's
+    frequency.
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
-        power: Power of the inputs, `(F,)` or `(..., F)` as of `power_spectrum` (summed over the other axes); default:
-            limits without data only.
+        power: Power of the inputs, `(F,)` or `(..., F)`, such as the result of `power_spectrum` (summed over the other
+            axes); default: only the limits without data.
         quantiles: Shares q of the power.
-        positions: Number of positions from which the power was computed: the spectrum of so many positions of white
-            noise counts as nearly flat (Bartlett's test at 1 %). Default: enough of them.
+        positions: Number of positions from which the power was computed: a spectrum that white noise of this number of
+            positions may have counts as nearly flat (Bartlett's test at 1 %). Default: a large number.
 
     Raises:
         ValueError: The configuration has no state matrix with frequencies other than 0 and a range of step sizes, or
@@ -399,8 +400,8 @@ def alpha_recommendation(
     fastest = initial_eigenvalues(config.init, config.block_size).imag.max().item()
     if not fastest:
         raise ValueError(
-            f"`state_size`={config.block_size} has only the frequency 0 with `init`={config.init!r}, which α does not "
-            "change: use 4 states or more."
+            f"`state_size`={config.block_size} with `init`={config.init!r} has only the frequency 0, and α does not "
+            "change the frequency 0: use 4 states or more."
         )
     steps = float(config.time_step_max), float(config.time_step_min)
     edges: Mapping[float, float] = {}

@@ -40,9 +40,10 @@ class HankelSpectrum:
     Attributes:
         layer: Number of the block.
         name: Path of the operator within the backbone, such as "layers.0.mixer.long_conv".
-        systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (of which the
-            outputs are the directions), a single one for S5.
-        singular_values: `(measured, N)`, float64, descending; of evenly chosen systems where there are more than 64.
+        systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (the directions are
+            its outputs), and a single one for S5.
+        singular_values: `(measured, N)`, float64, descending; if there are more than 64 systems, the values of evenly
+            chosen ones.
     """
 
     layer: int
@@ -116,25 +117,28 @@ def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
         shares = [spectrum.dropped(spectrum.states // parts) for parts in (2, 4)]
         rows.append((spectrum.layer, spectrum.states, orders.mean().item(), int(orders.max()), *shares))
     notes = [
-        "States that have 99 % of the sum of the Hankel singular values of a channel (of a layer of S5), and the share "
-        "of the sum beyond half and a quarter of the states. Twice the sum of what is dropped bounds the error of the "
-        "channel (Moore 1981; Chahine et al. 2025): `hf-ssm compress` drops states."
+        "The columns with 99 % have the number of states that hold 99 % of the sum of the Hankel singular values of a "
+        "channel (of a layer, for S5). The last two columns have the share of the sum that is dropped with half and "
+        "with a quarter of the N states. Twice the sum of the dropped values bounds the error of the channel (Moore "
+        "1981; Chahine et al. 2025). `hf-ssm compress` drops states."
     ]
     if any(len(spectrum.singular_values) < spectrum.systems for spectrum in spectra):
-        notes.append(f"Of {_MOST_SYSTEMS} channels of a layer, evenly chosen.")
+        notes.append(f"The values are those of {_MOST_SYSTEMS} channels of a layer, evenly chosen.")
     return Table(title, header, rows, notes)
 
 
 def no_balanced_form(operator: SequenceOperator) -> str | None:
-    """Why an operator is no linear time-invariant system with a finite state; `None` if it is one."""
+    """Why an operator is not a linear time-invariant system with a finite state; `None` if it is one."""
     if isinstance(operator, MIMOStateSpace):
         return operator.no_decay
     if not isinstance(operator, LongConvolution):
-        varies = "is one of images" if operator.is_time_invariant else "depends on the input at each position"
-        return f"the state of {type(operator).__name__} {varies}."
+        kind = type(operator).__name__
+        if operator.is_time_invariant:
+            return f"the state of {kind} is an image."
+        return f"the system of {kind} depends on the input at each position."
     if operator.filter(_is_state_space):
         return None
-    return "its filter is a function of the lag without a state ('s4d' and 's4' have one)."
+    return "its filter is a function of the lag without a state ('s4d' and 's4' have a state)."
 
 
 def _is_state_space(filter: LongFilter) -> bool:
@@ -144,8 +148,8 @@ def _is_state_space(filter: LongFilter) -> bool:
 def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) -> BalancedSystem:
     """The discrete state space models of an operator in balanced form, float64 on the CPU.
 
-    They are those of the kernels without feed-through and Sobolev filter. Both directions share A and B, so that they
-    are one system with two outputs (or two groups of outputs).
+    The models are those of the kernels without feed-through and Sobolev filter. Both directions share A and B, and are
+    therefore one system with two outputs (or two groups of outputs).
 
     Args:
         operator: An operator without `no_balanced_form`.

@@ -36,8 +36,8 @@ def mixers_of(model: nn.Module) -> dict[SequenceOperator, nn.Module]:
             if not isinstance(operator, LongConvolution):
                 raise ValueError(
                     f"τ behind the mixing matrix is for long convolutions (S4, S4D, Hyena): {name!r} is a "
-                    f"{type(operator).__name__}, which mixes channels itself or is gated in between. Use the mean of "
-                    "τ over the channels (rescale_by='mean')."
+                    f"{type(operator).__name__}, which mixes channels itself or has a gate before the mixing matrix. "
+                    "Use the mean of τ over the channels (rescale_by='mean')."
                 )
             mixers[operator] = block.mixer
     return mixers
@@ -54,8 +54,8 @@ def _mixing_matrix(mixer: nn.Module, group: int, operator: SequenceOperator) -> 
     weight: Tensor = projection.weight
     if is_sharded(weight) or weight.shape[1] != operator.channels // operator.groups:
         raise ValueError(
-            f"The mixing matrix of shape {tuple(weight.shape)} is split over processes: τ behind it needs the whole "
-            "matrix. Use the mean of τ over the channels (rescale_by='mean')."
+            "τ behind the mixing matrix needs the whole matrix, but the matrix of shape "
+            f"{tuple(weight.shape)} is split over processes. Use the mean of τ over the channels (rescale_by='mean')."
         )
     return weight[: len(weight) // 2] if getattr(mixer, "output_glu", False) else weight
 
@@ -63,14 +63,15 @@ def _mixing_matrix(mixer: nn.Module, group: int, operator: SequenceOperator) -> 
 def operator_mixed_tau(
     operator: SequenceOperator, reading: Reading, mixer: nn.Module, processes: Processes | None = None
 ) -> Tensor:
-    """The mean of `theory.mixing.mixed_tau` over outputs and directions, for what a long convolution mixes.
+    """The mean of `theory.mixing.mixed_tau` over outputs and directions, for the inputs of a long convolution.
 
     Activations and gates between the convolution and the matrix count as the identity, as in Liu & Li 2024, Section
-    4.2. Without a matrix, and with `tau_statistics` other than `"batch"`, it is the mean of τ over the channels.
+    4.2. Without a matrix, and with `tau_statistics` other than `"batch"`, the result is the mean of τ over the
+    channels.
 
     Args:
         operator: The convolution.
-        reading: What it mixes.
+        reading: The inputs of the convolution.
         mixer: Its mixer, see `mixers_of`.
         processes: The processes whose rows are one batch.
 
@@ -79,8 +80,8 @@ def operator_mixed_tau(
     """
     if is_shared(reading.layout):
         raise ValueError(
-            "Processes share the positions of these rows (context parallelism): τ behind the mixing matrix needs whole "
-            "rows. Use the mean of τ over the channels (rescale_by='mean')."
+            "τ behind the mixing matrix needs whole rows, but processes share the positions of these rows (context "
+            "parallelism). Use the mean of τ over the channels (rescale_by='mean')."
         )
     matrix = _mixing_matrix(mixer, reading.group, operator)
     if matrix is None or operator.tau_statistics != "batch":
@@ -120,8 +121,8 @@ class _Meter(Observer):
 def measure_mixed_tau(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """τ of each layer behind its mixing matrix, with the covariance between channels.
 
-    It differs from `model(**batch, output_tau=True).tau`, the mean over channels, where channels are correlated, and by
-    the norm of the rows of the matrix: see `hf_ssm.theory.mixing`.
+    The result differs from `model(**batch, output_tau=True).tau`, the mean over channels, if channels are correlated,
+    and by the norm of the rows of the matrix: see `hf_ssm.theory.mixing`.
 
     Args:
         model: An S4 or Hyena model.

@@ -51,8 +51,8 @@ def relative_change(
 ) -> dict[str, float | None]:
     """‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
 
-    With `elementwise`, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, which a few
-    elements near zero can dominate.
+    With `elementwise`, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, a mean that
+    a few elements near zero can dominate.
 
     θ are the quantities of the theory, not the stored values: Δ instead of its logarithm, Re A = -exp(log_A_real), and
     in addition to B and C of a state space filter their product B∘C, on which alone its kernel depends. `x_proj` of a
@@ -61,18 +61,18 @@ def relative_change(
     Args:
         roles: `parameter_roles(model)`.
         before: Parameters by name, such as `dict(model.named_parameters())`; names without a role are ignored.
-        after: Those of the same model later in training.
+        after: Parameters of the same model later in training.
         elementwise: Average over elements instead of a ratio of norms; default False. An element of B∘C is complex.
 
     Returns:
-        By quantity, in the order of `QUANTITIES`; `None` if the quantity was zero before (a trainable Sobolev order
-        that starts at 0).
+        The changes by quantity, in the order of `QUANTITIES`; `None` if the quantity was zero before (a trainable
+        Sobolev order that starts at 0).
 
     Raises:
         ValueError: The two have different names or shapes.
 
-    Source: Yu et al. 2025, Table 1: an "average relative change" |θ⁽⁰⁾ - θ⁽¹⁰⁰⁾| / |θ⁽⁰⁾|. It does not say what is
-    averaged; its 1002.705 of Re A suggests elements.
+    Source: Yu et al. 2025, Table 1: an "average relative change" |θ⁽⁰⁾ - θ⁽¹⁰⁰⁾| / |θ⁽⁰⁾|. The paper does not state
+    what is averaged; its value 1002.705 for Re A suggests elements.
     """
     if before.keys() != after.keys():
         odd = sorted(before.keys() ^ after.keys())
@@ -102,7 +102,7 @@ def relative_change(
 def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The relative changes in the last entry of a Trainer's log that has them, by quantity.
 
-    Empty if there is none, or if it counts from a resumption instead of the start of training.
+    Empty if there is none, or if the changes are measured from a resumption instead of the start of training.
     """
     for entry in reversed(log_history):
         changes = {group: entry[f"{_PREFIX}{group}"] for group in QUANTITIES if f"{_PREFIX}{group}" in entry}
@@ -116,11 +116,11 @@ class ParameterMovement(TrainerCallback):
 
     Each entry of `log_history` with a training loss, and a last one for the model that is kept (the best checkpoint
     with `load_best_model_at_end`), gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that was
-    zero at the start is omitted. The last entry has the step of that model in `relative_change_step`.
+    zero at the start is omitted. The last entry has the step of this model in `relative_change_step`.
 
     The start is `on_train_begin`, after a rescaling. Each checkpoint also holds the initial parameters
-    (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without that file,
-    changes are counted from the resumption, with a warning, and each entry has `relative_change_since_step`.
+    (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without this file,
+    changes are measured from the resumption, with a warning, and each entry has `relative_change_since_step`.
 
     Works with `SSMTrainer` and with transformers' Trainer. The first process keeps a copy of the parameters on the CPU;
     parts of parameters that FSDP2 has sharded are gathered for each entry. FSDP1 and ZeRO-3 are not supported.
@@ -154,8 +154,8 @@ class ParameterMovement(TrainerCallback):
         if stored is None:
             self.since_step = state.global_step
             logger.warning(
-                f"{str(folder)!r} holds no {_SNAPSHOT_NAME} of this model: changes of parameters are counted from step "
-                f"{state.global_step}, where the run was resumed."
+                f"{str(folder)!r} holds no {_SNAPSHOT_NAME} of this model: changes of parameters are measured from "
+                f"step {state.global_step}, where the run was resumed."
             )
         else:
             self.initial = stored
@@ -194,7 +194,8 @@ class ParameterMovement(TrainerCallback):
     def changes(self, model: nn.Module) -> dict[str, float]:
         """The relative change since the start of each quantity that was not zero at the start.
 
-        Empty where the start is unknown, as in all processes but the first; for a sharded model all have to call it.
+        Empty if the start is unknown, as in all processes but the first; for a sharded model, all processes must call
+        this method.
         """
         parameters = _whole(_parameters(model))
         if not self.initial:

@@ -171,7 +171,7 @@ class _Recorder(Observer):
 
 
 def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
-    """Sequences `(B, L, ...)` and their mask; of packed documents, those of each bucket."""
+    """Sequences `(B, L, ...)` and their mask; for packed documents, those of each bucket."""
     return [(sequences, reading.mask)] if reading.layout is None else reading.layout.masked_batches(sequences)
 
 
@@ -196,12 +196,12 @@ def record_operators(
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
-        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. They are
-            read once.
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. The batches
+            are read once.
         num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
-        By layer, operator, group and direction.
+        The records by layer, operator, group and direction.
 
     Raises:
         ValueError: The model has no long convolution or selective scan; there is no batch.

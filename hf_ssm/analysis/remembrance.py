@@ -26,17 +26,17 @@ _REACH = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Remembrance:
-    """What `effective_remembrance` returns.
+    """The result of `effective_remembrance`.
 
     Attributes:
         measure: "total variation" of the predicted probabilities, in [0, 1], or "relative change" of the last hidden
-            state, ‖h - h'‖₂ / ‖h‖₂, of models without probabilities at each position.
+            state, ‖h - h'‖₂ / ‖h‖₂, for models without probabilities at each position.
         distances: Ascending.
         values: The mean over rows for each distance d: the change of the output at the last position if everything more
             than d positions back (the position itself is the first of these d) is left out.
-        rows: Number of rows that are longer than the distance, which are those of the mean.
-        reach: The smallest of the distances from which on all values are below 0.01: what is further back has hardly
-            an effect. `None` if the last value is not.
+        rows: Number of rows that are longer than the distance, over which the mean is taken.
+        reach: The smallest of the distances from which on all values are below 0.01: positions further back have hardly
+            any effect. `None` if the last value is not below 0.01.
     """
 
     measure: str
@@ -53,7 +53,7 @@ class Remembrance:
 def effective_remembrance(
     model: Any, batches: Iterable[Mapping[str, Any]], distances: Sequence[int] | None = None
 ) -> Remembrance:
-    """How much the output at the last position of a row depends on what is more than d positions back.
+    """How much the output at the last position of a row depends on positions that are more than d positions back.
 
     EffRem_T(t) = TV(q(· | x_0 ... x_T), q(· | x_t ... x_T)), as a function of d = T - t + 1, the number of positions
     that remain. It costs as much as three passes over the batches.
@@ -114,7 +114,7 @@ def _changes(reader: Any, inputs: dict[str, Any], distances: Sequence[int] | Non
     mask = inputs.pop("attention_mask", None)
     ids = inputs.get("input_ids", mask)
     if ids is not None and ids.dim() != 2:
-        raise ValueError("Rows of two sequences have two last positions: there is no remembrance of pairs.")
+        raise ValueError("Rows of two sequences have two last positions: give rows of one sequence.")
     sequences = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.dim() > 1}
     batch, length = next(iter(sequences.values())).shape[:2]
     steps = torch.arange(length, device=reader.device)
@@ -164,25 +164,25 @@ def remembrance_table(remembrance: Remembrance | str, bound: ModelBound | str) -
     if abscissae:
         notes.append(
             f"Spectral abscissa max Re λ(A) of the scans (Honarpisheh et al. 2025): {', '.join(abscissae)}. The "
-            "slowest state decays by exp(Δ · abscissa) per position: a model may look the further back, the closer "
-            "the abscissa is to 0."
+            "slowest state decays by the factor exp(Δ · abscissa) per position: the closer the abscissa is to 0, the "
+            "further back a model may look."
         )
     if isinstance(remembrance, str):
         return Table(title, notes=[f"None: {remembrance}", *notes])
     reach = (
-        f"still above {_REACH} at the largest distance: longer rows would show more"
+        f"The value is still above {_REACH} at the largest distance: longer rows would show more."
         if remembrance.reach is None
-        else f"below {_REACH} from {remembrance.reach} positions on"
+        else f"The value is below {_REACH} from {remembrance.reach} positions on."
     )
     what = (
-        "Total variation between the probabilities predicted at the last position"
+        "the total variation between the probabilities predicted at the last position with and without"
         if remembrance.measure == "total variation"
-        else "Relative change of the last hidden state"
+        else "the relative change of the last hidden state without"
     )
     notes.insert(
         0,
-        f"{what} with and without what is more than d positions back, mean over the rows that are longer (Buitrago "
-        f"Ruiz & Gu 2025); {reach}.",
+        f"The value is {what} the part of the row that is more than d positions back, as the mean over the rows that "
+        f"are longer than d (Buitrago Ruiz & Gu 2025). {reach}",
     )
     rows = list(zip(remembrance.distances, remembrance.values, remembrance.rows, strict=True))
     return Table(title, ("d", remembrance.measure, "rows"), rows, notes)

@@ -55,7 +55,7 @@ FILES = (
 """What `save_json` and `save_pictures` write."""
 
 FEWEST_SEQUENCES = 16
-"""Number of sequences whose variance, and so τ, is within a tenth of that of many sequences."""
+"""Number of sequences whose variance, and therefore τ, is within a tenth of that of many sequences."""
 
 _FEWEST_FREQUENCIES = 513
 # The share of power for which the table shows the recommendation of α.
@@ -64,7 +64,7 @@ _SHARE = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class TheoryReport:
-    """What `theory_report` returns.
+    """The result of `theory_report`.
 
     Attributes:
         model: `class`, `family`, `layers`, `parameters`, and whether the weights were `rescaled`.
@@ -72,13 +72,13 @@ class TheoryReport:
         complexity: τ, ψ²/√n and the filter norms of each layer.
         assumption: Tails and continuity of the inputs of each layer, and the bound on its outputs.
         bands: Ends of the frequency bands, radians per sample.
-        responses: Of all long convolutions; none for selective models.
+        responses: Frequency responses of all long convolutions; empty for selective models.
         variation: Total variation by layer and direction.
         hankel: Hankel singular values of each operator, or the reason why there are none.
         alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
-        bound: Of Honarpisheh et al., or the reason why there is none.
-        remembrance: How far back a causal model looks, or the reason why that was not measured.
+        bound: The bound of Honarpisheh et al., or the reason why there is none.
+        remembrance: How far back a causal model looks, or the reason why this was not measured.
         parameter_change: Relative change of each group of parameters in training; empty if unknown.
         settings: The caller's `settings`.
         is_time_invariant: Whether the kernels of all operators are the same at all positions.
@@ -133,7 +133,7 @@ class TheoryReport:
         return "## Theory report\n\n" + markdown(tables_of(self))
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
-        """Write the figures (τ, and what else there is) to a folder, and return their paths.
+        """Write the figures (τ, and the others for which there are data) to a folder, and return their paths.
 
         Args:
             folder: An existing folder.
@@ -200,13 +200,13 @@ def theory_report(
 
     Args:
         model: A model of hf_ssm, bare or with a head; it is not changed.
-        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. All of
-            them are kept in memory.
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. All batches
+            are kept in memory.
         num_sequences: n, the number of training sequences, for ψ²/√n and the bound; default: the rows of the batches.
         bands: Ends of the frequency bands, ascending, in radians per sample in [0, π].
         parameter_change: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
         data: Description of the data, copied into the report.
-        settings: Anything else, copied into the report.
+        settings: Further values, copied into the report.
         progress: Show a progress bar.
 
     Raises:
@@ -312,19 +312,19 @@ def _complexity_table(report: TheoryReport) -> Table:
         for layer in report.complexity
     ]
     notes = [
-        f"Means over channels, on {report.data['rows']} sequences of up to {report.data['longest']} positions; "
-        f"n = {report.data['num_sequences']} training sequences. τ: Liu & Li 2024, eq. (6); ψ²/√n: Theorem 4.2; the "
-        "norms do not depend on the data."
+        f"The values are means over channels, for {report.data['rows']} sequences of up to {report.data['longest']} "
+        f"positions; n = {report.data['num_sequences']} is the number of training sequences. τ is that of Liu & Li "
+        "2024, eq. (6), and ψ²/√n that of Theorem 4.2. The norms of the kernels k do not depend on the data."
     ]
     if report.data["rows"] < FEWEST_SEQUENCES:
         notes.append(
             f"τ and ψ²/√n need the variance of the inputs over the sequences. Fewer than {FEWEST_SEQUENCES} sequences "
-            "give too small a variance, a single one gives none: do not compare these values with others."
+            "give too small a variance, and a single sequence gives none: do not compare these values with others."
         )
     if not report.is_time_invariant:
         notes.append(
-            "For selective scans the values are an extension, computed from the kernel of the data's mean Δ, B and C "
-            "at the last token."
+            "For selective scans, the values are an extension of the paper: they are computed from the kernel that the "
+            "mean Δ, B and C of the data give at the last token."
         )
     return Table("Complexity", ("layer", "τ", "ψ²/√n", "‖k‖₁²", "‖k‖₂²"), rows, notes)
 
@@ -332,10 +332,13 @@ def _complexity_table(report: TheoryReport) -> Table:
 def _variation_table(report: TheoryReport) -> Table:
     title = "Total variation of the frequency response"
     if not report.variation:
-        return Table(title, notes=["None: a selective scan has no frequency response, as it varies in time."])
+        return Table(title, notes=["None: a selective scan has no frequency response, because it varies in time."])
     bands = [f"{_multiple_of_pi(low)} to {_multiple_of_pi(high)}" for low, high in pairwise(report.bands)]
     rows = [(layer.layer, layer.direction, *layer.variation) for layer in report.variation]
-    notes = ["Means over channels, by angular frequency in radians per sample (Yu et al. 2025, Section 2)."]
+    notes = [
+        "The values are means over channels, for bands of the angular frequency in radians per sample (Yu et al. 2025, "
+        "Section 2)."
+    ]
     for measured, kernels in sorted({(layer.measured, layer.kernels) for layer in report.variation}):
         if measured == 0:
             notes.append("Not measured, as the kernels have so many taps that it would take hours.")
@@ -355,10 +358,10 @@ def _alpha_table(report: TheoryReport) -> Table:
     low, high = report.alpha.time_steps
     scale = report.model["frequency_scale"]
     notes = [
-        f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit "
-        f"from data puts the fastest pole at the frequency ω below which {_SHARE:.0%} of the power of a layer's "
-        f"inputs lies, in radians per sample (Yu et al. 2025, Section 5.1); it is no value "
-        f"to aim at. Step sizes Δ go from {low:g} to {high:g}."
+        f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit from data is the α "
+        f"that puts the fastest pole at ω, the frequency in radians per sample below which {_SHARE:.0%} of the power "
+        "of a layer's inputs lies (Yu et al. 2025, Section 5.1). The limits are not values to aim at. The step sizes Δ "
+        f"range from {low:g} to {high:g}."
     ]
     notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
@@ -370,7 +373,7 @@ def _verdict(scale: float, limits: tuple[float, float]) -> str:
         return "below the limit without data for every step size"
     if scale > limits[1]:
         return "above the limit without data for every step size"
-    return "below the limit without data for small step sizes and above it for large ones"
+    return "below the limit without data for small step sizes and above this limit for large step sizes"
 
 
 def _bound_tables(report: TheoryReport) -> list[Table]:
@@ -390,11 +393,11 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
         ("contraction ρ_A", norms.get("rho_A")),
     )
     rows = [(name, value) for name, value in values if value is not None]
-    notes = [f"Theorem {bound['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
+    notes = [f"The bound is that of Theorem {bound['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
     if (bound["bound"] or 0) > 1:
         notes.append("A bound above 1 is vacuous for such a loss.")
     if failed:
-        notes.append("It makes no claim for this model, as these assumptions fail:")
+        notes.append("The theorem makes no claim for this model, because these assumptions fail:")
         notes += [f"- {entry['name']}: {entry['message']}" for entry in failed]
     notes += bound["notes"]
     scans = []
@@ -402,7 +405,7 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
         # The first scan without a capacity gives the reason for all, as the scans of a model have the same sizes.
         lacking = [scan for scan in bound["scans"] if scan["log10_capacity"] is None]
         reasons = [entry["message"] for scan in lacking[:1] for entry in scan["assumptions"] if not entry["holds"]]
-        notes += [f"No capacity of the scans: {'; '.join(reasons)}"] if reasons else []
+        notes += [f"The scans have no capacity: {'; '.join(reasons)}"] if reasons else []
         header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
         places = ("layer", "direction", "log10_capacity")
         numbers = [
@@ -416,9 +419,12 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
 def _parameter_change_table(report: TheoryReport) -> Table:
     title = "Movement of the parameters in training"
     if not report.parameter_change:
-        return Table(title, notes=["Not known: no training_log.json records it from the start of training."])
+        return Table(title, notes=["Not known: no training_log.json records the movement from the start of training."])
     rows = [(QUANTITIES[group], value) for group, value in report.parameter_change.items()]
-    notes = ["‖θ_after − θ_before‖ / ‖θ_before‖ (Yu et al. 2025, Table 1); – where a group was zero before."]
+    notes = [
+        "The relative change of a group of parameters θ is ‖θ_after − θ_before‖ / ‖θ_before‖ (Yu et al. 2025, Table "
+        "1), and – where the group was zero before training."
+    ]
     return Table(title, ("parameters", "relative change"), rows, notes)
 
 

@@ -1,4 +1,4 @@
-"""Step sizes Δ of a model beside the time scales of data, and proposals of `time_step_min` and `time_step_max`.
+"""Step sizes Δ of a model, time scales of data, and proposals of `time_step_min` and `time_step_max`.
 
 Legend: `B` rows, `L` length, `D` channels, `F` frequencies, `N` states.
 """
@@ -46,7 +46,7 @@ class TimeStepProposal:
         rule: One of `RULES`.
         time_step_min: Field of the configuration.
         time_step_max: Field of the configuration.
-        reason: How the range was found, in a sentence.
+        reason: A sentence that explains how the range was found.
     """
 
     rule: str
@@ -66,7 +66,7 @@ class StateScales:
 
     Attributes:
         layer: Number of the block.
-        steps: Smallest and largest Δ (selective models: of a token whose step projection is 0).
+        steps: Smallest and largest Δ (selective models: for a token whose step projection is 0).
         memory: Smallest, median and largest 1 / (Δ |Re a|) of its states, in positions. For S4 with a low-rank part, a
             are the eigenvalues of the diagonal part.
     """
@@ -81,11 +81,11 @@ class DataScales:
     """The time scales of sequences.
 
     Attributes:
-        rows: Number of sequences they were computed from.
-        length: Tokens of the longest of them.
+        rows: Number of sequences from which the time scales were computed.
+        length: Tokens of the longest sequence.
         correlation_time: Integrated autocorrelation time, in positions: about 1 without dependence.
-        state_energy: As of `theory.time_scales.largest_state_energy`: about L without autocorrelation, L² with the
-            largest possible one.
+        state_energy: See `theory.time_scales.largest_state_energy`: about L without autocorrelation, L² with the
+            largest possible autocorrelation.
         power: `(F,)`, power spectrum of the centred sequences, summed over channels.
     """
 
@@ -106,12 +106,12 @@ def sequences_of(batch: Mapping[str, Any], ignored_ids: Collection[int] = ()) ->
 
     Args:
         batch: `input_values` `(B, L, D)`, or `input_ids` `(B, L)` or `(B, 2, L)` of pairs, whose symbols become
-            indicators; and optionally `attention_mask`. Of a batch with more than 2^23 values (rows times positions
+            indicators; and optionally `attention_mask`. From a batch with more than 2^23 values (rows times positions
             times channels), the first rows are taken.
-        ignored_ids: Ids of tokens that are no symbols, such as padding.
+        ignored_ids: Ids of tokens that are not symbols, such as padding.
 
     Raises:
-        ValueError: There is neither key, or no token.
+        ValueError: Neither key is given, or there is no token.
     """
     mask = batch.get("attention_mask")
     if "input_values" in batch:
@@ -171,7 +171,7 @@ def _value(parameter: Tensor, role: ParameterRole) -> Tensor:
 
 
 def has_time_steps(model_or_config: Any) -> bool:
-    """Whether a model, or the models of a configuration, have step sizes Δ that `time_step_min` and `_max` start."""
+    """Whether a model, or the models of a configuration, have step sizes Δ that `time_step_min` and `_max` set."""
     return bool(_dynamics(_model_of(model_or_config)))
 
 
@@ -239,19 +239,19 @@ def propose_time_steps(
 ) -> TimeStepProposal:
     """A range of step sizes for a fresh model, from data.
 
-    - `"autocorrelation"`: [Δ/10, 10 Δ], at most 1, around Δ = 1/√(L λ_max(E[x xᵀ])) of inputs of mean square 1.
-      Symbols count as they are after a random embedding: λ_max of uniform, independent symbols of K kinds is about L/K.
+    - `"autocorrelation"`: [Δ/10, 10 Δ], at most 1, around Δ = 1/√(L λ_max(E[x xᵀ])) of inputs of mean square 1. Symbols
+      count as after a random embedding: λ_max of uniform, independent symbols of K kinds is about L/K.
     - `"spectrum"`: the range, of a decade or more, in which the power response of the fresh model is nearest to the
-      power spectrum of the data. Where it differs from the first rule: it sees at which frequencies the power lies, but
-      neither the mean nor the scale of the inputs.
+      power spectrum of the data. In contrast to the first rule, this rule uses the frequencies at which the power lies,
+      but neither the mean nor the scale of the inputs.
     - `"length"`: [2/L, 1], an empirical rule that uses the length only.
 
-    The rules are derived for linear time-invariant models: S4 (of whose state matrix `"spectrum"` sees the diagonal
-    part), S4D, S5, and Hyena with the filters "s4d" and "s4". In Mamba and Mamba-2 they start softplus(dt_bias), the
-    step of a token whose step projection is 0. What carries over is the memory 1/(Δ |a|) at the start; their steps then
-    depend on the token, as do B and C, so that no bound of the states follows, and without `complex_state` their
-    eigenvalues are real and cannot match a spectrum with a peak above 0. Steps below their `time_step_floor` are
-    replaced by it.
+    The rules are derived for linear time-invariant models: S4 (`"spectrum"` uses the diagonal part of its state
+    matrix), S4D, S5, and Hyena with the filters "s4d" and "s4". In Mamba and Mamba-2, the rules initialise
+    softplus(dt_bias), the step of a token whose step projection is 0. The memory 1/(Δ |a|) at the start carries over.
+    The bound on the states does not, because the steps, B and C depend on the token; and without `complex_state` the
+    eigenvalues are real and cannot match a spectrum with a peak above 0. Steps below `time_step_floor` are raised to
+    `time_step_floor`.
 
     ```python
     proposal = propose_time_steps(config, batch)
@@ -262,9 +262,9 @@ def propose_time_steps(
         model_or_config: A configuration of hf_ssm, or a model.
         batch: `input_ids` or `input_values`, and optionally `attention_mask`, of some hundred training rows.
         rule: One of `RULES`.
-        ignored_ids: Ids of tokens that are no symbols; default: `pad_token_id`, `bos_token_id` and `eos_token_id` of
+        ignored_ids: Ids of tokens that are not symbols; default: `pad_token_id`, `bos_token_id` and `eos_token_id` of
             the configuration.
-        scales: Of the same batch, if they are known; default: they are computed.
+        scales: Time scales of the same batch, if they are known; by default they are computed.
 
     Raises:
         ValueError: An unknown rule, a model without step sizes, or sequences without tokens or variation.
@@ -299,5 +299,7 @@ def propose_time_steps(
         reason = f"nearest power response (divergence {divergence:.3g} nats), L = {length}"
     low, high = (float(f"{step:.3g}") for step in (low, high))
     if not 0 < low <= high < math.inf:
-        raise ValueError(f"the rule {rule!r} gives [{low}, {high}], which is no range of step sizes.")
+        raise ValueError(
+            f"the rule {rule!r} gives [{low}, {high}], which is not a range of step sizes: use another rule."
+        )
     return TimeStepProposal(rule, low, high, reason)

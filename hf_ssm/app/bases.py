@@ -42,11 +42,11 @@ def missing(served: ServedModel) -> str | None:
     if served.reads in ("numbers", "videos"):
         return f"This model reads {served.reads}: the probe masks the tokens of texts."
     if served.reads == "pairs":
-        return "This model compares two sequences; the probe explains predictions for one."
+        return "This model compares two sequences; the probe explains predictions for one sequence."
     if served.head is None:
         return "This model has no prediction that could be explained."
     if served.head == "class" and not served.predicts_classes:
-        return "This model predicts no single class, whose probability the probe would follow."
+        return "This model does not predict a single class, and the probe follows the probability of one class."
     return None
 
 
@@ -78,15 +78,15 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     what = "bases" if served.reads_dna else "tokens"
     gr.Markdown(
-        f"### Which {what} matter\nMasks one token after the other, the least important first: a prediction depends "
-        "on the tokens without which it is lost. Reads the first sequence, at most "
-        f"{_MOST_LETTERS:,} letters ({_MOST_EXACT} with the exact search)."
+        f"### Which {what} matter\nThe probe masks one token after the other, the least important first: a "
+        "prediction depends on the tokens without which the prediction is lost. The probe reads the first "
+        f"sequence, with at most {_MOST_LETTERS:,} letters ({_MOST_EXACT} with the exact search)."
     )
     kinds = masks(served)
     with gr.Row():
         methods = available_methods(served)
         method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=280)
-        mask = gr.Dropdown(kinds, value=kinds[0][1], label="A masked token becomes", min_width=280)
+        mask = gr.Dropdown(kinds, value=kinds[0][1], label="Replacement of a masked token", min_width=280)
         if served.head == "class":
             target: Any = gr.Dropdown(
                 [_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain", min_width=280
@@ -163,7 +163,7 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
     scale_text = (
         markup.legend("against", "for the prediction", True)
         if signed
-        else markup.legend("masked at no cost", "all of the probability lost once masked", False)
+        else markup.legend("nothing is lost when masked", "all of the probability is lost when masked", False)
     )
     label, class_names = value_name(result), dict(enumerate(served.class_names))
     left = result.tokens_left(0.9, relative=True)

@@ -30,10 +30,10 @@ _MOST_POSITIONS = 20_000
 _FEWEST_FREQUENCIES = 257
 _SHARES = (0.5, 0.9)
 _EXPLANATION = (
-    "How strongly the convolution of a layer passes each frequency. **α** multiplies the frequencies of the state "
-    "matrix (Yu et al. 2025, eq. 5): with a larger α the layer reacts to faster changes. **β** weighs each frequency s "
-    "by (1 + |s|) to the power β (eq. 8): above 0 it amplifies high frequencies. Both are applied to the "
-    "trained weights, without training."
+    "The response shows how strongly the convolution of a layer passes each frequency. **α** multiplies the "
+    "frequencies of the state matrix (Yu et al. 2025, eq. 5): with a larger α the layer reacts to faster changes. "
+    "**β** weighs each frequency s by (1 + |s|) to the power β (eq. 8): above 0 it amplifies high frequencies. "
+    "Both are applied to the trained weights, without training."
 )
 
 
@@ -48,8 +48,8 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     _add_response(served)
     gr.Markdown(
-        "### Spectrum of the input\nWhich frequencies the input has, and what is left of them at each layer. At "
-        f"most {MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
+        "### Spectrum of the input\nThe frequencies of the input, and the frequencies that remain at each layer, "
+        f"for at most {MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
     )
     jobs.add_button("Compute the spectrum", lambda job, value: spectrum_html(served, job, value), [text])
 
@@ -165,7 +165,7 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
     for name, power in spectra.items():
         if not power.sum().isfinite():
             raise ValueError(
-                f"The power of the {name} is not finite: are the numbers on the scale of the training data?"
+                f"The power of the {name} is not finite: check that the numbers are on the scale of the training data."
             )
     spectra = {name: power for name, power in spectra.items() if power.sum() > 0}
     if not spectra:
@@ -180,7 +180,9 @@ def spectrum_html(served: ServedModel, job: Job, text: str) -> str:
     caption += "; coding DNA has a peak at the period 3." if served.has_bases else "."
     # The sequences, the first and the last layer: more lines would hide each other.
     chosen = {name: spectra[name] for name in dict.fromkeys([*list(spectra)[:2], list(spectra)[-1]])}
-    about = "Frequencies in cycles per position; the strongest period, in positions; its peak over the neighbours"
+    about = (
+        "Frequencies in cycles per position; the strongest period, in positions; its peak relative to the neighbours"
+    )
     words = markup.table(header, rows, about) + _alpha(served, spectra)
     return markup.section(row(figure_html(plot_spectra(chosen), caption), beside(words)))
 

@@ -178,7 +178,9 @@ def launch(
             ssr_mode=False,
         )
     except OSError as error:
-        raise OSError(f"no page at {host}, port {port}: is the port in use? Choose another (--port)") from error
+        raise OSError(
+            f"the page cannot be served at {host}, port {port}: the port may be in use. Choose another port (--port)"
+        ) from error
     print(f"The page of {served.name} is at {local}" + (f" and at {public}" if public else ""), flush=True)
     if wait:
         page.block_thread()
@@ -189,7 +191,10 @@ def _checked_hosts(host: str, share: bool, names: Sequence[str]) -> list[str]:
     """Names in the Host header that the page answers to; "*" for all."""
     for name in names:
         if "*" in name and name != "*" and ("*" in name[1:] or not name.startswith("*.")):
-            raise ValueError(f"allowed_hosts: {name!r} is neither a name nor a pattern such as '*.example.org'.")
+            raise ValueError(
+                f"allowed_hosts: {name!r} is neither a name nor a pattern; give a name such as 'example.org', or a "
+                "pattern such as '*.example.org'."
+            )
     if names:
         return [*_LOOPBACK, *names]
     return [*_LOOPBACK] if _is_loopback(host) and not share else ["*"]

@@ -26,10 +26,12 @@ _MOST_BARS, _MOST_ROWS, _MOST_NEW = 10, 200, 500
 _MOST_POSITIONS = 20_000
 _PROBABILITY = "probability_"
 _WHAT: dict[str | None, str] = {
-    "class": "What the model predicts for each sequence.",
+    "class": "The prediction of the model for each sequence.",
     "tokens": "The class of each token.",
     "values": "The numbers that the model predicts from the signal.",
-    "causal": "How likely the model finds each sequence, the tokens that it expects next, and a continuation.",
+    "causal": (
+        "The likelihood of each sequence under the model, the tokens that the model expects next, and a continuation."
+    ),
     "masked": "The tokens that the model expects in a masked place of the first sequence.",
 }
 
@@ -37,9 +39,12 @@ _WHAT: dict[str | None, str] = {
 def missing(served: ServedModel) -> str | None:
     """Why the tab makes no sense for a model; `None` if it does."""
     if served.reads == "videos":
-        return "This model reads videos, which this page cannot take: use it in Python."
+        return "This model reads videos, and this page cannot take videos: use the model in Python."
     if served.head is None:
-        return "This model computes hidden states and has no prediction: hf-ssm embed writes them as a table."
+        return (
+            "This model computes hidden states and has no prediction: use hf-ssm embed to write the hidden states "
+            "as a table."
+        )
     return None
 
 
@@ -145,7 +150,8 @@ def _of_batch(served: ServedModel, text: str) -> str:
         logits = served.model(**batch).logits[0].double().cpu()
     if not logits.isfinite().all():
         raise ValueError(
-            "The model computes no finite number from this input: are its numbers on the scale of the training data?"
+            "The model does not compute finite numbers from this input: check that the numbers of the input "
+            "are on the scale of the training data."
         )
     if served.config.problem_type == "multi_label_classification" and logits.dim() == 1:
         rows = list(map(list, zip(served.class_names, logits.sigmoid().tolist(), strict=True)))
@@ -184,8 +190,8 @@ def _likelihoods(served: ServedModel, records: Any) -> str:
     ]
     header = ["sequence", "predicted tokens", "log-likelihood (nats)", "per token (nats)", "perplexity"]
     lead = (
-        "The log-probability of each token given those before it, summed. The perplexity is the number of equally "
-        "probable tokens with the same uncertainty."
+        "The sum of the log-probabilities of the tokens, each given the tokens before it. The perplexity is the "
+        "number of equally probable tokens with the same uncertainty."
     )
     return markup.section(markup.table(header, rows), title="Likelihood", lead=lead)
 
@@ -226,7 +232,9 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
     ids, number = _prompt(served, record)
     room = math.inf if served.longest is None else served.longest - len(ids)
     if room < 1:
-        return markup.section(lead="The model takes no longer sequence, so that it cannot continue this one.")
+        return markup.section(
+            lead="The sequence has the greatest length that the model takes, so the model cannot continue the sequence."
+        )
     sampling = {"do_sample": True, "temperature": float(temperature)} if temperature > 0 else {"do_sample": False}
     prompt = ids[None].to(served.device)
     with torch.no_grad():

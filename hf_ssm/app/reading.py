@@ -103,8 +103,8 @@ def _check_letters(record: Record) -> None:
         return
     place = next(place for place, letter in enumerate(record.sequence) if not is_dna(letter))
     raise ValueError(
-        f"{record.where} has {record.sequence[place]!r} at position {place + 1}, which is no letter of DNA: this model "
-        "reads A, C, G, T, U, N and the other IUPAC letters of bases, no proteins and no other text."
+        f"{record.where} has {record.sequence[place]!r} at position {place + 1}, which is not a letter of DNA: "
+        "this model reads A, C, G, T, U, N and the other IUPAC letters of bases, but not proteins or other texts."
     )
 
 
@@ -130,7 +130,7 @@ def read_numbers(text: str, channels: int) -> np.ndarray:
     for number, line in enumerate(lines, start=1):
         wrong = next((cell for cell in line if not _is_number(cell)), None)
         if wrong is not None:
-            raise ValueError(f"Line {number}: {wrong[:40]!r} is no finite number of at most {_LARGEST:.1e}.")
+            raise ValueError(f"Line {number}: {wrong[:40]!r} is not a finite number of at most {_LARGEST:.1e}.")
     if channels == 1:
         return np.array([[float(cell)] for line in lines for cell in line])
     for number, line in enumerate(lines, start=1):
@@ -221,7 +221,7 @@ def _text(path: Path, check: Callable[[], None]) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ValueError(f"{path.name!r} is no text file in UTF-8: save it as text, with the encoding UTF-8.")
+        raise ValueError(f"{path.name!r} is not a text file in UTF-8: save the file as text, with the encoding UTF-8.")
     return text
 
 
@@ -233,7 +233,9 @@ def _check_table(text: str, delimiter: str, name: str, check: Callable[[], None]
     for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
         check()
         if len(cells) > _MOST_COLUMNS:
-            raise ValueError(f"{name!r} has more than {_MOST_COLUMNS:,} columns: keep those of sequence and name.")
+            raise ValueError(
+                f"{name!r} has more than {_MOST_COLUMNS:,} columns: keep only the columns of the sequence and the name."
+            )
         rows += bool(cells)
         # The first row has the names of the columns.
         if rows > MOST_SEQUENCES + 1:
@@ -249,7 +251,9 @@ def _records(text: str, path: Path, check: Callable[[], None]) -> list[Record]:
         for record in islice(_records_of_file(copy), MOST_SEQUENCES + 1):
             check()
             if re.search("^>", record.sequence, re.MULTILINE):
-                raise ValueError(f"{record.where} has a line that begins with '>', as names do in FASTA: remove it.")
+                raise ValueError(
+                    f"{record.where} has a line that begins with '>', as names do in FASTA: remove this line."
+                )
             records.append(record)
         return records
 

@@ -189,7 +189,9 @@ class ServedModel:
             with np.errstate(over="ignore", invalid="ignore"):
                 scaled = self.processor([values])["input_values"]
             if not scaled.isfinite().all():
-                raise ValueError("The numbers are too large once they are scaled as those of the training data.")
+                raise ValueError(
+                    "The numbers are too large once they are scaled like the training data: give smaller numbers."
+                )
             return [{"input_values": scaled.to(self.device)}]
         records = self.pair(text) if self.reads == "pairs" else self.records(text, most)
         encoded = self.encoded(records)
@@ -206,7 +208,7 @@ class ServedModel:
         records = self.records(text)
         if (count := len(records)) != 2:
             raise ValueError(
-                f"This model compares two sequences, and there {'is 1' if count == 1 else f'are {count}'}: "
+                f"This model compares two sequences, but the input has {count}: "
                 "give two FASTA records, each with a line that begins with '>' and a name."
             )
         return records
@@ -222,7 +224,7 @@ class ServedModel:
         if length > limit:
             whose = "the model takes" if limit == self.longest else "this page takes"
             raise ValueError(
-                f"{where} has {length:,} positions, and {whose} at most {limit:,} here: give a part of it."
+                f"{where} has {length:,} positions, and {whose} at most {limit:,} positions here: give a part of it."
             )
 
     @property

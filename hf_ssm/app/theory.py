@@ -26,8 +26,7 @@ _CHANGES = "Movement"
 # What each number means, by the beginning of the title of its table.
 _MEANINGS: dict[str, dict[str, str]] = {
     "Complexity": {
-        "τ": "How far the output of a layer can reach for inputs like these; rescaling the initialisation sets it "
-        "to 1.",
+        "τ": "The reach of the output of a layer for inputs like these; rescaling the initialisation sets it to 1.",
         "ψ²/√n": "The complexity of the layer that enters its generalisation bound: it shrinks with the number n of "
         "training sequences.",
         "‖k‖₁²": "The squared sum of the magnitudes of the kernel: the largest output for inputs of at most 1.",
@@ -38,25 +37,25 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "number at low frequencies is a bias of the layer to slow changes.",
     },
     "Hankel": {
-        "99 %": "How many states of a channel have nearly all of its effect; the others can be dropped.",
+        "99 %": "The number of states that have nearly all of the effect of a channel; the others can be dropped.",
         "dropped": "The share that would be lost with half or a quarter of the states: an upper limit of the error.",
     },
     "Useful range": {
         "ω": "The frequency below which 90 % of the power of the layer's inputs lies, in radians per position.",
-        "α up to": "The largest frequency scale with which such inputs still drive the fastest state. It is a "
-        "limit, which depends on the state size, and no value to aim at.",
+        "α up to": "The largest frequency scale with which such inputs still drive the fastest state. It is a limit, "
+        "which depends on the state size, and not a recommended value.",
     },
     "Generalisation bound": {
-        "bound": "An upper limit for the difference of the losses on new and on training sequences. Above 1 it says "
-        "nothing.",
+        "bound": "An upper limit for the difference of the losses on new and on training sequences. A bound above 1 "
+        "guarantees nothing.",
         "log₁₀ of the capacity": "The size of the class of models that the bound counts, as a power of ten.",
-        "sequences needed": "How many training sequences would make the bound less than 1, as a power of ten.",
+        "sequences needed": "The number of training sequences with which the bound is less than 1, as a power of ten.",
         "s_A, ρ_A": "How fast the states forget: the bound needs contraction, ρ_A below 1.",
     },
-    "Each scan alone": {"mean contraction": "By which factor a state shrinks in one step, on average."},
+    "Each scan alone": {"mean contraction": "The factor by which a state shrinks in one step, on average."},
     _CHANGES: {
-        "relative change": "How far training moved the parameters from their initial values: near 0 the initialisation "
-        "decides."
+        "relative change": "How far training moved the parameters from their initial values: near 0, the "
+        "initialisation determines the parameters."
     },
 }
 
@@ -75,8 +74,8 @@ def missing(served: ServedModel) -> str | None:
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     gr.Markdown(
-        "Measures of how complex the layers are for these sequences, and what theory concludes. At most "
-        f"{_MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
+        "Measures of the complexity of the layers for these sequences, and the conclusions of the theory, for at "
+        f"most {_MOST_SEQUENCES} sequences of {_MOST_POSITIONS:,} positions."
     )
     jobs.add_button("Write the report", lambda job, value: report_html(served, job, value), [text])
 
@@ -86,7 +85,7 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
     batches = served.batches(text, _MOST_SEQUENCES, _MOST_POSITIONS)
     report = theory_report(served.model, batches, num_sequences=served.num_training, parameter_change=served.movement)
     if not all(math.isfinite(layer.tau) for layer in report.complexity):
-        raise ValueError("τ is not finite: are the numbers of the input on the scale of the training data?")
+        raise ValueError("τ is not finite: check that the numbers of the input are on the scale of the training data.")
     about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
     figure = figure_html(
         plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean."
@@ -97,8 +96,8 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
 
 def _remedy(served: ServedModel) -> str:
     return (
-        f"Too few sequences for τ and ψ²/√n: give {FEWEST_SEQUENCES} to {_MOST_SEQUENCES} that are like the training "
-        f"data. The command hf-ssm report {served.name} reads 256 of these."
+        f"There are too few sequences for τ and ψ²/√n: give {FEWEST_SEQUENCES} to {_MOST_SEQUENCES} sequences that "
+        f"are like the training data. The command hf-ssm report {served.name} reads 256 training sequences."
     )
 
 

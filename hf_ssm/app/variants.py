@@ -30,8 +30,8 @@ _SCORES = {
     "llr": (
         "log-likelihood ratio",
         "nats",
-        "The log-likelihood of the sequence with the substitution minus that without: negative where the model finds "
-        "the substitution less likely.",
+        "The log-likelihood of the sequence with the substitution minus the log-likelihood without the "
+        "substitution; it is negative where the model finds the substitution less likely.",
     ),
     "masked_log_odds": (
         "masked log-odds",
@@ -50,7 +50,7 @@ def missing(served: ServedModel) -> str | None:
         what = {"numbers": "numbers", "videos": "videos", "pairs": "pairs of sequences"}.get(served.reads)
         if what is None:
             what = "no single prediction for a sequence" if served.head == "tokens" else "no prediction"
-            return f"This model has {what}, whose change a variant could show."
+            return f"This model has {what}, so the effect of a variant cannot be shown."
         return f"This model reads {what}; variants are substitutions in one sequence of DNA."
     if not served.has_bases:
         return (
@@ -99,7 +99,7 @@ def variants_html(served: ServedModel, job: Job, text: str, first: float, last: 
         cells, name, unit, lead = _likelihoods(served, job, letters, start, stop)
     else:
         cells, name = mutagenesis(served, job, record, start, stop, target)
-        unit, lead = "", f"{name} with the substitution minus that without."
+        unit, lead = "", f"{name} with the substitution, minus the value without the substitution."
     return _shown(letters, start, stop, cells, name, unit, lead)
 
 
@@ -199,7 +199,7 @@ def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: 
         certain,
         markup.legend(f"{low} (falls)", f"{high} (rises)", True),
         markup.heat_map(letters, cells, BASES, start + 1, limit, unit),
-        f'<p class="quiet">{marks} Touch or point at a cell for its number.</p>',
+        f'<p class="quiet">{marks} Touch a cell, or point at a cell, to see its number.</p>',
         title=f"Change of the {name[4:] if name.startswith('The ') else name}",
         lead=f"{lead} Positions {start + 1:,} to {stop:,} of {len(sequence):,}.",
     ) + markup.section(markup.table(["position", "from", "to", "change"], rows, "The largest changes"))
@@ -208,8 +208,8 @@ def _shown(sequence: str, start: int, stop: int, cells: Cells, name: str, unit: 
 def _no_effect(start: int, stop: int, length: int, largest: float) -> str:
     """A sentence for a region in which no substitution changes the prediction, and which positions it is about."""
     sentence = (
-        f"No substitution at the positions {start + 1:,} to {stop:,} changes it by more than {largest:.2g}: the "
-        "prediction does not depend on a single base "
+        f"No substitution at the positions {start + 1:,} to {stop:,} changes the prediction by more than "
+        f"{largest:.2g}: the prediction does not depend on any single base "
     )
     if stop - start == length:
         return f"{sentence}of the sequence."

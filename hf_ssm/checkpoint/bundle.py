@@ -213,8 +213,8 @@ class _Writer:
         relative = {first or second for first, second in _RELATIVE.findall(text)} - set(self._stems.values())
         if relative:
             raise ValueError(
-                f"{stem}.py: text that looks like a relative import of {', '.join(sorted(relative))}: transformers "
-                "would look for these files, so write it in another way"
+                f"{stem}.py contains text that looks like a relative import of {', '.join(sorted(relative))}: "
+                "transformers would look for these files, so change the wording of the text"
             )
         return text
 
@@ -232,7 +232,7 @@ class _Writer:
                     path = self._sources.modules[statement.module].path
                     raise ValueError(
                         f"{path}:{statement.line}: `{name}` has another meaning in {owners[name][0]}, and a checkpoint "
-                        "has both in one file: rename one of them"
+                        "has both names in one file: rename one of them"
                     )
                 if isinstance(meaning, Import):
                     is_standard = meaning.module.partition(".")[0] in sys.stdlib_module_names

@@ -137,8 +137,8 @@ class StreamingConvolution:
         length = self.length + u.shape[1]
         if self.longest is not None and length > self.longest:
             raise ValueError(
-                f"the sequence would have {length} positions, but there are taps for {self.longest} "
-                "(`max_position_embeddings` of an implicit filter): end it sooner, or train a model with a larger value"
+                f"the sequence would have {length} positions, but the implicit filter has taps for {self.longest} "
+                "(`max_position_embeddings`): shorten the sequence, or train a model with a larger value"
             )
         kernel = self._first_taps(length, taps)
         dtype = torch.promote_types(u.dtype, kernel.dtype)

@@ -180,8 +180,8 @@ class Sources:
         definition = None if imported.name is None else self.meaning(imported.module, imported.name)
         if definition is None or imported.name != imported.bound:
             raise ValueError(
-                f"{source.path}:{imported.line}: `{name}` cannot be bundled: write `from module import name`, with the "
-                "module that defines it and without another name"
+                f"{source.path}:{imported.line}: `{name}` cannot be bundled: write `from module import name`, where "
+                "the module defines the name, and without `as`"
             )
         return definition
 
@@ -249,9 +249,9 @@ class Sources:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 if getattr(node, "level", 0) or any(map(self._is_own, names)):
                     raise ValueError(
-                        f"{self.modules[statement.module].path}:{node.lineno}: `{ast.unparse(node)}` inside a "
-                        "definition: import names of the package at the top of the module, or by "
-                        "`importlib.import_module` what a checkpoint can lack"
+                        f"{self.modules[statement.module].path}:{node.lineno}: `{ast.unparse(node)}` is inside a "
+                        "definition: import names of the package at the top of the module, and modules that a "
+                        "checkpoint can lack by `importlib.import_module`"
                     )
             elif not isinstance(node, ast.Try):
                 waiting.extend(ast.iter_child_nodes(node))

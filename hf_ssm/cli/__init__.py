@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _is_expected(error):
             traceback.print_exc()
             print(
-                f"hf-ssm: unexpected {type(error).__name__}, a defect of hf_ssm {__version__} or of a library: please "
-                "report it with the lines above",
+                f"hf-ssm: unexpected {type(error).__name__}. This is a defect of hf_ssm {__version__} or of a "
+                "library: please report it together with the lines above",
                 file=sys.stderr,
             )
             return 1
@@ -89,8 +89,8 @@ def _processes(name: str) -> Iterator[None]:
         return
     if name not in _WORK_IN_PARTS:
         raise ValueError(
-            f"hf-ssm {name} runs in one process, but a launcher has started WORLD_SIZE={started}: call it without "
-            "torchrun or accelerate launch"
+            f"hf-ssm {name} runs in one process, but a launcher has started several processes "
+            f"(WORLD_SIZE={started}): run the command without torchrun or accelerate launch"
         )
     from hf_ssm.inference.sharing import launched_workers
 

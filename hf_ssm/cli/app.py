@@ -43,7 +43,9 @@ def load_served(args: argparse.Namespace) -> Any:
         return ServedModel(reader.model, reader.tokenizer, name)
     config = load_config(args.checkpoint)
     if config.reads_series:
-        raise ValueError(f"{args.checkpoint!r} forecasts series, for which the page has no tab: use hf-ssm predict")
+        raise ValueError(
+            f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm predict"
+        )
     model = load_model(args.checkpoint, config)
     if config.frame_shape is not None:
         processor: Any = None

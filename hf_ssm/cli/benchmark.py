@@ -32,7 +32,7 @@ def run_benchmark(args: argparse.Namespace) -> None:
         _print_tasks(suite)
         return
     if args.output is None:
-        raise ValueError("--output is missing: give a folder for the table, or --list for the tasks")
+        raise ValueError("--output is missing: give a folder for the table, or list the tasks with --list")
     for name in ("max_rows", "max_length", "seeds", "max_tokens_per_batch"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -61,9 +61,11 @@ def run_benchmark(args: argparse.Namespace) -> None:
     print(*table_lines(runs), sep="\n")
     print(f"\nAll metrics: {args.output / RESULTS_NAME}", file=sys.stderr)
     for path in entries:
-        print(f"For the repository of the model: {path.parent}", file=sys.stderr)
+        print(f"Evaluation results for the repository of the model: {path.parent}", file=sys.stderr)
     if failed := [run for run in runs if run.problem]:
-        raise ValueError(f"{len(failed)} of {len(runs)} results are missing, the first because: {failed[0].problem}")
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} results are missing. The cause of the first one: {failed[0].problem}"
+        )
 
 
 def _contender(name: str, args: argparse.Namespace) -> Contender:
@@ -77,10 +79,12 @@ def _contender(name: str, args: argparse.Namespace) -> Contender:
     if args.fine_tune:
         settings = _merged({"model": {"checkpoint": name}, "data": {"tokenizer": args.tokenizer}}, assigned)
     elif assigned:
-        raise ValueError("--set is for runs: give a settings file as MODEL, or --fine-tune")
+        raise ValueError("--set changes the settings of training runs: give a settings file as MODEL, or --fine-tune")
     own = argparse.Namespace(**{**vars(args), "checkpoint": name})
     if args.fine_tune and not is_own_model(name):
-        raise ValueError(f"--fine-tune trains models of hf_ssm, and {name!r} is another one: leave --fine-tune out")
+        raise ValueError(
+            f"--fine-tune trains models of hf_ssm only, and {name!r} is not one of them: leave --fine-tune out"
+        )
     load = partial(load_sequence_model, own)
     return Contender(name, load, settings if args.fine_tune else None, _facts(name, args.tokenizer))
 
@@ -98,7 +102,10 @@ def _merged(stored: dict[str, dict[str, Any]], assigned: dict[str, dict[str, Any
     """Settings of a file and of options, without those of other data than the task's, as far as they are valid."""
     data = {key: value for key, value in stored.get("data", {}).items() if key in _DATA_SETTINGS and value is not None}
     if wrong := [key for key in assigned.get("data", {}) if key not in _DATA_SETTINGS]:
-        raise ValueError(f"--set data.{wrong[0]}: the data are those of the tasks; {', '.join(_DATA_SETTINGS)} remain")
+        raise ValueError(
+            f"--set data.{wrong[0]}: the tasks define the data; the settings that you can change are "
+            f"{', '.join(_DATA_SETTINGS)}"
+        )
     sections = {"model": dict(stored.get("model", {})), "data": data, "training": dict(stored.get("training", {}))}
     for section, values in assigned.items():
         sections.setdefault(section, {}).update(values)

@@ -61,7 +61,7 @@ def check_output_options(args: argparse.Namespace) -> None:
         remedy = "choose another folder, or replace the files in it (--overwrite-output)"
         folder.check_output(args.output, args.overwrite_output, remedy)
     elif args.svg:
-        raise ValueError("--svg is for the figures in --output DIR: give both, or leave --svg out")
+        raise ValueError("--svg needs --output DIR, the folder for the figures: give --output, or leave --svg out")
 
 
 def can_draw(what: str) -> bool:
@@ -78,8 +78,8 @@ def load_config(checkpoint: str) -> Any:
         raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
-            f"{checkpoint!r} holds a PEFT adapter without its model: load both, merge them (`merge_and_unload`), save "
-            "the result, and give its folder"
+            f"{checkpoint!r} holds a PEFT adapter without its model: load the model and the adapter, merge them "
+            "(`merge_and_unload`), save the merged model, and give its folder"
         )
     return read_config(checkpoint)
 
@@ -94,7 +94,10 @@ def load_model(checkpoint: str, config: Any, **options: Any) -> PreTrainedModel:
     """
     name = (config.architectures or [f"{type(config).__name__.removesuffix('Config')}Model"])[0]
     if name not in hf_ssm.__all__:
-        raise ValueError(f"{checkpoint!r} holds a {name}, which hf_ssm does not have")
+        raise ValueError(
+            f"{checkpoint!r} holds a {name}, and hf_ssm has no class of this name: choose another checkpoint, or "
+            "update hf_ssm"
+        )
     with reading(f"the weights of {checkpoint!r}"):
         model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
@@ -137,8 +140,8 @@ def chance_note(split: str, values: Mapping[str, float], chance: Mapping[str, fl
     if name is None or beats_chance(values, chance):
         return ""
     return (
-        f"On the {split} split the model is no better than a constant prediction ({name} {values[name]:.4g}, chance "
-        f"{chance[name]:.4g}): it has learnt nothing."
+        f"On the {split} split the model is no better than a constant prediction ({name} {values[name]:.4g}, "
+        f"chance {chance[name]:.4g}): the model has learnt nothing."
     )
 
 
@@ -177,7 +180,7 @@ def check_fit(config: Any, longest: int) -> None:
     limit = config.longest_input
     if limit is not None and longest > limit:
         raise ValueError(
-            f"the longest sequence has {longest} tokens but the model takes {limit}: cut the sequences "
+            f"the longest sequence has {longest} tokens, but the model takes at most {limit}: cut the sequences "
             f"with --max-length {limit}"
         )
 
@@ -187,7 +190,7 @@ def rows_of(splits: DatasetDict, split: str) -> Dataset:
     if split not in splits:
         raise ValueError(f"--split {split!r}: the data have the splits {', '.join(splits)}")
     if len(splits[split]) == 0:
-        raise ValueError(f"--split {split!r} holds no sequence")
+        raise ValueError(f"--split {split!r} has no sequences: choose another split")
     return splits[split]
 
 
@@ -226,11 +229,15 @@ def data_settings(
     if config is not None and config.reads_series:
         raise ValueError(f"{checkpoint!r} forecasts series, and {what} needs a model of sequences: use hf-ssm report")
     if config is not None and config.frame_shape is not None:
-        raise ValueError(f"{checkpoint!r} reads videos, and {what} needs a model of sequences")
+        raise ValueError(
+            f"{checkpoint!r} reads videos, and {what} needs a model of sequences: choose another checkpoint"
+        )
     assignments = parse_assignments(args.assignments)
     for section in assignments:
         if section != "data":
-            raise ValueError(f"--set {section}.KEY=VALUE: {what} has settings of the section data only")
+            raise ValueError(
+                f"--set {section}.KEY=VALUE: {what} takes settings of the section data only (--set data.KEY=VALUE)"
+            )
     run = {} if checkpoint is None else stored_settings(checkpoint)
     stored = run.get("data", {})
     if args.dataset is not None and args.dataset != stored.get("dataset"):

@@ -46,9 +46,10 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "train",
         "train or fine-tune a model",
-        "Train or fine-tune a model. The output folder is in Hub layout: model, tokenizer, card, log and settings. "
-        "Settings come from --config, the options and --set, the later winning. Options may be written with "
-        "underscores and with the names of transformers' scripts.",
+        "Train or fine-tune a model. The output folder has the layout of a Hub repository: model, tokenizer, card, "
+        "log and settings. Settings come from --config, the options and --set, in this order; a later setting "
+        "replaces an earlier one. Options may be written with underscores and with the names of transformers' "
+        "scripts.",
         (
             "hf-ssm train --dataset my.csv --output runs/mine",
             "hf-ssm train --dataset my.csv --output runs/mine --dry-run",
@@ -61,39 +62,40 @@ COMMANDS: dict[str, Command] = {
     "tune": Command(
         "train",
         "find better settings by theory, or keep the defaults",
-        "A diagnosis of data and model without training, six runs that theory proposes, and a comparison of the best "
-        "one with the default on fresh seeds. The default stays unless the gain exceeds two standard errors. Takes the "
-        "settings of `hf-ssm train`; runs are compared on the validation split.",
+        "Diagnose the data and the model without training, make six runs that theory proposes, and compare the "
+        "best run with the default on fresh seeds. The default stays unless the gain exceeds two standard errors. "
+        "The command takes the settings of `hf-ssm train`, and compares runs on the validation split.",
         (
             "hf-ssm tune --dataset my.csv --family s4 --output runs/tuning",
             "hf-ssm tune --dataset my.csv --family s4 --diagnose",
             "hf-ssm tune --config settings.yaml --output runs/tuning --jobs 2",
         ),
-        "`hf-ssm tune --resume --output {output}` continues",
+        "`hf-ssm tune --resume --output {output}` continues the runs",
     ),
     "demo": Command(
         "train",
-        "a complete example in two minutes, without account or network",
-        "A complete example in two minutes: a small model learns to find a planted motif in generated DNA, with and "
-        "without rescaled initialisation, is saved, loads in a new process without hf_ssm, and shows which bases it "
-        "needs. No account and no network.",
+        "run a complete example in two minutes, without account or network",
+        "Run a complete example in two minutes: a small model learns to find a planted motif in generated DNA, "
+        "with and without rescaled initialisation. The model is saved, loaded in a new process without hf_ssm, and "
+        "probed for the bases that it needs. The demo needs no account and no network.",
         ("hf-ssm demo", "hf-ssm demo --output runs/demo --overwrite-output"),
         "`hf-ssm demo --output {output} --overwrite-output` starts again",
     ),
     "settings": Command(
         "train",
         "list the settings of a run with their defaults and meaning",
-        "List the settings of the configuration file and of --set: those of a family's models, of the data and of "
-        "training, with default, meaning and source. Training also takes every field of transformers' "
-        "TrainingArguments.",
+        "List the settings of the configuration file and of --set, each with its default, meaning and source: the "
+        "settings of a family's models, of the data and of training. Training also takes every field of "
+        "transformers' TrainingArguments.",
         ("hf-ssm settings --family s4", "hf-ssm settings --section data"),
     ),
     "predict": Command(
         "sequences",
-        "classes or values of sequences, forecasts of series",
-        "Classes with probabilities, or values, of sequences: a table with a row for each sequence, window or token; "
-        "or forecasts of numeric series: a row for each step of each series, with quantiles. An interrupted command "
-        "continues where it stopped.",
+        "predict classes or values of sequences, or forecast series",
+        "Predict classes with probabilities, or values, of sequences; the table has a row for each sequence, "
+        "window or token. With a model of numeric series, forecast the series; the table has a row for each step "
+        "of each series, with quantiles. If the command is interrupted, the same command continues where it "
+        "stopped.",
         (
             "hf-ssm predict runs/mine sequences.fa",
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
@@ -104,10 +106,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "embed": Command(
         "sequences",
-        "hidden states of sequences or alleles as a table",
-        "Hidden states of sequences, or of both alleles of variants, as a table, tensors, NumPy arrays or AnnData: of "
-        "chosen layers, pooled or per token, averaged over both strands, for models of hf_ssm and transformers. With "
-        "--linear-probe, the scores of a linear classifier on them.",
+        "write hidden states of sequences or alleles as a table",
+        "Write the hidden states of sequences, or of both alleles of variants, as a table, tensors, NumPy arrays "
+        "or AnnData. The hidden states are those of chosen layers, pooled or per token, and can be averaged over "
+        "both strands. The command takes models of hf_ssm and of transformers. With --linear-probe, it also writes "
+        "the scores of a linear classifier on the hidden states.",
         (
             "hf-ssm embed runs/mine sequences.fa --output embeddings.parquet",
             "hf-ssm embed runs/mine my.csv --output embeddings.parquet --layers 0 1 2 --linear-probe label",
@@ -117,10 +120,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "score": Command(
         "sequences",
-        "effects of variants (VCF or table), without labels",
-        "Scores of variants, without labels: log-likelihood ratios of alleles under a language model, or with --target "
-        "effects on the prediction of a classifier or regressor, from a VCF file or a table; with --saturate every "
-        "substitution of a region, as a heat map; with --track the likelihood of each base of a genome.",
+        "score the effects of variants (VCF or table), without labels",
+        "Score variants of a VCF file or a table, without labels. The scores are log-likelihood ratios of alleles "
+        "under a language model, or, with --target, effects on the prediction of a classifier or regressor. With "
+        "--saturate, score every substitution of a region, and draw a heat map. With --track, write the likelihood "
+        "of each base of a genome.",
         (
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
             "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --window 200 --output out.vcf.gz",
@@ -131,10 +135,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "benchmark": Command(
         "sequences",
-        "models and baselines on the tasks of a public suite",
-        "Measure models on the tasks of a benchmark suite: linear probes of embeddings (or fine-tuning), or scores of "
-        "variants without training, beside a baseline of k-mers and random weights, in one table. Data sets are loaded "
-        "from the Hub; a YAML file lists own tables.",
+        "measure models and baselines on the tasks of a public suite",
+        "Measure models on the tasks of a benchmark suite, beside a baseline of k-mers and random weights, in one "
+        "table. A task measures linear probes of embeddings (or fine-tuning), or scores of variants without "
+        "training. Data sets are loaded from the Hub; for your own tables, write a YAML file that lists them.",
         (
             "hf-ssm benchmark genomic-benchmarks runs/mine --output runs/benchmark",
             "hf-ssm benchmark traitgym runs/lm --genome hg38.fa --output runs/traitgym",
@@ -146,10 +150,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "marginalize": Command(
         "sequences",
-        "mean effect of motifs that are put into backgrounds",
-        "Mean effect of putting motifs into background sequences, with its standard error: on the log-odds of classes, "
-        "on values, or on the likelihood under a language model; at one position or at many (--scan). An interrupted "
-        "command continues where it stopped.",
+        "measure the mean effect of motifs that are put into backgrounds",
+        "Measure the mean effect of putting motifs into background sequences, with its standard error. The effect "
+        "is on the log-odds of classes, on values, or on the likelihood under a language model. It is measured at "
+        "one position, or at many positions with --scan. If the command is interrupted, the same command continues "
+        "where it stopped.",
         (
             "hf-ssm marginalize runs/mine motifs.meme --backgrounds sequences.fa --shuffle 10 --output effects.csv",
             "hf-ssm marginalize runs/mine TGASTCA --backgrounds b.bed --genome hg38.fa --scan 5 --output scan.csv",
@@ -160,9 +165,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "motifs": Command(
         "analysis",
-        "which motifs lie where bases are important",
-        "Occurrences of motifs in scored bases, with p-values (FIMO) and the importance of these bases beside that of "
-        "other windows: from the substitutions of a region or the tokens of a probe.",
+        "find motifs in scored bases, and how important their bases are",
+        "Find the occurrences of motifs in scored bases, with p-values (FIMO), and compare the importance of these "
+        "bases with that of other windows. The scores are those of the substitutions of a region or of the tokens "
+        "of a probe.",
         (
             "hf-ssm motifs motifs.meme region.csv --output occurrences.csv",
             "hf-ssm motifs TGASTCA runs/mine/probe/tokens.tsv --score effect --output occurrences.csv",
@@ -171,9 +177,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "modisco": Command(
         "analysis",
-        "attributions of bases as TF-MoDISco reads them",
-        "Hypothetical contributions of all bases of sequences, in the files that TF-MoDISco reads (ohe.npz, shap.npz), "
-        "and how far their sums miss the differences of the outputs.",
+        "write attributions of bases as input for TF-MoDISco",
+        "Compute the hypothetical contributions of all bases of sequences, and write them to the files that "
+        "TF-MoDISco reads (ohe.npz, shap.npz). The command also measures how far the sums of the contributions "
+        "miss the differences of the outputs.",
         (
             "hf-ssm modisco runs/mine sequences.fa --output runs/mine/modisco",
             "hf-ssm modisco runs/mine peaks.bed --genome hg38.fa --length 500 --output runs/mine/modisco",
@@ -184,9 +191,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "probe": Command(
         "analysis",
-        "which tokens a prediction needs",
-        "Importance of tokens to a checkpoint: masks them one after the other, the least important first, and plots "
-        "the probability of the prediction and the importance of each token.",
+        "find the tokens that a prediction needs",
+        "Measure the importance of tokens to a checkpoint: mask the tokens one after the other, the least "
+        "important first, and plot the probability of the prediction and the importance of each token.",
         (
             "hf-ssm probe runs/mine --output runs/mine/probe --rows 4",
             "hf-ssm probe runs/mine --dataset other.csv --method one_shot --output probe",
@@ -195,38 +202,40 @@ COMMANDS: dict[str, Command] = {
     ),
     "app": Command(
         "analysis",
-        "a page in the browser on which a model can be tried",
-        "Serve a web page for a checkpoint: predictions, importance of bases, variants, frequencies, theory. Needs the "
-        "extra app (gradio, matplotlib).",
+        "serve a web page on which you can try a model",
+        "Serve a web page for a checkpoint, with predictions, the importance of bases, variants, frequencies and "
+        "theory. The command needs the extra `app` (gradio, matplotlib).",
         ("hf-ssm app runs/mine", "hf-ssm app runs/mine --host 0.0.0.0 --port 8000"),
     ),
     "report": Command(
         "analysis",
-        "theory report of a model on its data",
-        "Theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful range of α, "
-        "bounds, change of the parameters in training.",
+        "report theoretical quantities of a model on its data",
+        "Compute theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful "
+        "range of α, bounds, and the change of the parameters in training.",
         ("hf-ssm report runs/mine", "hf-ssm report runs/mine --output runs/mine/report --update-card"),
     ),
     "spectrum": Command(
         "analysis",
-        "frequencies of a data set, and whether they ask for another α",
-        "Power spectrum of a data set: the frequencies of its sequences (and of the inputs of a checkpoint's layers), "
-        "the upper limits of frequency_scale (α), and whether the data give a reason to change it.",
+        "measure the frequencies of a data set, and check whether α fits them",
+        "Measure the power spectrum of a data set: the frequencies of its sequences (and of the inputs of a "
+        "checkpoint's layers), the upper limits of frequency_scale (α), and whether the data give a reason to "
+        "change α.",
         ("hf-ssm spectrum my.csv", "hf-ssm spectrum my.csv --model runs/mine --output spectrum"),
     ),
     "convert": Command(
         "share",
         "convert a checkpoint of another library",
-        "Convert a checkpoint of another library: HyenaDNA with its head, transformers' Mamba as a causal language "
-        "model, a selective SSM of Honarpisheh et al. or the example of state-spaces/s4 (.pth) as a sequence "
-        "classifier. No code of the checkpoint is run.",
+        "Convert a checkpoint of another library, for example HyenaDNA with its head, transformers' Mamba as a "
+        "causal language model, or, as a sequence classifier, a selective SSM of Honarpisheh et al. or the example "
+        "of state-spaces/s4 (.pth). No code of the checkpoint is run.",
         ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna",),
     ),
     "compress": Command(
         "share",
-        "smaller states of a trained S4, S4D, S5 or Hyena",
-        "Write a checkpoint with smaller states, by balanced truncation of each layer: S4 and S4D, S5, and Hyena with "
-        "state space filters. Prints the error bound of each layer beside the error on data; S4 becomes S4D.",
+        "reduce the states of a trained S4, S4D, S5 or Hyena",
+        "Write a checkpoint with smaller states, by balanced truncation of each layer. This is possible for S4, "
+        "S4D, S5, and Hyena with state space filters; S4 becomes S4D. The command prints the error bound of each "
+        "layer beside the error on data.",
         (
             "hf-ssm compress runs/mine --state-size 16 --output runs/small",
             "hf-ssm compress runs/mine --tolerance 0.01 --output runs/small --dataset my.csv",
@@ -235,40 +244,41 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         "share",
         "export a model as ONNX or torch.export",
-        "Export a checkpoint as a program of ONNX or torch.export: any batch size and length, without this package. "
-        "With --with-cache, a prompt and a step for generation.",
+        "Export a checkpoint as a program of ONNX or torch.export, which takes any batch size and length and runs "
+        "without this package. With --with-cache, export a program for the prompt and a program for a step of the "
+        "generation.",
         ("hf-ssm export runs/mine runs/onnx", "hf-ssm export runs/lm runs/program --format torch --with-cache"),
     ),
     "verify": Command(
         "share",
         "check that a checkpoint is complete",
-        "Check that a checkpoint is complete: the files of a folder for consistency, those from the Hub also by their "
-        "checksums.",
+        "Check that a checkpoint is complete. The files of a folder are checked for consistency; files from the "
+        "Hub are also compared with their checksums.",
         ("hf-ssm verify runs/mine",),
     ),
     "push": Command(
         "share",
         "push a finished folder to the Hub",
-        "Push a finished folder to the Hub: one commit, which also deletes weights of an earlier push. Repeating the "
-        "command changes nothing.",
+        "Push a finished folder to the Hub in one commit, which also deletes the weights of an earlier push. "
+        "Repeating the command changes nothing.",
         ("hf-ssm push runs/mine USER/NAME", "hf-ssm push runs/mine USER/NAME --private"),
         module="verify",
     ),
     "kernels": Command(
         "share",
         "write the GPU kernels for transformers' own models",
-        "Write the Triton kernels as a repository of the kernels library: transformers' own Mamba models run them too, "
-        "with use_kernels=True.",
+        "Write the Triton kernels as a repository of the kernels library, so that transformers' own Mamba models "
+        "also run them, with use_kernels=True.",
         ("hf-ssm kernels runs/kernels",),
         module="export",
     ),
     "completion": Command(
         "shell",
-        "completion of commands and options in bash, zsh or tcsh",
-        "Print a script that completes commands, options and file names in the shell. Installation: for bash,\n"
-        "`hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm`; for zsh,\n"
-        "`hf-ssm completion zsh > DIR/_hf-ssm` with a DIR of $fpath; for tcsh,\n"
-        "`hf-ssm completion tcsh > ~/.hf-ssm.tcsh` and `source ~/.hf-ssm.tcsh` in ~/.tcshrc.",
+        "print a script for completion in bash, zsh or tcsh",
+        "Print a script that completes commands, options and file names in the shell. To install it in bash, run\n"
+        "`hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm`; in zsh, run\n"
+        "`hf-ssm completion zsh > DIR/_hf-ssm`, where DIR is a folder of $fpath; in tcsh, run\n"
+        "`hf-ssm completion tcsh > ~/.hf-ssm.tcsh`, and add `source ~/.hf-ssm.tcsh` to ~/.tcshrc.",
         ("hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm",),
         options="share",
     ),

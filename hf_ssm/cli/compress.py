@@ -52,7 +52,7 @@ def run_compress(args: argparse.Namespace) -> None:
         content = result.to_dict() | {"checkpoint": public_name(args.checkpoint), "measured": measured}
         (folder / RESULT_NAME).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(plain_text([_table(result, measured)]), end="")
-    print(f"\n{args.output} holds the model; {RESULT_NAME} has these numbers")
+    print(f"\n{args.output} holds the model, and {RESULT_NAME} in this folder holds these numbers")
     if batches is None:
         print("The error was not measured: the checkpoint does not name its data (give --dataset)")
     tuned = args.output.with_name(f"{args.output.name}-tuned")
@@ -96,18 +96,21 @@ def _table(result: Compression, measured: dict[str, Any] | None) -> Table:
         rows.append([layer.layer, states, order, layer.relative_bound, *bounds])
     parameters = result.to_dict()["parameters"]
     notes = [
-        "Bound on ‖y − y_r‖ / ‖u‖ of a channel for every input u: twice the sum of the Hankel singular values that "
-        "were dropped (a share of the sum of all), with the rounding of the parameters and the gain of the Sobolev "
-        f"filter. Parameters of the model: {parameters['before']:,}, now {parameters['after']:,}."
+        "The bound limits ‖y − y_r‖ / ‖u‖ of a channel for every input u. It is twice the sum of the dropped "
+        "Hankel singular values, and it includes the rounding of the parameters and the gain of the Sobolev "
+        "filter. The share dropped is the sum of the dropped values divided by the sum of all values. Parameters "
+        f"of the model: {parameters['before']:,}, now {parameters['after']:,}."
     ]
     if measured is not None:
         header += ["measured, largest", "relative error"]
         for row, layer in zip(rows, measured["layers"], strict=True):
             row += [layer["gain"], layer["relative"]]
-        notes.append(f"Measured on {measured['rows']} sequences, each layer with the inputs of the given model.")
+        notes.append(
+            f"Measured on {measured['rows']} sequences; each layer gets the inputs that it has in the given model."
+        )
         if measured["agreement"] is not None:
-            notes.append(f"Both models give the same class to {measured['agreement']:.2%} of the predictions.")
+            notes.append(f"Both models predict the same class in {measured['agreement']:.2%} of the predictions.")
         if "before" in measured:
             before, after = (measured[name]["accuracy"] for name in ("before", "after"))
-            notes.append(f"Accuracy {before:.4f} before, {after:.4f} after.")
+            notes.append(f"The accuracy is {before:.4f} before the compression and {after:.4f} after it.")
     return Table("Balanced truncation", header, rows, notes)

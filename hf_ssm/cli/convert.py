@@ -29,5 +29,8 @@ def run_convert(args: argparse.Namespace) -> None:
     if not hasattr(model, "pooling"):
         unrecorded.discard("pooling")
     for option in sorted(unrecorded):
-        print(f"Not recorded in the source: {option}={getattr(model.config, option)!r} (--{option.replace('_', '-')})")
+        print(
+            f"The source does not record {option}; its value is {getattr(model.config, option)!r} (option "
+            f"--{option.replace('_', '-')})"
+        )
     suggest((command("verify", args.target), "check the files"))

@@ -45,16 +45,16 @@ def run_demo(args: argparse.Namespace) -> None:
     rescaled = resolve(DEMO_SETTINGS, {"model": {"rescale_init": True}})
     launch.begin(plain)
     with launch.locked(args.output), _no_bars_of_datasets(), TrainingProgress() as progress:
-        remedy = "choose another folder, or replace it (--overwrite-output)"
+        remedy = "choose another folder, or replace this one (--overwrite-output)"
         folder.check_output(args.output, args.overwrite_output, remedy)
         size = plain.data
         print(
-            f"{size['num_train']} generated DNA sequences of {size['length']} bases: half of them hold copies of one "
-            "motif, the others shuffled copies.\n\n1. A small Hyena learns to tell them apart."
+            f"{size['num_train']} generated DNA sequences of {size['length']} bases: half of them hold copies of "
+            "one motif, the other half hold shuffled copies.\n\n1. A small Hyena learns to tell them apart."
         )
         with tempfile.TemporaryDirectory() as scratch:
             before = run.train(plain, Path(scratch), progress=progress)
-        print("\n2. The same with rescaled initialisation (Liu & Li 2024, Algorithm 1).")
+        print("\n2. The same model is trained with a rescaled initialisation (Liu & Li 2024, Algorithm 1).")
         after = run.train(rescaled, args.output, overwrite=args.overwrite_output, progress=progress)
         finish(rescaled, after, args.output, None)
         print("\n3. A new process without hf_ssm loads the folder ...", flush=True)
@@ -64,11 +64,17 @@ def run_demo(args: argparse.Namespace) -> None:
         _probe(rescaled, after)
     print(f"\nIn {time.perf_counter() - started:.0f} s:")
     print("\n".join(comparison({"plain": before, "rescaled": after})))
-    print("One run each; `τ` is the complexity of a layer that the rescaling sets to 1.\n")
+    print("Each column is one run. `τ` is the complexity of a layer, which the rescaling sets to 1.\n")
     suggest(
-        (command("probe", args.output, "--rows", 4, "--output", args.output / "probe"), "the same with figures"),
+        (
+            command("probe", args.output, "--rows", 4, "--output", args.output / "probe"),
+            "probe of several sequences, with figures",
+        ),
         (command("report", args.output), "theory report of the model"),
-        (command("train", "--dataset", "my.csv", "--output", "runs/mine"), "your table: columns sequence and label"),
+        (
+            command("train", "--dataset", "my.csv", "--output", "runs/mine"),
+            "train on your table with the columns sequence and label",
+        ),
         file=sys.stdout,
     )
 
@@ -141,7 +147,7 @@ def comparison(results: dict[str, RunResult]) -> list[str]:
     """Lines of a table with a column for each run."""
     rows: list[tuple[str, list[str]]] = []
     for split in ("validation", "test"):
-        for name, metrics in (("accuracy", "results"), ("accuracy of chance", "chance")):
+        for name, metrics in (("accuracy", "results"), ("accuracy by chance", "chance")):
             cells = [f"{getattr(result, metrics)[split]['accuracy']:.3f}" for result in results.values()]
             rows.append((f"{name}, {split}", cells))
     started = [result.tau.get("after rescaling", result.tau["at initialisation"]) for result in results.values()]

@@ -27,11 +27,13 @@ def check_effects(args: argparse.Namespace) -> None:
     if args.target is not None and args.scores is not None:
         raise ValueError("--target and --scores exclude each other: give one of them")
     if args.target is None and args.flank is not None:
-        raise ValueError("--flank is for --target with a classifier of tokens: leave it out")
+        raise ValueError("--flank is for --target with a classifier of tokens: leave --flank out")
     if args.target is None and args.saturate is not None and (args.per_strand or args.shifts != [0]):
         raise ValueError("--per-strand and --shifts are for VARIANTS or --target: leave them out with --saturate")
     if args.info_prefix != INFO_PREFIX and not is_vcf(args.output):
-        raise ValueError(f"--info-prefix is for an --output .vcf or .vcf.gz, not {str(args.output)!r}: leave it out")
+        raise ValueError(
+            f"--info-prefix is for an --output .vcf or .vcf.gz, not for {str(args.output)!r}: leave --info-prefix out"
+        )
 
 
 def scorer_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class TargetSaturation:
         ]
         blocks = [block for block in blocks if set(self._genome.fetch(*block).upper()) & set(_BASES)]
         if not blocks:
-            raise ValueError("--saturate: the regions have no base A, C, G or T")
+            raise ValueError("--saturate: the regions have no base A, C, G or T: give other regions")
         return blocks
 
     def table(self, contig: str, first: int, last: int) -> pa.Table:

@@ -81,7 +81,7 @@ def _embed_variants(args: argparse.Namespace) -> None:
     """A row for each allele, with the hidden states of both windows."""
     for name, value in (("--stride", args.stride), ("--linear-probe", args.linear_probe)):
         if value is not None:
-            raise ValueError(f"{name} is for sequences, and {args.input.name} holds variants: leave it out")
+            raise ValueError(f"{name} is for sequences, and {args.input.name} holds variants: leave {name} out")
     args.window = SCORE_WINDOW if args.window is None else args.window
     args.keep_case = keeps_case(args)
     options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "keep_case", "max_tokens_per_batch")}
@@ -155,7 +155,10 @@ def _embed_sequences(args: argparse.Namespace) -> None:
         print(note)
     if labels is not None:
         print(probe_table(json.loads(scores.read_text(encoding="utf-8"))))
-    print(f"{args.output} holds the hidden states" + (f", {scores} the scores" if labels is not None else ""))
+    print(
+        f"{args.output} holds the hidden states"
+        + (f", and {scores} holds the scores of the linear probe" if labels is not None else "")
+    )
     if labels is None and args.pooling != "token":
         columns = table_columns(args.input)
         stored = stored_data(args.checkpoint).get("label_column") if columns else None
@@ -205,7 +208,7 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
     """The label of each sequence of the input, before anything is computed."""
     check_positive(args, "folds")
     if args.pooling == "token":
-        raise ValueError("--linear-probe needs one vector for each sequence: --pooling mean or last")
+        raise ValueError("--linear-probe needs one vector for each sequence: choose --pooling mean or --pooling last")
     # Labels do not depend on the case of the letters.
     records = read_records(args.input, column, args.genome, keep_case=True)
     is_table = bare_suffix(Path(args.linear_probe)) in TABLE_SUFFIXES
@@ -218,7 +221,10 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
         if is_table:
             name = str(label)
             if name in seen:
-                raise ValueError(f"{record.where}: the name occurs twice, so that its label is not known: rename it")
+                raise ValueError(
+                    f"{record.where}: the name {name!r} occurs twice, so the label of this sequence is not known: "
+                    "rename the sequence"
+                )
             if name not in label_of:
                 raise ValueError(f"{record.where}: {args.linear_probe!r} has no label for the name {name!r}")
             seen.add(name)
@@ -235,6 +241,6 @@ def _labels_by_name(path: Path) -> dict[str, Any]:
     label_of: dict[str, Any] = {}
     for name, label in zip(table["name"], table["label"], strict=True):
         if str(name) in label_of:
-            raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice")
+            raise ValueError(f"--linear-probe {str(path)!r}: the name {name!r} occurs twice; remove one of its rows")
         label_of[str(name)] = label
     return label_of

@@ -32,14 +32,14 @@ _OF_ROWS = ("sequence_column", "label_column", "tokenizer", "task", "assignments
 
 def check_columns_of_series(args: argparse.Namespace) -> None:
     """Refuse the options of `hf-ssm report` for series, for a model of sequences."""
-    _refuse(args, _COLUMNS, "is for models that forecast series, which {} does not")
+    _refuse(args, _COLUMNS, "is for models that forecast series, and {} is not such a model")
 
 
 def check_no_sequences(args: argparse.Namespace) -> None:
     """Refuse the options of `hf-ssm report` for sequences, for a forecaster."""
     _refuse(args, _OF_ROWS, "is for sequences, but {} forecasts series")
     if args.split != "train":
-        raise ValueError(f"--split {args.split} is for sequences: a table of series has no splits")
+        raise ValueError(f"--split {args.split} is for sequences: a table of series has no splits; leave --split out")
     if args.dataset is None:
         raise ValueError(f"{args.checkpoint!r} forecasts series: give a table of series with --dataset")
 
@@ -68,14 +68,14 @@ def window_batches(args: argparse.Namespace, config: Any) -> tuple[list[dict[str
 
 def check_no_series(args: argparse.Namespace) -> None:
     """Refuse the options of series for a model of sequences."""
-    _refuse(args, _OF_SERIES, "is for models that forecast series, which {} does not")
+    _refuse(args, _OF_SERIES, "is for models that forecast series, and {} is not such a model")
 
 
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(args, name) not in (None, False, []):
             option = "set" if name == "assignments" else name.replace("_", "-")
-            raise ValueError(f"--{option} {why.format(repr(args.checkpoint))}: leave it out")
+            raise ValueError(f"--{option} {why.format(repr(args.checkpoint))}: leave --{option} out")
 
 
 def run_forecast(args: argparse.Namespace) -> None:
@@ -86,7 +86,9 @@ def run_forecast(args: argparse.Namespace) -> None:
         raise ValueError("forecasts need a file: give --output FILE (.csv, .tsv or .parquet)")
     check_table_output(args.output)
     if args.season is not None and not args.hold_out:
-        raise ValueError(f"--season {args.season} is for the comparison of --hold-out: add it, or leave --season out")
+        raise ValueError(
+            f"--season {args.season} is for the comparison of --hold-out: add --hold-out, or leave --season out"
+        )
     series = read_series(args.input, args.value_columns, args.id_column, args.time_column)
     config = load_config(args.checkpoint)
     model = load_model(args.checkpoint, config, **({} if args.dtype == "auto" else {"dtype": args.dtype}))

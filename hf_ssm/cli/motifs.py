@@ -100,7 +100,7 @@ def run_motifs(args: argparse.Namespace) -> None:
     motifs, _ = _motifs(args)
     if args.output.exists() and not args.overwrite_output:
         raise ValueError(
-            f"output {str(args.output)!r} exists: choose another file, or replace it (--overwrite-output)."
+            f"output {str(args.output)!r} exists: choose another file, or replace this one (--overwrite-output)."
         )
     table = pd.read_parquet(args.input) if args.input.suffix == ".parquet" else pd.DataFrame(read_cells(args.input))
     for name in table:
@@ -163,11 +163,12 @@ def run_modisco(args: argparse.Namespace) -> None:
 
 def _completeness(frame: pd.DataFrame, args: argparse.Namespace) -> str:
     if frame["difference"].isna().all():
-        return "Attributions by in_silico_mutagenesis have no reference with which their sum could be compared."
+        return "Attributions by in_silico_mutagenesis have no reference value with which their sum could be compared."
     missed, size = frame["missed"].abs(), frame["difference"].abs().mean()
     return (
-        f"The attributions miss the difference to {args.references} shuffles by {missed.mean():.2g} on average and "
-        f"{missed.max():.2g} at most; the difference is {size:.3g} on average."
+        f"The sums of the attributions miss the difference of the output from that of {args.references} shuffles "
+        f"by {missed.mean():.2g} on average and {missed.max():.2g} at most; the difference is {size:.3g} on "
+        "average."
     )
 
 
@@ -189,15 +190,17 @@ def _sequences(args: argparse.Namespace, column: str) -> list[str]:
         sequence, length = record.sequence, args.length or len(record.sequence)
         if sequences and args.length is None and len(sequence) != len(sequences[0]):
             raise ValueError(
-                f"{record.where} has {len(sequence)} bases, the first sequence {len(sequences[0])}: give sequences of "
-                "one length, or take the middle of each (--length)"
+                f"{record.where} has {len(sequence)} bases, but the first sequence has {len(sequences[0])}: give "
+                "sequences of one length, or take the middle of each sequence (--length)"
             )
         if not 0 < length <= len(sequence):
-            raise ValueError(f"{record.where} has {len(sequence)} bases: --length must be from 1 to that, got {length}")
+            raise ValueError(
+                f"{record.where} has {len(sequence)} bases: --length must be from 1 to {len(sequence)}, got {length}"
+            )
         first = (len(sequence) - length) // 2
         sequences.append(sequence[first : first + length])
     if not sequences:
-        raise ValueError(f"{args.input.name} holds no sequence")
+        raise ValueError(f"{args.input.name} has no sequences: choose another file")
     return sequences
 
 

@@ -48,7 +48,9 @@ def build_parser(*names: str) -> Parser:
     parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, command in COMMANDS.items():
-        text = command.description if "\n" in command.description else textwrap.fill(command.description, _WIDTH)
+        text = command.description
+        if "\n" not in text:
+            text = textwrap.fill(text, _WIDTH, break_on_hyphens=False)
         added = commands.add_parser(
             name, help=command.summary, description=text, epilog=_examples(command.examples), prog=f"hf-ssm {name}"
         )

@@ -112,7 +112,7 @@ def _check_output(args: argparse.Namespace) -> None:
         if getattr(args, name) not in (None, False):
             raise ValueError(f"--{name.replace('_', '-')} needs a file for the predictions: give --output FILE")
     if launched_workers().count > 1:
-        raise ValueError("several processes share the predictions in a file: give --output FILE")
+        raise ValueError("several processes write their predictions to one file: give --output FILE")
 
 
 def _tracks(args: argparse.Namespace, genome: Genome, regions: Regions | None, predictor: Predictor) -> TrackFiles:

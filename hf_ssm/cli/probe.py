@@ -76,7 +76,10 @@ _THRESHOLDS = (0.9, 0.5)
 _PICTURED, _LISTED = 4, 10
 # Longer sequences are not in the figure of several sequences.
 _MOST_IN_FIGURE = 600
-_OUTPUT_REMEDY = "choose another folder, one in which this command was interrupted, or replace it (--overwrite-output)"
+_OUTPUT_REMEDY = (
+    "choose another folder, give the folder of an interrupted run of this command, or replace this folder "
+    "(--overwrite-output)"
+)
 
 
 def run_probe(args: argparse.Namespace) -> None:
@@ -119,7 +122,7 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         print(_table(results, examples))
         if left_out:
             whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-            print(f"Drawn rows that were left out: {whys}.")
+            print(f"These randomly drawn rows were left out: {whys}.")
         _write(args, settings, probe, data, examples, left_out, results)
 
 
@@ -131,10 +134,12 @@ def _checked_config(args: argparse.Namespace) -> Any:
     for name in _given(args):
         if args.method not in _OPTIONS_OF_METHODS[name]:
             methods = ", ".join(_OPTIONS_OF_METHODS[name])
-            raise ValueError(f"--{name} is for --method {methods}, not for {args.method}: leave it out")
+            raise ValueError(f"--{name} is for --method {methods}, not for {args.method}: leave --{name} out")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
-        raise ValueError(f"{args.checkpoint!r} reads numbers: a probe needs a model of texts, whose tokens it masks")
+        raise ValueError(
+            f"{args.checkpoint!r} reads numbers, but a probe masks the tokens of texts: give a model of texts"
+        )
     return config
 
 
@@ -176,16 +181,17 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; left: tokens "
-        f"not yet masked just before the {what} first falls below that share of the initial one; tokens: number of "
-        "maskable tokens"
+        f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; left: "
+        f"tokens not yet masked just before the {what} first falls below that share of the initial {what}; tokens: "
+        "number of maskable tokens"
     )
     stays = [str(example.row) for example, result in zip(examples, results, strict=True) if result.needs_no_token]
     if stays:
         shown = ", ".join(stays[:_LISTED]) + (", ..." if len(stays) > _LISTED else "")
         lines.append(
-            f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}): they are the "
-            "answer of the model without evidence, which no token explains; no strip is drawn for them."
+            f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}). They are "
+            "the answer of the model without any evidence, so no token explains them, and no strip is drawn for "
+            "them."
         )
     return "\n".join(lines)
 

@@ -71,15 +71,24 @@ def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
     """Raise a ValueError if the head of the model does not predict the target of the options."""
     what = type(probe.model).__name__
     if probe.head is None:
-        raise ValueError(f"{args.checkpoint!r} holds a {what}, which predicts neither classes nor tokens")
+        raise ValueError(
+            f"{args.checkpoint!r} holds a {what}, which predicts neither classes nor tokens: choose another checkpoint"
+        )
     if probe.head == "class" and args.position is not None:
-        raise ValueError(f"--position is for models with a prediction for each token: leave it out for a {what}")
+        raise ValueError(
+            f"--position is for models with a prediction for each token: leave --position out for a {what}"
+        )
     if probe.head != "class" and args.position is None:
-        raise ValueError(f"a {what} has a prediction for each token: give the --position of the one to probe")
+        raise ValueError(
+            f"a {what} has a prediction for each token: give --position, the token whose prediction is probed"
+        )
     if probe.head in ("causal", "masked") and args.target is not None:
-        raise ValueError(f"--target {args.target}: a {what} predicts tokens and no classes; leave it out")
+        raise ValueError(f"--target {args.target}: a {what} predicts tokens and not classes; leave --target out")
     if _predicts_values(probe) and args.minimum_probability:
-        raise ValueError(f"--minimum-probability is for classes and tokens: leave it out for a {what} of regression")
+        raise ValueError(
+            f"--minimum-probability is for classes and tokens: leave --minimum-probability out for a {what} of "
+            "regression"
+        )
     if probe.head == "tokens" and args.target == LABEL:
         raise ValueError(f"--target {LABEL} is for classes of sequences: give a class, or {PREDICTED}")
 
@@ -114,7 +123,10 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     splits = inputs.load_rows(settings)
     rows = rows_of(splits, split)
     if is_signal(rows.features[column]):
-        raise ValueError(f"{settings.data['dataset']!r} holds images or numbers: a probe masks the tokens of texts")
+        raise ValueError(
+            f"{settings.data['dataset']!r} holds images or numbers, but a probe masks the tokens of texts: give a "
+            "table of texts"
+        )
     named = isinstance(rows.features.get(label_column), ClassLabel)
     if labelled:
         check_column("label_column", label_column, rows.column_names, "the data")
@@ -206,7 +218,7 @@ def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterato
             check_letters(str(data.rows[row][data.column]), f"row {row} of split {args.split!r}", "remove the row")
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
         if len(ids) == 0:
-            raise ValueError(f"row {row} of split {args.split!r} gives no token: remove it")
+            raise ValueError(f"row {row} of split {args.split!r} gives no token: remove this row")
         check_fit(probe.model.config, len(ids))
         place = args.position
         if place is not None and not -len(ids) <= place < len(ids):
@@ -226,7 +238,7 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
         chosen = [0] if args.target is None and len(values) == 1 else chosen
         if not chosen:
             value = "" if args.target is None else f" {args.target}"
-            raise ValueError(f"--target{value}: choose the value that is predicted: {', '.join(values)}")
+            raise ValueError(f"--target{value}: give one of the values that the model predicts ({', '.join(values)})")
         return _Value(chosen[0], values[chosen[0]])
     class_ids = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
     if wants_labels(args, probe):

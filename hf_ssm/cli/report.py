@@ -53,11 +53,11 @@ def _run_report(args: argparse.Namespace) -> None:
     if args.update_card:
         print(f"\nThe report is a section of {_update_card(report, Path(args.checkpoint), written)}")
     if args.output is None:
-        suggest((command("report", *args.words[1:], "--output", "report"), "the same as a file, with figures"))
+        suggest((command("report", *args.words[1:], "--output", "report"), "the same report as a file, with figures"))
     elif args.update_card:
         suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
     elif spectrum is not None:
-        suggest((spectrum, "frequencies of its data"))
+        suggest((spectrum, "frequencies of the data"))
 
 
 def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str, str | None]:
@@ -65,7 +65,9 @@ def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str
     check_no_sequences(args)
     model = load_model(args.checkpoint, config)
     if not type(model).__name__.endswith("ForPrediction"):
-        raise ValueError(f"{args.checkpoint!r} holds a backbone without the normalisation of series: give a forecaster")
+        raise ValueError(
+            f"{args.checkpoint!r} holds a backbone without the normalisation of series: give a model that forecasts"
+        )
     # τ is defined for the steps that the model was trained with.
     model.config.scale_factor = 1.0
     batches, count = window_batches(args, config)
@@ -118,8 +120,8 @@ def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, 
 def _check_card(checkpoint: str) -> None:
     if not Path(checkpoint).is_dir():
         raise ValueError(
-            f"--update-card needs a local folder, which {checkpoint!r} is not: leave it out, or download the "
-            f"checkpoint first (`hf download {shlex.quote(checkpoint)} --local-dir DIR`)"
+            f"--update-card needs a local folder, and {checkpoint!r} is not a local folder: leave --update-card "
+            f"out, or download the checkpoint first (`hf download {shlex.quote(checkpoint)} --local-dir DIR`)"
         )
     check_section(checkpoint)
 
@@ -134,7 +136,7 @@ def _movement(checkpoint: str) -> dict[str, float]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return changes_in_log(content if isinstance(content, list) else content["log_history"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r} is not the log of a run: {error}; remove or repair it") from error
+        raise ValueError(f"{str(path)!r} is not the log of a run: {error}; remove or repair this file") from error
 
 
 def _write(report: TheoryReport, output: Path, unit: str, svg: bool) -> list[Path]:

@@ -124,6 +124,8 @@ def parse_regions(texts: list[str], genome: Any, option: str) -> list[Region]:
         first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
         size = genome.length(parsed["contig"])
         if not 1 <= first <= last <= size:
-            raise ValueError(f"{option} {text!r}: {parsed['contig']!r} has the positions 1 to {size}")
+            raise ValueError(
+                f"{option} {text!r}: {parsed['contig']!r} has the positions 1 to {size}; give a region inside it"
+            )
         regions.append((parsed["contig"], first - 1, last))
     return regions

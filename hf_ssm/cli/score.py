@@ -61,8 +61,8 @@ def run_score(args: argparse.Namespace) -> None:
     track = args.track if args.saturate is None else None
     if sum(given is not None for given in (args.variants, args.saturate, args.dependencies, track)) != 1:
         raise ValueError(
-            "give either VARIANTS, a file, or --saturate CONTIG:FIRST-LAST, or --track likelihood, or --dependencies "
-            "CONTIG:FIRST-LAST"
+            "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track likelihood, or "
+            "--dependencies CONTIG:FIRST-LAST"
         )
     if track is not None:
         run_base_tracks(args)
@@ -74,7 +74,7 @@ def run_score(args: argparse.Namespace) -> None:
     if args.label_column is None and any(value is not None for value in evaluation):
         raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
     if args.svg and texts is None:
-        raise ValueError("--svg is for the figures of --saturate and --dependencies: leave it out")
+        raise ValueError("--svg is for the figures of --saturate and --dependencies: leave --svg out")
     check_effects(args)
     if args.dependencies is not None:
         check_dependencies(args)
@@ -172,7 +172,9 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
     if names and count:
         missing = [name for name in names if name not in columns]
         if missing:
-            raise ValueError(f"{args.variants.name} has no column {missing[0]!r}; it has {', '.join(sorted(columns))}")
+            raise ValueError(
+                f"{args.variants.name} has no column {missing[0]!r}; its columns are {', '.join(sorted(columns))}"
+            )
         check_evaluation(pd.DataFrame(read, dtype=object), args.label_column, args.positive, args.by, args.match_group)
     return count
 
@@ -193,7 +195,7 @@ def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[st
         rows = evaluate_scores(table, args.label_column, args.positive, scores=scores, **options).to_list()
     except ValueError as error:
         # The scores themselves are complete.
-        print(f"hf-ssm: no metrics: {error}", file=sys.stderr)
+        print(f"hf-ssm: the metrics cannot be computed: {error}", file=sys.stderr)
         return
     print(f"| score | metric | value | standard error | chance | variants |\n| {' | '.join(['---'] * 6)} |")
     for row in rows:

@@ -97,7 +97,7 @@ def stored_data(checkpoint: str) -> dict[str, Any]:
     try:
         return dict(stored_settings(checkpoint).get("data", {}))
     except ValueError as error:
-        print(f"hf-ssm: the settings of the training are not used: {error}", file=sys.stderr)
+        print(f"hf-ssm: the settings of the training cannot be read and are not used: {error}", file=sys.stderr)
         return {}
 
 

@@ -24,21 +24,24 @@ _TYPE = r" \((?:[^()]|\([^()]*\))*\)"
 _ARGUMENT = re.compile(rf"(?P<names>\w+(?:{_TYPE})?(?:, \w+(?:{_TYPE})?)*): (?P<text>.*)")
 _TOKENS = ("pad", "bos", "eos")
 _MEANINGS = {
-    "model.time_steps": "Rule by which the training data determine time_step_min and time_step_max of a fresh model "
-    "where they are not given: autocorrelation, spectrum or length. None: the defaults below.",
+    "model.time_steps": "Rule that determines time_step_min and time_step_max of a fresh model from the training data, "
+    "unless the settings give them: autocorrelation, spectrum or length. None: the defaults below.",
     "data.reverse_complement": "Replace each training sequence by its reverse complement with probability 1/2 (DNA).",
-    "data.unknown_bases": "Replace up to this share of the bases of a training sequence by N, as probes do (DNA).",
-    "data.num_proc": "Processes that tokenize; None: one.",
-    "data.normalization": "Scale of images and numbers, see hf_ssm.data.features.fit_extractor. None: by kind of data.",
+    "data.unknown_bases": "Replace up to this share of the bases of a training sequence by N, as a probe does (DNA).",
+    "data.num_proc": "Number of processes that tokenize the data; None: one process.",
+    "data.normalization": "Scale of images and numbers, see hf_ssm.data.features.fit_extractor. None: chosen by the "
+    "kind of data.",
     "data.streaming": "Read the training rows while the model trains: files, globs of files ('shards/*.jsonl.gz') and "
     "data of the Hub. validation_file and test_file are read into memory.",
-    "data.shuffle_buffer": "Streams: rows from which the next one is drawn; 0: in the order of the files. None: 1000.",
-    "data.epoch_rows": "Streams: rows of one pass, which give num_train_epochs a meaning without training.max_steps. "
-    "None: those that parquet files and the Hub state.",
-    "data.classes": "Streams: names of the classes of the labels, in the order of their ids. None: those of the files.",
+    "data.shuffle_buffer": "Streams: number of rows from which the next row is drawn; 0: the rows keep the order of "
+    "the files. None: 1000.",
+    "data.epoch_rows": "Streams: number of rows of one pass, which num_train_epochs needs if training.max_steps is not "
+    "set. None: the number that parquet files and the Hub state.",
+    "data.classes": "Streams: names of the classes of the labels, in the order of their ids. None: the classes that "
+    "the files name.",
     "data.seed": "Random seed.",
     "training.report_to": "Also log to trackio, tensorboard or wandb.",
-    "training.weight_decay": "Weight decay of AdamW; none for norms, biases, feed-throughs and dynamics.",
+    "training.weight_decay": "Weight decay of AdamW; it does not apply to norms, biases, feed-throughs and dynamics.",
     **{f"data.num_{split}": f"Rows of the {split} split." for split in ("train", "validation", "test")},
     **{f"model.{name}_token_id": f"Id of the token {name}; default: the tokenizer's." for name in _TOKENS},
 }
@@ -127,7 +130,7 @@ def run_settings(args: argparse.Namespace) -> None:
     console.print("Training also takes every field of transformers' TrainingArguments.")
     options = "--family", args.family, "--set", "model.rescale_init=true", "--output", "runs/mine"
     line = command("train", "--dataset", "my.csv", *options)
-    suggest((line, "train with a setting"))
+    suggest((line, "train with one of these settings"))
 
 
 def _written(value: Any) -> str:

@@ -138,7 +138,7 @@ def _suggest_training(
 
     steps = [(training("runs/default"), "train with the default α")]
     if trial is not None:
-        what = "the same with the α of the trial: keep the better one on validation data"
+        what = "train with the α of the trial: keep the run that is better on validation data"
         steps.append((training("runs/alpha", f"model.alpha={trial:.3g}"), what))
     suggest(*steps)
 
@@ -150,7 +150,10 @@ def _check_options(args: argparse.Namespace) -> None:
     for name in CONFIG_OPTIONS if args.model is not None else ():
         if getattr(args, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} and --model: the checkpoint defines it; leave one of the two out")
+            raise ValueError(
+                f"{option} cannot be combined with --model, because the checkpoint defines this value: leave one "
+                "of the two options out"
+            )
 
 
 def _spectra(checkpoint: str | None, config: Any, data: RunData, rows: Any) -> tuple[dict[str, Tensor], int]:
@@ -180,10 +183,10 @@ def _check_power(spectra: Mapping[str, Tensor]) -> None:
     for name, power in spectra.items():
         total = power.sum().item()
         if not math.isfinite(total):
-            raise ValueError(f"{name}: the power is not finite: look for NaN in the data and the weights")
+            raise ValueError(f"the power of {name!r} is not finite: look for NaN in the data and the weights")
         if total == 0:
             raise ValueError(
-                f"{name}: no power at frequencies other than 0: each sequence is constant, or one position long"
+                f"{name!r} has no power at frequencies other than 0: each sequence is constant, or one position long"
             )
 
 
@@ -226,8 +229,8 @@ def _table(spectra: Mapping[str, dict[str, Any]]) -> str:
     width = max(map(len, spectra))
     head = "  ".join(f"{share:.0%} below" for share in _SHARES)
     lines = [
-        "In cycles per sample (2π times as many radians):",
-        f"{'':{width}}  {head}  strongest line, times its surroundings",
+        "Frequencies in cycles per sample (one cycle is 2π radians):",
+        f"{'':{width}}  {head}  strongest line, and its ratio to its surroundings",
     ]
     for name, facts in spectra.items():
         frequencies = [*facts["edges_radians_per_sample"].values(), facts["strongest_line_radians_per_sample"]]
@@ -241,7 +244,7 @@ def _alpha_text(alpha: AlphaRecommendation | str) -> str:
         return alpha
     low, high = alpha.time_steps
     lines = [
-        f"Upper limits of frequency_scale (α), no values to aim at, for Δ = {high:g} ... {low:g} "
+        f"Upper limits of frequency_scale (α), which are not recommended values, for Δ = {high:g} ... {low:g} "
         f"(state size {alpha.state_size}, init {alpha.init!r}, {alpha.discretization}):",
         f"  without the data   {_range(alpha.data_free)}",
     ]

@@ -49,9 +49,12 @@ class TrackFiles:
         if self._session is not None:
             check_session(self._session)
             if not written:
-                raise ValueError("--session lists tracks: give --track")
+                raise ValueError("--session needs tracks: give --track")
             if compression(genome.path) == "gzip":
-                print(f"hf-ssm: IGV reads no gzip: decompress {genome.path}, or compress it by bgzip", file=sys.stderr)
+                print(
+                    f"hf-ssm: IGV cannot read gzip files: decompress {genome.path}, or compress it with bgzip",
+                    file=sys.stderr,
+                )
         if self._by_region is not None:
             check_table_output(self._by_region)
             if regions is None:
@@ -62,12 +65,12 @@ class TrackFiles:
         files = [*main, *written, *(path for path in (self._session, self._by_region) if path is not None)]
         for number, path in enumerate(files):
             if path.absolute() in [other.absolute() for other in files[:number]]:
-                raise ValueError(f"{str(path)!r} is given for two outputs: choose another file")
+                raise ValueError(f"{str(path)!r} is given for two outputs: choose another file for one of them")
             # A command that was interrupted while it wrote its files replaces them.
             is_new = not Parts(args.output, {}).folder.exists()
             if path.exists() and path != args.output and is_new and not args.overwrite_output:
                 raise ValueError(
-                    f"output {str(path)!r} exists: choose another file, or replace it (--overwrite-output)."
+                    f"output {str(path)!r} exists: choose another file, or replace this one (--overwrite-output)."
                 )
 
     def write(self, tracks: Tracks, locus: str, main: Path | None = None, staged: Path | None = None) -> None:
@@ -152,16 +155,22 @@ def check_score_tracks(args: argparse.Namespace) -> None:
     if args.variants is not None and (names or args.session is not None or args.by_region is not None):
         raise ValueError("--track, --session and --by-region are for regions, not for VARIANTS: leave them out")
     if unknown := [name for name in names if name not in allowed]:
-        purpose = "without VARIANTS and --saturate" if unknown[0] in BASE_TRACKS else "of --saturate"
-        raise ValueError(f"--track {unknown[0]} is a track {purpose}")
+        purpose = "without VARIANTS and --saturate" if unknown[0] in BASE_TRACKS else "with --saturate"
+        raise ValueError(f"--track {unknown[0]} is for a command {purpose}: choose another track")
     if len(set(names)) < len(names):
         raise ValueError(f"--track {' '.join(names)}: give each track once")
     if (args.session is not None or args.by_region is not None) and not names:
         raise ValueError("--session and --by-region need tracks: give --track")
     if args.saturate is not None and args.regions is not None and args.by_region is None:
-        raise ValueError("--regions goes with VARIANTS, --track likelihood or entropy, or --by-region")
+        raise ValueError(
+            "--regions needs VARIANTS, --track likelihood or entropy, or --by-region: give one of these, or leave "
+            "--regions out"
+        )
     if args.variants is not None and args.regions is not None and args.output.name.endswith((".vcf", ".vcf.gz")):
-        raise ValueError("--regions leaves out variants, and a VCF output keeps all: give a csv, tsv or parquet file")
+        raise ValueError(
+            "--regions leaves out variants, but a VCF output keeps all variants: give a csv, tsv or parquet file "
+            "as --output"
+        )
     if args.regions is not None and args.genome is None:
         raise ValueError("--regions needs the contigs: give --genome FASTA")
 
@@ -174,7 +183,7 @@ def run_base_tracks(args: argparse.Namespace) -> None:
     defaults = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
     if given := [name for name in unused if getattr(args, name) != defaults.get(name)]:
         option = given[0].replace("_", "-")
-        raise ValueError(f"--{option} is for scores of variants, not for --track {args.track[0]}: leave it out")
+        raise ValueError(f"--{option} is for scores of variants, not for --track {args.track[0]}: leave --{option} out")
     check_track(args.output, "output")
     with Genome(args.genome) as genome:
         regions = None if args.regions is None else read_regions(args.regions, genome)

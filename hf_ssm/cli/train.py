@@ -39,7 +39,9 @@ Sections = dict[str, dict[str, Any]]
 
 GRID_NAME, GRID_TABLE_NAME = "grid.yaml", "grid.csv"
 GRID_FILES = (GRID_NAME, GRID_TABLE_NAME, OUTCOMES_NAME)
-_COMMAND_NOTE = "Printed by `hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card."
+_COMMAND_NOTE = (
+    "`hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card, prints these values."
+)
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
@@ -54,7 +56,9 @@ def run_train(args: argparse.Namespace) -> None:
     grid = expand(sections)
     if grid[0].values:
         if args.resume and sections != merged(stored):
-            raise ValueError(f"--resume: the settings are not those of {args.output / GRID_NAME}: leave them out")
+            raise ValueError(
+                f"--resume: the settings differ from those in {args.output / GRID_NAME}: leave the settings out"
+            )
         _train_grid(args, sections, grid)
         return
     settings = resolved(args, stored)
@@ -88,9 +92,15 @@ def train_once(
 def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun]) -> None:
     """A run in a subfolder for each combination of the values of lists, and a table of their validation scores."""
     if args.push_to_hub:
-        raise ValueError(f"--push-to-hub: the settings stand for {len(grid)} runs: push the best one (`hf-ssm push`)")
+        raise ValueError(
+            f"--push-to-hub uploads one run, but the settings stand for {len(grid)} runs: leave --push-to-hub out, "
+            "and push the best run with `hf-ssm push`"
+        )
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError(f"the settings stand for {len(grid)} runs, which one process trains: leave the launcher out")
+        raise ValueError(
+            f"the settings stand for {len(grid)} runs, which are trained in one process: start the command without "
+            "a launcher"
+        )
     begun = _begun_rates(args.output, grid) if args.resume else {}
     planned = {each.name: run_settings.resolve(begun.get(_is_fresh(each), {}), each.sections) for each in grid}
     first = planned[grid[0].name]
@@ -239,7 +249,7 @@ def _check_field(name: str) -> None:
         option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
     )
     if near == option:
-        raise ValueError(f"{option} is an option of `hf-ssm train` only: leave it out")
+        raise ValueError(f"{option} is an option of `hf-ssm train` only: leave {option} out")
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
 
 
@@ -294,7 +304,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
         },
         tau=result.tau,
         selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",
-        environment=f"{result.steps} steps with {versions}; {result.seconds / 60:.1f} minutes.",
+        environment=f"The training took {result.steps} steps and {result.seconds / 60:.1f} minutes with {versions}.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,
         dna=reads_dna(tokenizer),

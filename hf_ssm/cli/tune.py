@@ -22,8 +22,8 @@ from hf_ssm.utils.files import staged_files, write_text_atomically
 
 BASE_NAME, DIAGNOSIS_NAME = "default_config.yaml", "diagnosis.json"
 ALPHA_NAME = "alpha"
-_PURPOSE = "six runs, and a comparison with the default"
-_REMEDY = "choose another folder, or continue (--resume)"
+_PURPOSE = "make six runs, and compare the best one with the default"
+_REMEDY = "choose another folder, or continue its runs (--resume)"
 
 
 def run_tune(args: argparse.Namespace) -> None:
@@ -94,7 +94,10 @@ def _settings(args: argparse.Namespace) -> RunSettings:
         stored = read_settings_file(args.output / BASE_NAME)
     lists = expand(merged(stored, *layers_of(args)))[0].values
     if lists:
-        raise ValueError(f"{', '.join(lists)}: a list of values stands for several runs: give one value to start from")
+        raise ValueError(
+            f"{', '.join(lists)}: a list of values stands for several runs, but tuning starts from one run: give "
+            "one value"
+        )
     return resolved(args, stored)
 
 

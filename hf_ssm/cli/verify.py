@@ -18,7 +18,7 @@ def run_verify(args: argparse.Namespace) -> None:
     print(f"{args.source}: {result.checked} files checked{against}{absent}, {len(result.problems) or 'no'} problems")
     if result.problems and result.commit:
         download = ["hf", "download", "--force-download", "--revision", result.commit, args.source]
-        print(f"To download it again: {shlex.join(download)}")
+        print(f"To download the files again: {shlex.join(download)}")
     if result.problems:
         raise SystemExit(1)
     if result.commit is None:

@@ -105,8 +105,8 @@ def _checked(tokenizer: PreTrainedTokenizerBase, argument: str, value: float) ->
     unknown = [base for base, token in ids.items() if token is None or token == tokenizer.unk_token_id]
     if unknown:
         raise ValueError(
-            f"tokenizer: it has no token for the bases {', '.join(unknown)}; use a single-nucleotide tokenizer such as "
-            "build_dna_tokenizer()."
+            f"the tokenizer has no token for the bases {', '.join(unknown)}; use a single-nucleotide tokenizer "
+            "such as build_dna_tokenizer()."
         )
     return ids
 

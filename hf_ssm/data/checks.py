@@ -46,8 +46,8 @@ def check_sequences(
             empty.append(row)
     if wrong:
         raise ValueError(
-            f"{argument}={column!r}: {source} has values of type {kinds[0]}, not text ({rows_text(wrong, row_name)}); "
-            "give the column of the sequences."
+            f"{argument}={column!r}: {source} has values of type {kinds[0]}, which are not text "
+            f"({rows_text(wrong, row_name)}); give the column of the sequences."
         )
     if empty:
         raise ValueError(

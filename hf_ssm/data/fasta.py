@@ -120,8 +120,8 @@ def fasta_rows(
     longest = facts.pop("longest")
     if not facts.pop("count"):
         raise ValueError(
-            f"source={str(path)!r}: no window of at least min_window={min_window} bases of which half are known; the "
-            f"longest record has {longest}: lower min_window (command: --set data.min_window=1)."
+            f"source={str(path)!r}: there is no window of at least min_window={min_window} bases of which half are "
+            f"known; the longest record has {longest} bases. Lower min_window (command: --set data.min_window=1)."
         )
 
 
@@ -159,7 +159,7 @@ def log_facts(path: Path, facts: dict[str, Any]) -> None:
     if facts.get("in_lower_case"):
         _note_capitals(path)
     if facts.get("skipped"):
-        logger.warning("%s: skipped %d windows of more than half N.", path.name, facts["skipped"])
+        logger.warning("%s: skipped %d windows that consist of more than half N.", path.name, facts["skipped"])
 
 
 def _cut(pieces: Iterable[str], window: int, stride: int) -> Iterator[tuple[int, str]]:

@@ -41,7 +41,7 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(f"mean={mean!r} and std={std!r}: give one number per channel.")
         if not np.isfinite([*self.mean, *self.std]).all() or min(self.std) <= 0:
-            raise ValueError(f"mean={mean!r} and std={std!r}: give finite numbers, positive ones for std.")
+            raise ValueError(f"mean={mean!r} and std={std!r}: give finite numbers, and positive numbers for std.")
         super().__init__(**kwargs)
 
     def __call__(self, signals: Sequence[Any], return_tensors: str = "pt") -> BatchFeature:
@@ -67,7 +67,7 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
                     "channel."
                 )
         if not rows:
-            raise ValueError("signals is empty: give at least one.")
+            raise ValueError("signals is empty: give at least one signal.")
         lengths = np.array([len(row) for row in rows])
         values = np.zeros((len(rows), lengths.max(), len(self.mean)), dtype=np.float32)
         mean, std = np.asarray(self.mean, dtype=np.float32), np.asarray(self.std, dtype=np.float32)

@@ -41,8 +41,9 @@ class _Decompressed(io.RawIOBase):
         self._left -= count
         if self._left < 0:
             raise ValueError(
-                f"it decompresses to more than {_MAX_BYTES // 1024**2} MiB and more than {_MAX_RATIO} times its size; "
-                "if these are the data, decompress the file first (such as by gunzip)."
+                f"the content decompresses to more than {_MAX_BYTES // 1024**2} MiB and more than {_MAX_RATIO} "
+                "times its size; if the file is meant to be so large, decompress the file first (for example by "
+                "gunzip)."
             )
         return count
 

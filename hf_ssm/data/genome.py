@@ -162,8 +162,8 @@ class Genome:
             letters = ""
         if len(letters) != stop - start:
             raise ValueError(
-                f"{str(self.path)!r}: {contig}:{start}-{stop} cannot be read: the file is damaged, or its index (.fai) "
-                "is of another file."
+                f"{str(self.path)!r}: {contig}:{start}-{stop} cannot be read: the file is damaged, or its index "
+                "(.fai) belongs to another file; delete the index if it does."
             )
         return letters
 
@@ -172,8 +172,8 @@ class Genome:
         length = self.length(contig)
         if not 0 <= start < stop <= length:
             raise ValueError(
-                f"{contig}:{start}-{stop} is not an interval of {self.path.name}, whose contig {contig!r} has {length} "
-                "letters (0-based, the end excluded)."
+                f"{contig}:{start}-{stop} is not an interval of {self.path.name}: the contig {contig!r} has "
+                f"{length} letters (positions count from 0, and the end is excluded)."
             )
 
     def close(self) -> None:
@@ -226,7 +226,9 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
                 continue
             try:
                 if b"\0" in text:
-                    raise ValueError("it has a character NUL, as text in UTF-16: convert the file to UTF-8.")
+                    raise ValueError(
+                        "the line has a NUL character, as texts in UTF-16 have: convert the file to UTF-8."
+                    )
                 fields = parse(text, len(text))
                 interval = _interval(fields)
                 genome.check(interval.chrom, interval.start, interval.stop)
@@ -248,7 +250,7 @@ def _interval(fields: Any) -> Interval:
         columns[name] = (None if value == "." else float(value)) if name == "score" else value
     strand = columns.get("strand", ".")
     if strand not in ("+", "-", "."):
-        raise ValueError(f"the strand {strand!r} is none of '+', '-' and '.'.")
+        raise ValueError(f"the strand {strand!r} is not '+', '-' or '.'; correct the line.")
     return Interval(fields.contig, fields.start, fields.end, strand, columns)
 
 
@@ -290,10 +292,13 @@ def _check_headers(lines: Iterable[bytes], path: Path) -> None:
             if not name or line[1:2].isspace():
                 raise ValueError(f"{str(path)!r}, line {number}: the header has no name.")
             if name in names:
-                raise ValueError(f"{str(path)!r}, line {number}: a second contig {name!r}: rename or remove it.")
+                raise ValueError(
+                    f"{str(path)!r}, line {number}: the file has a second contig {name!r}; rename or remove this "
+                    "contig."
+                )
             names.add(name)
         elif number == 1:
-            raise ValueError(f"{str(path)!r}, line 1: {line[:40]!r} is not a header of FASTA, '>' and a name.")
+            raise ValueError(f"{str(path)!r}, line 1: {line[:40]!r} is not a header of FASTA ('>' and a name).")
         awaits_letters = is_header or (awaits_letters and not line.strip())
     _check_letters(awaits_letters, path, name)
     if not names:
@@ -302,7 +307,7 @@ def _check_headers(lines: Iterable[bytes], path: Path) -> None:
 
 def _check_letters(missing: bool, path: Path, name: str) -> None:
     if missing:
-        raise ValueError(f"{str(path)!r}: the contig {name!r} has no sequence: remove it.")
+        raise ValueError(f"{str(path)!r}: the contig {name!r} has no sequence: remove the contig.")
 
 
 def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:

@@ -68,7 +68,10 @@ def load_idx(path: Path, sequence_column: str, label_column: str | None, options
     labels_path = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
     labels = read_idx(labels_path, 1)
     if len(labels) != len(images):
-        raise ValueError(f"source={str(path)!r} has {len(images)} images, but {labels_path.name} {len(labels)} labels.")
+        raise ValueError(
+            f"source={str(path)!r} has {len(images)} images, but {labels_path.name} has {len(labels)} labels; give "
+            "the labels of these images."
+        )
     return table.add_column(label_column, labels.astype(np.int64))
 
 
@@ -77,7 +80,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     with opened(path, "rb") as file:
         content = file.read()
         if content[:4] != bytes([0, 0, 8, dimensions]):
-            raise ValueError(f"it does not begin as an idx file of bytes in {dimensions} dimension(s).")
+            raise ValueError(f"the file does not begin like an idx file of bytes in {dimensions} dimension(s).")
         sizes = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(sizes)
 
@@ -137,7 +140,8 @@ def _to_pixels(
         if row.shape != shape:
             raise ValueError(
                 f"sequence_column={column!r}: the image of {where} has the shape {row.shape} (height, width, "
-                f"channels), the first image {shape}; make them equal with image_size=... or grayscale=true."
+                f"channels), but the first image has the shape {shape}; make the shapes equal with image_size=... "
+                "or grayscale=true."
             )
         rows.append(row.reshape(-1) if shape[2] == 1 else row.reshape(-1, shape[2]))
     return {column: np.stack(rows)}
@@ -153,9 +157,12 @@ def _decoded(image: Image, encoded: Any, options: ImageOptions, where: str) -> n
         decoded.load()
     # Pillow's decoders raise these.
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"{where}: the image cannot be decoded ({error}); repair or remove it.") from error
+        raise ValueError(f"{where}: the image cannot be decoded ({error}); repair or remove the image.") from error
     if decoded.mode.startswith(_DEEP_MODES):
-        raise ValueError(f"{where}: the image has more than eight bits per pixel (mode {decoded.mode!r}); convert it.")
+        raise ValueError(
+            f"{where}: the image has more than eight bits per pixel (mode {decoded.mode!r}); convert the image to "
+            "eight bits."
+        )
     array = pixels(decoded, options)
     return array[:, :, None] if array.ndim == 2 else array
 

@@ -35,14 +35,14 @@ def read_labels(
     for row, value in enumerate(values):
         if not isinstance(value, list | tuple | np.ndarray) or not len(value):
             raise ValueError(
-                f"label_column={column!r}: {source} has lists of labels, but {value!r} in row {row_name(row)}; give "
-                "every row a list with the class of each position."
+                f"label_column={column!r}: {source} has lists of labels, but row {row_name(row)} has {value!r}; "
+                "give every row a list with the class of each position."
             )
     flat = [entry for value in values for entry in value]
     owners = [row for row, value in enumerate(values) for _ in value]
     counted = [index for index, entry in enumerate(flat) if not (isinstance(entry, int) and entry == IGNORED_LABEL)]
     if not counted:
-        raise ValueError(f"label_column={column!r}: {source} has no position with a class.")
+        raise ValueError(f"label_column={column!r}: {source} has no position with a class; label at least two classes.")
     ids, kind = _read_classes(
         column, [flat[index] for index in counted], source, lambda index: row_name(owners[counted[index]])
     )
@@ -117,7 +117,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
     classes = sorted(set(ids))
     if len(classes) < 2:
         raise ValueError(
-            f"label_column={column!r}: {source} has only one class ({values[0]!r}); give data with two or more."
+            f"label_column={column!r}: {source} has only one class ({values[0]!r}); give data with two or more classes."
         )
     if classes != list(range(len(classes))):
         shown = classes if len(classes) <= 20 else [*classes[:20], "..."]
@@ -145,7 +145,8 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
         # The first dimension may differ between rows.
         if shape is not None and (numbers.ndim != len(shape) or numbers.shape[1:] != shape[1:]):
             raise ValueError(
-                f"{where}, of another shape than {_short(values[0])} in row {row_name(0)}; give all labels one shape."
+                f"{where}, which has another shape than {_short(values[0])} in row {row_name(0)}; give all "
+                "labels the same shape."
             )
         shape = numbers.shape
         targets.append(numbers.astype(np.float32).tolist())

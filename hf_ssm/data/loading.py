@@ -109,28 +109,30 @@ def load_sequences(
     Args:
         source: See above.
         sequence_column: Column of the sequences (texts, signals or images).
-        label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets`: each row is to
-            get one value for each, and the data one column of lists, "a, b" for the columns "a" and "b". Not used for
-            FASTA.
-        split_column: Column of the split. A table without a column "split" (the default), and any table if this is
-            None, is split randomly; a column of another name must exist.
-        validation_fraction: Share of the training rows for a missing validation split; 0 for none.
-        test_fraction: Share of the training rows for a missing test split; 0 for none.
+        label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets`: each row gets
+            one value for each column, and the data get one column of lists, named "a, b" for the columns "a" and "b".
+            Not used for FASTA.
+        split_column: Column of the split. A table without a column "split" (the default) is split randomly, and so is
+            any table if `split_column` is None; a column of another name must exist.
+        validation_fraction: Share of the training rows for a missing validation split; 0 for no such split.
+        test_fraction: Share of the training rows for a missing test split; 0 for no such split.
         seed: Seed of the random split and of a generator.
         window: FASTA: bases per window.
         min_window: FASTA: least number of bases of the last window of a record; None (the default) means `window // 2`.
         keep_case: FASTA: keep lower-case letters (soft-masked repeats), which are read as capitals by default.
-        stride: FASTA: bases from the start of a window to that of the next, at most `window`; None (the default) means
-            `window`.
-        validation_contigs, test_contigs: FASTA: names of the records whose windows are that split, instead of a random
+        stride: FASTA: bases from the start of a window to the start of the next, at most `window`; None (the default)
+            means `window`.
+        validation_contigs: FASTA: names of the records whose windows are the validation split, instead of a random
             share.
+        test_contigs: FASTA: names of the records whose windows are the test split, instead of a random share.
         lazy: FASTA: whether the splits are `FastaWindows`, which read windows by an index when they are accessed and
-            keep no copy of the file, instead of a `Dataset`. The rows are the same. Needs pysam
+            keep no copy of the file, instead of a `Dataset`. The rows are the same. This needs pysam
             (`pip install "hf_ssm[genomics]"`).
-        config_name: Hub: the configuration of a data set with several.
+        config_name: Hub: the configuration of a data set that has several.
         revision: Hub: branch, tag or commit.
         pair_column: Column of a second text per row, for the classification of pairs.
-        validation_file, test_file: Tables: further tables, each with all rows of that split.
+        validation_file: Tables: a further table with all rows of the validation split.
+        test_file: Tables: a further table with all rows of the test split.
         column_names: Tables: column names of csv and tsv files without a header line.
         quoted: Tables: whether csv and tsv cells may be quoted; if False, a quote is an ordinary character.
         grayscale: Images: convert colours to gray.
@@ -151,8 +153,8 @@ def load_sequences(
     name = os.fspath(source)
     if isinstance(label_column, list) and not (targets and label_column):
         raise ValueError(
-            f"label_column={label_column!r}: several columns are for regression: set targets=True (command: --task "
-            "sequence-regression), or name one column."
+            f"label_column={label_column!r}: several label columns are possible for regression only; set "
+            "targets=True (command: --task sequence-regression), or name one column."
         )
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
@@ -239,7 +241,7 @@ def _refuse_table_options(
     options |= {} if column_names is None else {"column_names": column_names}
     options |= {} if quoted else {"quoted": quoted}
     for argument, value in options.items():
-        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit it.")
+        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit {argument}.")
 
 
 def _refuse_fasta_options(source: str, **options: Any) -> None:
@@ -247,7 +249,7 @@ def _refuse_fasta_options(source: str, **options: Any) -> None:
         if value:
             raise ValueError(
                 f"{argument}={value!r} is for FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz), but "
-                f"source={source!r} is none; omit it."
+                f"source={source!r} is not a FASTA file; omit {argument}."
             )
 
 
@@ -324,12 +326,12 @@ def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:
 
 def _unknown_source(name: str, path: Path) -> Exception:
     """The error for a source that is not a generator, a file of a known format or a Hub id."""
-    formats = f"files end in {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally .gz)"
+    formats = f"the suffix of a file must be one of {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally with .gz)"
     if path.exists():
-        return ValueError(f"source={name!r}: unknown file format; {formats}.")
+        return ValueError(f"source={name!r} has an unknown file format; {formats}.")
     if os.sep in name or path.suffix:
         return FileNotFoundError(f"source={name!r}: there is no such file, and it is not a Hub id; {formats}.")
     return ValueError(
-        f"source={name!r}: there is no generator of that name{did_you_mean(name, GENERATORS)}. Generators: "
+        f"source={name!r}: there is no generator of this name{did_you_mean(name, GENERATORS)}. Generators: "
         f"{list(GENERATORS)}; Hub ids have the form 'user/name'; {formats}."
     )

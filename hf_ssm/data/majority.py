@@ -34,7 +34,7 @@ def sparse_majority(
         num_train, num_validation, num_test: Rows per split; 0 omits a validation or test split. The rows of a split do
             not depend on the sizes of the others.
         length: Bits per row, T.
-        flip_rate: Probability of a one of a training row to become a zero, in [0, 1).
+        flip_rate: Probability that a one of a training row becomes a zero, in [0, 1).
         seed: Random seed.
 
     Returns:
@@ -54,9 +54,9 @@ def sparse_majority(
         return {"sequence": [(row + ord("0")).tobytes().decode() for row in bits], "label": labels.tolist()}
 
     description = (
-        f"Sparse majority: strings of {length} bits, the number of ones spread evenly over 0 to {length}; label 1 "
-        f"where more than half are ones. {flip_rate:.0%} of the ones of the training rows were then turned into "
-        f"zeros. Seed {seed}."
+        f"Sparse majority: the rows are strings of {length} bits, with the number of ones spread evenly over 0 to "
+        f"{length}. The label is 1 where more than half of the bits are ones. {flip_rate:.0%} of the ones of the "
+        f"training rows were then turned into zeros. Seed {seed}."
     )
     streams = np.random.SeedSequence(seed).spawn(3)
     return generated((num_train, num_validation, num_test), streams, columns_of, _FEATURES, description)

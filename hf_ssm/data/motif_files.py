@@ -57,13 +57,13 @@ def read_motifs(path: str | Path) -> dict[str, np.ndarray]:
     elif "letter-probability matrix" in text:
         named = _meme(text, path)
     else:
-        raise ValueError(f"{path.name} holds no motif: give a MEME file or one of JASPAR (.jaspar, .pfm).")
+        raise ValueError(f"{path.name} holds no motif: give a MEME file or a JASPAR file (.jaspar, .pfm).")
     motifs: dict[str, np.ndarray] = {}
     for name, matrix in named:
         if name in motifs:
             raise ValueError(f"{path.name} holds two motifs of the name {name!r}: rename one.")
         if not matrix.size or not np.isfinite(matrix).all() or (matrix < 0).any() or (matrix.sum(0) <= 0).any():
-            raise ValueError(f"{path.name}, motif {name!r}: the numbers are no probabilities or counts of four bases.")
+            raise ValueError(f"{path.name}, motif {name!r}: the numbers are not probabilities or counts of four bases.")
         motifs[name] = matrix / matrix.sum(0)
     return motifs
 
@@ -77,8 +77,8 @@ def _meme(text: str, path: Path) -> list[tuple[str, np.ndarray]]:
         motifs = read_meme(str(path))
     except (ValueError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"{path.name} is no MEME file of DNA: each matrix needs its width (w=) and, from the next line on, as many "
-            "lines of four probabilities."
+            f"{path.name} is not a MEME file of DNA: each matrix needs its width (w=) and, from the next line on, "
+            "one line of four probabilities for each position."
         ) from error
     # A name that occurs twice, or a motif that breaks off.
     for name in names:
@@ -102,9 +102,9 @@ def _jaspar(text: str, path: Path) -> list[tuple[str, np.ndarray]]:
         bases = "".join(base for _, base in rows).replace("U", "T")
         where = f"{path.name}, motif {header.strip()!r}"
         if len(rows) != len(lines) or len({len(row) for row, _ in rows}) != 1 or len(rows) != 4:
-            raise ValueError(f"{where}: give four lines with as many counts each.")
+            raise ValueError(f"{where}: give four lines with the same number of counts.")
         if bases and sorted(bases) != list("ACGT"):
-            raise ValueError(f"{where}: the lines are those of {bases}, not of A, C, G, T.")
+            raise ValueError(f"{where}: the lines name the bases {bases}, but must name A, C, G and T.")
         order = [(bases or "ACGT").index(base) for base in "ACGT"]
         motifs.append((" ".join(header.split()), np.array([rows[number][0] for number in order])))
     return motifs

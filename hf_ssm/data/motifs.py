@@ -99,7 +99,7 @@ def planted_motifs(
         return _rows(plan, size, rng, seen)
 
     description = (
-        f"Generated sequences of {length} bases: a Markov background of order {order} with the motifs "
+        f"The rows are generated sequences of {length} bases: a Markov background of order {order} with the motifs "
         f"{', '.join(motifs)} (classes 1 to {len(motifs)}; class 0: shuffled decoys), {copies} site(s) per motif and "
         f"row, mutation rate {mutation_rate}, GC spread {gc_spread}, seed {seed}."
     )
@@ -217,8 +217,8 @@ def _decoys(code: np.ndarray, codes: list[np.ndarray], rows: int, rng: np.random
             return decoys
         decoys[close] = rng.permuted(decoys[close], axis=1)
     raise ValueError(
-        f"motif={_text(code[None])[0]!r}: no permutation differs from the motifs in half of the letters, so "
-        "it has no decoy. Choose a motif with more distinct letters."
+        f"motif={_text(code[None])[0]!r}: no permutation differs from the motifs in half of the letters, so the "
+        "motif has no decoy. Choose a motif with more distinct letters."
     )
 
 

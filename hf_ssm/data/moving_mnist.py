@@ -78,7 +78,9 @@ class MovingMNIST(Dataset[dict[str, Tensor]]):
         if not speeds or not all(math.isfinite(speed) and speed >= 0 for speed in speeds):
             raise ValueError(f"speeds={speeds!r}: give the pixels per frame of each digit, finite and not negative.")
         if colours is not None and len(colours) != len(speeds):
-            raise ValueError(f"colours={colours!r}: give one for each of the {len(speeds)} speeds, or None for gray.")
+            raise ValueError(
+                f"colours={colours!r}: give one colour for each of the {len(speeds)} speeds, or None for gray."
+            )
         self.digits = digits.astype(np.float32) / (255 if digits.dtype == np.uint8 else 1)
         self.num_videos = num_videos
         self.num_frames = num_frames
@@ -122,7 +124,7 @@ class MovingMNIST(Dataset[dict[str, Tensor]]):
     def _draw(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the digits of a video, `(K,)`, and their positions `(T, K, 2)`."""
         if not -self.num_videos <= index < self.num_videos:
-            raise IndexError(f"index={index!r}: there are {self.num_videos} videos.")
+            raise IndexError(f"index={index!r} is out of range: there are {self.num_videos} videos.")
         # Not the global random state, so that the order of reading does not matter.
         generator = np.random.default_rng((self.seed, index % self.num_videos))
         count, free = len(self.speeds), float(self.image_size - self.digits.shape[1])
@@ -166,7 +168,7 @@ def moving_mnist(
     digits = read_idx(Path(source), 3)
     cut = len(digits) - max(1, round(test_fraction * len(digits)))
     if cut < 1:
-        raise ValueError(f"source={str(source)!r} has {len(digits)} image(s): two splits need at least two.")
+        raise ValueError(f"source={str(source)!r} has {len(digits)} image(s), but two splits need at least two images.")
     digits = digits[:cut] if split == "train" else digits[cut:]
     seed = options.pop("seed", 0)
     check_integer("seed", seed, 0)
@@ -196,5 +198,5 @@ def _rgb(colour: str | Sequence[float]) -> tuple[float, ...]:
         return COLOURS[colour]
     values = tuple(float(value) for value in colour)
     if len(values) != 3 or not all(0 <= value <= 1 for value in values):
-        raise ValueError(f"colours: {colour!r} is no colour; give red, green and blue from 0 to 1.")
+        raise ValueError(f"colours: {colour!r} is not a colour; give red, green and blue as numbers from 0 to 1.")
     return values

@@ -83,7 +83,9 @@ def _named_splits(source: str, loaded: Mapping[str, Dataset]) -> dict[str, Datas
         else:
             named[target] = split
     if "train" not in named:
-        raise ValueError(f"source={source!r} has the splits {list(loaded)} and no 'train'; choose another data set.")
+        raise ValueError(
+            f"source={source!r} has the splits {list(loaded)}, but no split 'train'; choose another data set."
+        )
     return named
 
 
@@ -120,8 +122,9 @@ def _with_clean_labels(
         outside = sorted(classes.difference(range(names.num_classes)))
         if outside:
             raise ValueError(
-                f"label_column={label_column!r}: {source} has the labels {outside} outside of its {names.num_classes} "
-                "classes (-1 means hidden); choose another data set, or label_column=None."
+                f"label_column={label_column!r}: {source} has the labels {outside} outside of its "
+                f"{names.num_classes} classes (-1 means that a label is hidden); choose another data set, or set "
+                "label_column=None."
             )
         return splits
     labels, kind = read_labels(label_column, values, source, row_name, targets)

@@ -94,8 +94,8 @@ def check_letters(sequence: str, where: str, remedy: str) -> None:
     count = sum(foreign.values())
     if count > _MOST_FOREIGN * len(sequence):
         raise ValueError(
-            f"{where}: {count} of the {len(sequence)} letters of {sequence[:40]!r} are none of DNA "
-            f"({', '.join(sorted(foreign)[:10])}), and the tokenizer reads DNA only: {remedy}."
+            f"{where}: {count} of the {len(sequence)} letters of {sequence[:40]!r} are not letters of DNA "
+            f"({', '.join(sorted(foreign)[:10])}), but the tokenizer reads DNA only: {remedy}."
         )
 
 
@@ -103,7 +103,7 @@ def check_dna(record: Record) -> None:
     """Raise `ValueError` if a sequence that is to be read on both strands has other letters than those of DNA."""
     if not is_dna(record.sequence):
         raise ValueError(
-            f"{record.where}: {min({*record.sequence} - _DNA)!r} is no letter of DNA, so that "
+            f"{record.where}: {min({*record.sequence} - _DNA)!r} is not a letter of DNA, so "
             f"{record.sequence[:40]!r} has no reverse complement: remove the row, or read one strand only."
         )
 
@@ -129,7 +129,11 @@ def read_records(
     """
     suffix = bare_suffix(path)
     if (suffix == ".bed") != (genome is not None):
-        need = "a BED file needs a genome: give its FASTA file" if genome is None else "only a BED file takes a genome"
+        need = (
+            "a BED file needs a genome: give the FASTA file of the genome"
+            if genome is None
+            else "only a BED file takes a genome: leave the genome out"
+        )
         raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
     if genome is not None:
         yield from _bed_records(path, genome, keep_case)
@@ -201,7 +205,7 @@ def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iter
     """
     if isinstance(inputs, (str, Mapping)) or not isinstance(inputs, Iterable):
         raise TypeError(
-            f"`inputs` must be a list of sequences, or a Dataset (one split of it), got a {type(inputs).__name__}."
+            f"`inputs` must be a list of sequences, or one split of a Dataset, got a {type(inputs).__name__}."
         )
     for row, item in enumerate(inputs):
         where = f"`inputs`, row {row}"

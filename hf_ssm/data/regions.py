@@ -149,7 +149,7 @@ def _genes(path: Path, genome: Genome, is_gff: bool) -> Iterator[Region]:
                     yield region
             # pysam raises an IndexError for attributes without a value.
             except (ValueError, IndexError) as error:
-                raise ValueError(f"line {number}: malformed, {' '.join(str(error).split())}") from error
+                raise ValueError(f"line {number} is malformed: {' '.join(str(error).split())}") from error
 
 
 def _gene(record: Any) -> Region:
@@ -171,7 +171,10 @@ def in_regions(variants: Iterable[Variant], regions: Regions) -> Iterator[Varian
         if not variant.has_place:
             raise ValueError("`regions` (--regions) needs variants with a place (chrom, pos), not pairs of sequences.")
         if "region" in variant.columns:
-            raise ValueError("the variants have a column 'region', as the output of `regions` has: rename it.")
+            raise ValueError(
+                "the variants have a column 'region', and the output with `regions` needs a column of this name: "
+                "rename the column."
+            )
         bare = variant.chrom.removeprefix("chr")
         stop = variant.start + max(1, len(variant.ref))
         numbers = [n for chrom in (bare, f"chr{bare}") for n in regions.overlapping(chrom, variant.start, stop)]

@@ -47,7 +47,7 @@ class Series:
         """
         times = self.times
         if times is None or len(times) < 2:
-            raise ValueError(f"the series {self.where} needs two times to continue from.")
+            raise ValueError(f"the series {self.where} needs at least two times, from which the later times follow.")
         if isinstance(times, pd.DatetimeIndex):
             step = _calendar_step(times) or times[-1] - times[-2]
             return list(pd.date_range(times[-1], periods=count + 1, freq=step)[1:])
@@ -108,8 +108,8 @@ def series_of(
     for role, name in [*roles.items(), *(("value_columns", name) for name in value_columns or ())]:
         if name is not None and name not in table.columns:
             near = closest_name(name, table.columns)
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(map(repr, table.columns))}."
-            raise ValueError(f"{role}={name!r}: the table has no such column: {hint}")
+            hint = f"did you mean {near!r}?" if near else f"its columns are {', '.join(map(repr, table.columns))}."
+            raise ValueError(f"{role}={name!r}: the table has no such column; {hint}")
     if not len(table):
         raise ValueError("the table has no rows.")
     if value_columns is None:
@@ -119,7 +119,7 @@ def series_of(
     values = {name: _numbers(table[name]) for name in value_columns}
     for name, numbers in values.items():
         if numbers is None:
-            raise ValueError(f"the column {name!r} does not hold numbers: leave it out of value_columns.")
+            raise ValueError(f"the column {name!r} does not hold numbers: leave this column out of value_columns.")
     groups = {None: np.arange(len(table))} if id_column is None else _groups(table[id_column])
     found = []
     for key, rows in groups.items():

@@ -110,14 +110,17 @@ def check_signals(column: str, values: Iterable[Any], source: str, row_name: Row
         where = f"sequence_column={column!r}: {source}, row {row_name(row)}"
         if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or not numbers.size:
             raise ValueError(
-                f"{where}: expected a list of numbers, or of equally long lists of numbers; correct or remove the row."
+                f"{where}: the value must be a list of numbers, or a list of equally long lists of numbers; "
+                "correct or remove the row."
             )
         if not np.isfinite(numbers).all():
-            raise ValueError(f"{where}: NaN or infinity among the numbers; replace them or remove the row.")
+            raise ValueError(
+                f"{where}: NaN or infinity is among the numbers; replace these numbers, or remove the row."
+            )
         if width is not None and numbers.shape[1:] != width:
             raise ValueError(
-                f"{where}: positions of shape {numbers.shape[1:]}, but of shape {width} in previous rows (() is one "
-                "number); make them equal."
+                f"{where}: the positions have the shape {numbers.shape[1:]}, but the shape {width} in previous "
+                "rows (() is one number); make the shapes equal."
             )
         width = numbers.shape[1:]
     return List(Value("float32")) if width == () else List(List(Value("float32"), length=(width or (-1,))[0]))

@@ -113,7 +113,8 @@ def cut(
         if not len(indices):
             shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
             raise ValueError(
-                f"{shares}: {len(sequences)} rows leave none for {name!r}; set the fraction to 0 or give more data."
+                f"{shares}: {len(sequences)} rows are too few to give {name!r} a row; set the fraction to 0, "
+                "or give more data."
             )
     return rows
 
@@ -180,7 +181,7 @@ def cut_windows(
     splits = _splits_of_contigs(windows.contigs, contigs)
     rest = splits.pop("train")
     if not len(rest):
-        raise ValueError(f"{_arguments(contigs)}: no contig is left for 'train'; omit one.")
+        raise ValueError(f"{_arguments(contigs)}: no contig is left for 'train'; omit one contig.")
     wanted = {name: share for name, share in fractions.items() if name not in contigs and share > 0.0}
     names, starts, ends = windows.contigs[rest], windows.starts[rest], windows.ends[rest]
     overlap = bool(((starts[1:] < ends[:-1]) & (names[1:] == names[:-1])).any())
@@ -203,8 +204,8 @@ def _splits_of_contigs(names: np.ndarray, contigs: Mapping[str, Sequence[str]]) 
         for name in members:
             if name not in existing:
                 raise ValueError(
-                    f"{split}_contigs={list(members)!r}: there is no window of a contig {name!r}"
-                    f"{did_you_mean(name, existing)}; the contigs begin with {existing[:10]}."
+                    f"{split}_contigs={list(members)!r}: no window belongs to a contig "
+                    f"{name!r}{did_you_mean(name, existing)}; the first contigs are {existing[:10]}."
                 )
             if chosen.count(name) > 1:
                 raise ValueError(f"{_arguments(contigs)}: the contig {name!r} is named twice; name it once.")
@@ -229,8 +230,9 @@ def _cut_blocks(
         split_rows = cut(first_blocks, None, fractions, seed)
     except ValueError as error:
         raise ValueError(
-            f"{error} Overlapping windows are split by blocks of {size} bases, of which there are "
-            f"{len(np.unique(first_blocks))}: use a lower window, or whole contigs (validation_contigs, test_contigs)."
+            f"{error} Overlapping windows are split by blocks of {size} bases, and there are "
+            f"{len(np.unique(first_blocks))} such blocks: use a smaller window, or whole contigs "
+            "(validation_contigs, test_contigs)."
         ) from None
     split_of_block = np.full(last_blocks.max() + 1, -1)
     for number, rows in enumerate(split_rows.values()):
@@ -241,8 +243,8 @@ def _cut_blocks(
         kept[name] = rows[(reached == number) | (reached == -1)]
         if not len(kept[name]):
             raise ValueError(
-                f"{name}_fraction={fractions.get(name)}: no window of {name!r} lies apart from those of other splits; "
-                "give a longer genome, or choose whole contigs (validation_contigs, test_contigs)."
+                f"{name}_fraction={fractions.get(name)}: no window of {name!r} lies apart from the windows of "
+                "other splits; give a longer genome, or choose whole contigs (validation_contigs, test_contigs)."
             )
     dropped = len(starts) - sum(map(len, kept.values()))
     if dropped:

@@ -134,8 +134,8 @@ def shard_files(source: str | os.PathLike[str]) -> list[Path]:
     for path in paths or [Path(name)]:
         if bare_suffix(path) not in SHARD_SUFFIXES:
             raise ValueError(
-                f"source={name!r}: {path.name!r} cannot be read as a stream; files end in {', '.join(SHARD_SUFFIXES)} "
-                "(a folder is read by a glob, such as 'folder/*.jsonl')."
+                f"source={name!r}: {path.name!r} cannot be read as a stream; the suffix must be one of "
+                f"{', '.join(SHARD_SUFFIXES)} (for a folder, give a glob such as 'folder/*.jsonl')."
             )
     return paths
 
@@ -194,8 +194,9 @@ class _Reading:
         check_columns(needed, {column: [] for column in (*held, *standard)}, source)
         if self.split_column is not None and self.split_column in held:
             raise ValueError(
-                f"split_column={self.split_column!r}: a stream is not sorted into splits; write the rows of each split "
-                "into files of their own (validation_file, test_file) and set split_column=None, or do not stream."
+                f"split_column={self.split_column!r}: the rows of a stream are not sorted into splits; write the "
+                "rows of each split into separate files (validation_file, test_file) and set split_column=None, or "
+                "do not stream."
             )
         return {name: standard.get(name, name) for name in needed.values()}
 
@@ -228,8 +229,8 @@ class _Reading:
             return self
         if not isinstance(feature, ClassLabel):
             raise ValueError(
-                f"label_column={self.labels!r}: a stream is not read in advance, so that its classes are unknown: name "
-                "them by classes (command: --set 'data.classes=[a, b]'), or do not stream."
+                f"label_column={self.labels!r}: a stream is not read in advance, so its classes are unknown: name "
+                "the classes with the argument classes (command: --set 'data.classes=[a, b]'), or do not stream."
             )
         return dataclasses.replace(self, classes=tuple(feature.names), holds_ids=True)
 
@@ -283,8 +284,8 @@ class _Reading:
         entry = value if self.holds_ids else str(value)
         if entry not in names:
             raise ValueError(
-                f"label_column={self.labels!r}: {value!r} in row {place} is none of the classes {list(names)}; "
-                "complete classes (command: --set 'data.classes=[a, b]'), or remove the row."
+                f"label_column={self.labels!r}: {value!r} in row {place} is not one of the classes {list(names)}; "
+                "complete the argument classes (command: --set 'data.classes=[a, b]'), or remove the row."
             )
         return names.index(entry)
 
@@ -298,8 +299,9 @@ def _stream_files(paths: list[Path], reading: _Reading) -> IterableDataset:
     of_fasta = [bare_suffix(path) in FASTA_SUFFIXES for path in paths]
     if any(of_fasta) and not all(of_fasta):
         raise ValueError(
-            f"source: {paths[of_fasta.index(True)].name!r} is a FASTA file and {paths[of_fasta.index(False)].name!r} a "
-            "table: give a glob of files of one kind, such as 'folder/*.fa.gz'."
+            f"source: {paths[of_fasta.index(True)].name!r} is a FASTA file, but "
+            f"{paths[of_fasta.index(False)].name!r} is a table: give a glob of files of one kind, such as "
+            "'folder/*.fa.gz'."
         )
     if all(of_fasta):
         reading = dataclasses.replace(reading, texts={"sequence_column": "sequence"}, labels=None)

@@ -195,7 +195,9 @@ def smooth_function(
     if importance not in ("number", "similarity"):
         raise ValueError(f"importance={importance!r}: give 'number' or 'similarity'.")
     if importance == "similarity" and not piecewise:
-        raise ValueError("importance='similarity' needs piecewise=True: without it, the important positions are fixed.")
+        raise ValueError(
+            "importance='similarity' needs piecewise=True: with piecewise=False, the important positions are fixed."
+        )
     fixed = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]).permutation(length)[:num_important]
     weights = 2.0 ** (-smoothness * np.arange(num_important))
     powers = np.arange(octaves)
@@ -293,4 +295,4 @@ def _generate(
     columns = Features({"sequence": Value("string"), "important_positions": List(Value("int32")), **features})
     # The first stream is shared by all splits (`smooth_function`).
     _, *streams = np.random.SeedSequence(seed).spawn(4)
-    return generated(sizes, streams, columns_of, columns, f"Generated: {name}, seed {seed}.")
+    return generated(sizes, streams, columns_of, columns, f"The rows are generated: {name}, seed {seed}.")

@@ -221,7 +221,7 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
             if _has_map(field.type):
                 raise ValueError(
                     f"the column {field.name!r} is of the type {field.type}, which a table of results cannot hold: "
-                    "remove or convert it."
+                    "remove or convert this column."
                 )
         for batch in table.iter_batches(1024):
             columns = [_python_values(name, column) for name, column in zip(schema.names, batch.columns, strict=True)]
@@ -235,7 +235,7 @@ def _check_values(name: str, values: list[Any], where: str = "") -> None:
         pa.array(values)
     except (pa.ArrowException, OverflowError, RecursionError, UnicodeError) as error:
         cause = "are integers beyond 64 bits" if isinstance(error, OverflowError) else "differ in type"
-        cause = "are no text in UTF-8" if isinstance(error, UnicodeError) else cause
+        cause = "are not text in UTF-8" if isinstance(error, UnicodeError) else cause
         raise ValueError(
             f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or "
             "remove the column."
@@ -256,7 +256,9 @@ def _python_values(name: str, column: pa.Array) -> list[Any]:
         values = list(column.to_pylist())
     # Dates beyond the year 9999, and unknown time zones, for example.
     except (pa.ArrowException, ArithmeticError, LookupError, ValueError) as error:
-        raise ValueError(f"the column {name!r} has a value that cannot be read ({_line(error)}): remove it.") from error
+        raise ValueError(
+            f"the column {name!r} has a value that cannot be read ({_line(error)}): remove this value."
+        ) from error
     _check_values(name, values)
     return values
 
@@ -285,10 +287,13 @@ def _check_delimiter(file: IO[str], delimiter: str) -> None:
     separator = next((other for other in ";\t,|" if other in line), None)
     if delimiter not in line and separator is not None:
         remedy = {
-            "\t": "rename it to .tsv",
-            ",": "rename it to .csv",
-        }.get(separator, f"convert it, such as by pandas.read_csv(FILE, sep={separator!r}).to_csv(NEW, index=False)")
-        raise ValueError(f"its columns are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
+            "\t": "rename the file to .tsv",
+            ",": "rename the file to .csv",
+        }.get(
+            separator,
+            f"convert the file, for example by pandas.read_csv(FILE, sep={separator!r}).to_csv(NEW, index=False)",
+        )
+        raise ValueError(f"the columns of the file are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
 
 
 def _read_csv(file: IO[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool) -> Columns:
@@ -297,7 +302,9 @@ def _read_csv(file: IO[str], delimiter: str, column_names: Sequence[str] | None,
     try:
         cells = pd.read_csv(file, sep=delimiter, header=None, dtype=object, keep_default_na=False, quoting=quoting)
     except pd.errors.ParserError as error:
-        raise ValueError(f"{error}; set quoted=False if quotes are ordinary characters.") from error
+        raise ValueError(
+            f"{error}; set quoted=False (command: --set data.quoted=false) if quotes are ordinary characters."
+        ) from error
     rows = {number: cells[number].tolist() for number in cells.columns}
     names = [values.pop(0) for values in rows.values()] if column_names is None else list(column_names)
     if len(names) != len(rows):
@@ -335,15 +342,17 @@ def _read_json(text: str, by_line: bool) -> Columns:
                 raise ValueError(f"line {number} is not json: {error}") from error
     if isinstance(content, dict):
         if not all(isinstance(column, list) for column in content.values()) or len({*map(len, content.values())}) > 1:
-            raise ValueError("a json object must have lists of one length as values, one for each column.")
+            raise ValueError(
+                "a json object must have one list for each column, and all lists must have the same length."
+            )
         return content
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
     names = dict.fromkeys(name for row in content for name in row)
     if len(names) * len(content) > _MOST_CELLS:
         raise ValueError(
-            f"{len(content)} rows with {len(names)} different names make a table of more than {_MOST_CELLS} cells: "
-            "give all rows the same names."
+            f"{len(content)} rows with {len(names)} different column names make a table of more than {_MOST_CELLS} "
+            "cells: give all rows the same names."
         )
     return {name: [row.get(name) for row in content] for name in names}
 
@@ -354,7 +363,7 @@ def _dataset(columns: Columns, source: str) -> Dataset:
             Dataset.from_dict({name: values})
         except (ValueError, TypeError, OverflowError, RecursionError) as error:  # Arrow's conversion errors
             raise ValueError(
-                f"source={source!r}: the column {name!r} has values of different types, or lists that are nested too "
-                f"deeply ({_line(error)}); give all of its values one type, or remove it."
+                f"source={source!r}: the column {name!r} has values of different types, or lists that are nested "
+                f"too deeply ({_line(error)}); give all of its values one type, or remove the column."
             ) from error
     return Dataset.from_dict(columns)

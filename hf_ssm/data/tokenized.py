@@ -240,7 +240,10 @@ def _report(tokens: Dataset, source: str, encoder: _Encoder) -> None:
         logger.warning("%s: truncated %d of %d sequences to %d tokens.", source, cut, len(tokens), encoder.limit)
     if unknown > _MANY_UNKNOWN * total:
         logger.warning(
-            "%s: %d of %d tokens are unknown to the tokenizer; check that it fits the data.", source, unknown, total
+            "%s: %d of %d tokens are unknown to the tokenizer; check that the tokenizer fits the data.",
+            source,
+            unknown,
+            total,
         )
 
 
@@ -271,8 +274,8 @@ def align_labels(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_leng
         plain = len(ids) - sum(special)
         if len(labels) < plain or (len(labels) > plain and len(ids) != limit):
             raise ValueError(
-                f"split {name!r}, row {index + 1}: {len(labels)} labels for {plain} tokens; give one label per token, "
-                "and use a tokenizer with one token per character (dna, byte)."
+                f"split {name!r}, row {index + 1}: there are {len(labels)} labels for {plain} tokens; give one "
+                "label per token, and use a tokenizer with one token per character (dna, byte)."
             )
         remaining = iter(labels[len(labels) - plain :] if tokenizer.truncation_side == "left" else labels)
         return {"labels": [IGNORED_LABEL if mark else next(remaining) for mark in special]}

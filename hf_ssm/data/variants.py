@@ -85,7 +85,9 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
         yield from as_variants(table_rows(read_table(path, _TEXTS), path.name), path.name)
     else:
         suffixes = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, all but .parquet also with .gz.")
+        raise ValueError(
+            f"{str(path)!r}: the suffix must be one of {suffixes}, and all but .parquet may be followed by .gz."
+        )
 
 
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
@@ -110,7 +112,9 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
         ):
             if unknown := [name for name in info if name not in records.header.info]:
                 fields = ", ".join(records.header.info) or "none"
-                raise ValueError(f"{path.name} has no INFO field {unknown[0]!r}; its header has: {fields}.")
+                raise ValueError(
+                    f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
+                )
             floats = {name for name in info if records.header.info[name].type == "Float"}
             texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
             for record, line in zip(records, texts, strict=False):
@@ -119,11 +123,11 @@ def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]
     except (OSError, EOFError) as error:
         raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} is no text in UTF-8.") from error
+        raise ValueError(f"{str(path)!r}: the record after number {count} is not text in UTF-8.") from error
     except ValueError as error:
         if "is it VCF/BCF format" not in str(error):
             raise
-        raise ValueError(f"{str(path)!r} is no VCF file: its header is missing or damaged.") from error
+        raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
 
 
 def _texts(line: str, names: set[str]) -> dict[str, str]:
@@ -147,7 +151,9 @@ def _floats(name: str, text: str) -> Any:
     try:
         numbers = tuple(None if number in ("", ".") else float(number) for number in text.split(","))
     except ValueError as error:
-        raise ValueError(f"the INFO field {name}={text[:40]} is no number, as its header declares.") from error
+        raise ValueError(
+            f"the INFO field {name}={text[:40]} is not a number, but the header declares a number."
+        ) from error
     return numbers if len(numbers) > 1 else numbers[0]
 
 
@@ -181,12 +187,12 @@ def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`vari
             continue
         if missing := [name for name in _PLACE if name not in names]:
             raise ValueError(
-                f"{where} has no column {missing[0]!r}: it needs {', '.join(_PLACE)}, or {' and '.join(_PAIR)}; found "
-                f"{', '.join(map(str, row))}."
+                f"{where} has no column {missing[0]!r}: a table of variants needs the columns {', '.join(_PLACE)}, "
+                f"or {' and '.join(_PAIR)}; its columns are {', '.join(map(str, row))}."
             )
         chrom, pos, ref, alt = (row[names[name]] for name in _PLACE)
         if not isinstance(pos, int) or isinstance(pos, bool):
-            raise ValueError(f"{where}, row {number}: pos={pos!r} is no whole number (1-based position).")
+            raise ValueError(f"{where}, row {number}: pos={pos!r} is not a whole number (positions count from 1).")
         yield _placed(dict(row), str(chrom), pos, str(ref or ""), str(alt or ""))
 
 
@@ -216,7 +222,7 @@ def _fault(ref: str, alt: str) -> str:
         return "breakend"
     for allele in (ref, alt):
         if not _LETTERS.fullmatch(allele):
-            return f"allele {allele[:20]!r} is no DNA sequence"
+            return f"allele {allele[:20]!r} is not a DNA sequence"
     return "both alleles are equal" if ref.upper() == alt.upper() else ""
 
 

@@ -53,7 +53,7 @@ class AnnotatedVcf:
                 "a VCF file, or an output .csv, .tsv or .parquet."
             )
         if not _PREFIX.fullmatch(prefix):
-            raise ValueError(f"`info_prefix`={prefix!r} is no name of VCF: give letters, digits, '_' and '.'.")
+            raise ValueError(f"`info_prefix`={prefix!r} is not a valid name in VCF: give letters, digits, '_' and '.'.")
         self._source, self._output, self._genome = source, output, genome
         self._is_compressed = output.suffix == ".gz"
         self._descriptions = dict(descriptions)
@@ -61,7 +61,8 @@ class AnnotatedVcf:
         names = list(self._fields.values())
         if equal := [name for name in self._fields if names.count(self._fields[name]) > 1]:
             raise ValueError(
-                f"output {str(output)!r}: the columns {', '.join(equal)} have equal names in VCF: write a table."
+                f"output {str(output)!r}: the columns {', '.join(equal)} have equal names in VCF: write a "
+                "table (.csv, .tsv or .parquet)."
             )
         with self._lines() as lines:
             header = [line.decode(errors="replace") for line in _header(lines)]
@@ -81,8 +82,9 @@ class AnnotatedVcf:
             is_sorted = position >= start if name == chrom else name not in seen
             if self._is_compressed and not is_sorted:
                 raise ValueError(
-                    f"{str(self._source)!r} is not sorted: {name}:{position} follows {chrom}:{start}, and the index of "
-                    f"{self._output.name} needs sorted records: sort them (bcftools sort), or write a .vcf."
+                    f"{str(self._source)!r} is not sorted: {name}:{position} follows {chrom}:{start}, but the "
+                    f"index of {self._output.name} needs sorted records: sort the records (bcftools sort), or "
+                    "write a .vcf."
                 )
             if name not in seen and name not in declared:
                 self._missing_contigs.append(name)

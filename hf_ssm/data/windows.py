@@ -119,8 +119,8 @@ class FastaWindows(torch_data.Dataset[dict[str, Any]]):
             name, start, end = (places[column][changed[0]] for column in ("name", "start", "end"))
             raise ValueError(
                 f"source={str(self._genome.path)!r}: {name}:{start}-{end} has other letters than when the file was "
-                "loaded: the file has changed, its index (.fai) is of another file (delete it), or it has lines of "
-                "comments (remove them)."
+                "loaded: the file has changed, its index (.fai) belongs to another file (delete the index), or the "
+                "file has lines of comments (remove these lines)."
             )
         batch = {"sequence": sequences, "name": places["name"], "start": places["start"]}
         for transform in self._transforms:

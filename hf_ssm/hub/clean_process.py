@@ -35,11 +35,11 @@ def main() -> None:
         _report("loading the tokenizer")
         tokenizer = transformers.AutoTokenizer.from_pretrained(job["folder"], trust_remote_code=False)
         results |= token_ids(tokenizer, job["texts"])
-    _report("saving it again")
+    _report("saving the model again")
     model.save_pretrained(job["again"])
     _report("loading the model saved again")
     results["second.logits"] = _load(job, inputs, job["again"])[1]
-    _report("training it")
+    _report("training the model")
     results |= {f"trained.{name}": tensor for name, tensor in training_step(model, inputs, labels).items()}
     save_file(results, job["results"])
 
@@ -79,7 +79,7 @@ def _load(job: dict[str, Any], inputs: dict[str, Any], folder: str) -> tuple[Any
     _report("looking for the classes in `auto_map`")
     for reference in model.config.auto_map.values():
         get_class_from_dynamic_module(reference, folder)
-    _report("running it")
+    _report("running the model")
     with torch.no_grad():
         return model, model(**inputs, return_dict=False)[0].contiguous()
 

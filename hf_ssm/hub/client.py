@@ -64,7 +64,7 @@ def check_repo_id(repo_id: str) -> str:
     """Return `repo_id` if it is a valid USER/NAME; a `ValueError` otherwise."""
     try:
         if not isinstance(repo_id, str):
-            raise HFValidationError("it must be a string")
+            raise HFValidationError("the name must be a string")
         validate_repo_id(repo_id)
         if "/" not in repo_id:
             raise HFValidationError("the user or organisation is missing")
@@ -90,7 +90,7 @@ def check_can_push(repo_id: str, api: HfApi | None = None) -> None:
     writable = [identity["name"], *organisations]
     if namespace not in writable:
         raise ValueError(
-            f"the login is for {' and '.join(writable)}, which may not write to {repo_id!r}: use {writable[0]}/..."
+            f"the login of {' and '.join(writable)} has no write access to {repo_id!r}: use {writable[0]}/..."
         )
     role = (identity.get("auth", {}).get("accessToken") or {}).get("role")
     if "read" in (role, organisations.get(namespace, {}).get("roleInOrg")):

@@ -102,7 +102,7 @@ def folder_files(folder: Path, also: Sequence[str] = ()) -> dict[str, Path]:
     if unsuitable:
         listed = ", ".join(f"{_redacted(name)}{what}" for name, what in sorted(unsuitable.items()))
         logger.warning(
-            "Files of %r that are not uploaded: %s. Upload those that belong to the model with `hf upload`",
+            "These files of %r are not uploaded: %s. Upload those that belong to the model with `hf upload`",
             *(str(folder), redact(listed)),
         )
     return {name: path for name, path in files.items() if name in wanted and name not in unsuitable}

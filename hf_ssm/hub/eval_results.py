@@ -73,4 +73,4 @@ def eval_result_problems(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]
             if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
                 raise ValueError("`value` must be a number")
         except Exception as error:  # of the YAML library, or of a wrong structure
-            yield name, f"is no list of evaluation results: {type(error).__name__}: {' '.join(str(error).split())}"
+            yield name, f"is not a list of evaluation results: {type(error).__name__}: {' '.join(str(error).split())}"

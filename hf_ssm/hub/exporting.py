@@ -37,7 +37,7 @@ def auto_class_of(model: PreTrainedModel) -> str:
                 return HEADS[head]
     raise ValueError(
         f"only models of registered families can be exported, not a {kind.__module__}.{kind.__name__}"
-        + (" (a PEFT model: export the result of `merge_and_unload`)" if kind.__module__.startswith("peft.") else "")
+        + (" (for PEFT, export the result of `merge_and_unload`)" if kind.__module__.startswith("peft.") else "")
     )
 
 

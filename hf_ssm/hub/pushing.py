@@ -185,8 +185,8 @@ def push_files(
         # Without an answer to the commit, it may have been made. The RuntimeError of an upload precedes the commit.
         unanswered = getattr(error, "response", None) is None and not isinstance(error, RuntimeError)
         lost = is_transient(error) and unanswered
-        state = "has all of it or nothing" if lost else "is as it was before"
-        return f"the push to {repo_id!r} failed, which {state} ({line}); {hint}"
+        state = "holds either all files of the push or none" if lost else "is unchanged"
+        return f"the push to {repo_id!r} failed, and the repository {state} ({line}); {hint}"
 
     with user_errors(repo_id, revision, token, failed):
         sdk = "gradio" if repo_type == "space" else None
@@ -217,7 +217,7 @@ def check_model(folder: Path) -> tuple[Family, list[Problem]]:
         ValueError: The model is incomplete, of another library, or has foreign code.
     """
     if not (folder / "config.json").is_file() or not any(is_weights(path.name) for path in folder.glob("*")):
-        raise ValueError(f"{str(folder)!r} has no config.json with weights: push the output folder of a finished run")
+        raise ValueError(f"{str(folder)!r} lacks config.json or weights: push the output folder of a finished run")
     problems = check_folder(folder)
     refused = [problem for problem in problems if not problem.is_own_code]
     if refused:

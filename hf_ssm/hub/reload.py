@@ -151,13 +151,13 @@ def _run(
         cwd=scratch,
     )
     if done.returncode != 0:
-        step = (done.stdout.strip().splitlines() or ["starting it"])[-1]
+        step = (done.stdout.strip().splitlines() or ["starting the process"])[-1]
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise OSError(f"loading the export without hf_ssm failed, at {step}: {last}")
+        raise OSError(f"loading the export without hf_ssm failed while {step}: {last}")
     return load_file(scratch / "results.safetensors")
 
 
-_STAGES = {"first": "when loaded", "second": "when saved and loaded again", "trained": "after a training step"}
+_STAGES = {"first": "loaded", "second": "saved and loaded again", "trained": "trained for one step"}
 
 
 def _compare(expected: dict[str, Tensor], computed: dict[str, Tensor]) -> None:
@@ -171,7 +171,7 @@ def _compare(expected: dict[str, Tensor], computed: dict[str, Tensor]) -> None:
             raise OSError("the exported folder without hf_ssm gives other token ids than the tokenizer in memory")
         difference = f", by up to {(here.double() - there.double()).abs().max():g}" if here.shape == there.shape else ""
         raise OSError(
-            f"the exported folder without hf_ssm gives another `{what}` than the model in memory {_STAGES[stage]}"
+            f"the exported folder, {_STAGES[stage]} without hf_ssm, gives a different `{what}` than the model in memory"
             f"{difference}"
         )
 

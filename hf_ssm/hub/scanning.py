@@ -119,7 +119,7 @@ def oversized(files: Mapping[str, Path]) -> Iterator[Problem]:
             continue
         total[kind] += path.stat().st_size if kind != "headers of weights" else header_size(path) or 0
         if total[kind] > _LARGEST[kind]:
-            what = f"has, with the files before it, {total[kind]} bytes of {kind}: at most {_LARGEST[kind]} are read"
+            what = f"raises the total of {kind} to {total[kind]} bytes, but at most {_LARGEST[kind]} are read"
             yield Problem(name, what)
             return
 
@@ -146,9 +146,9 @@ def check_yaml(text: str, with_aliases: bool = False) -> None:
     for event in yaml.parse(text):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise ValueError(f"lists or mappings inside each other, at more than {_DEEPEST} levels")
+            raise ValueError(f"lists or mappings are nested more than {_DEEPEST} levels deep")
         if isinstance(event, yaml.AliasEvent) and not with_aliases:
-            raise ValueError("an alias, which may stand for any amount of text")
+            raise ValueError("aliases are not allowed, because an alias may stand for any amount of text")
 
 
 def header_size(path: Path) -> int | None:

@@ -42,8 +42,8 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
         return
     if Path(path.parts[0]).is_dir():
         raise FileNotFoundError(
-            f"{missing}, and it is not looked up on the Hub, because {path.parts[0]!r} is a folder here: if you mean a "
-            f"repository, run `hf download {name}` first"
+            f"{missing}, and the name is not looked up on the Hub, because {path.parts[0]!r} is a folder here: if you "
+            f"mean a repository, run `hf download {name}` first"
         )
     try:
         HfApi(token=token).model_info(name, timeout=10)

@@ -21,9 +21,12 @@ def check_array_columns(path: Path, names: Iterable[str]) -> None:
     """Raise `ValueError` if the format of a file has no room for a column of the input."""
     for name in names:
         if path.suffix == ".npz" and name == "facts":
-            raise ValueError("the input has a column 'facts', which the output needs: rename it.")
+            raise ValueError("the input has a column 'facts', but the output needs this name: rename the column.")
         if path.suffix == ".h5ad" and (name in ("", "_index") or "/" in name):
-            raise ValueError(f"the input has a column {name!r}, which .h5ad files cannot have: rename it.")
+            raise ValueError(
+                f"the input has a column {name!r}, but .h5ad files cannot have a column of this name: rename the "
+                "column."
+            )
 
 
 def write_npz(tables: Iterator[pa.Table], path: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:

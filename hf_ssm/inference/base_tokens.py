@@ -75,7 +75,9 @@ def ids_of_letters(tokens: BaseTokens, text: str, letters: str, purpose: str, re
     pairs = list(zip(text, tokens.bases.tolist(), strict=True))
     ids = [{token for other, token in pairs if other == letter} for letter in letters]
     if any(len(of_letter) > 1 for of_letter in ids):
-        raise ValueError(f"{purpose} needs a tokenizer with one token for each base, wherever it stands; {remedy}.")
+        raise ValueError(
+            f"{purpose} needs a tokenizer with one token for each base, at each place of the sequence; {remedy}."
+        )
     return torch.tensor([of_letter.pop() for of_letter in ids])
 
 

@@ -154,7 +154,7 @@ def dependency_map(
     keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
 ) -> DependencyMap:
-    """How the substitution of each base of a region changes the predictions of all others.
+    """How the substitution of each base of a region changes the predictions of all other bases.
 
     The dependency of position j on position i is e_ij = max |log2 (odds(n_j = k | n_i = alt) / odds(n_j = k))|, over
     the three substitutions at i and the four bases k at j. The odds are those among the four bases.
@@ -168,7 +168,8 @@ def dependency_map(
         model: A causal or masked language model of hf_ssm or transformers.
         tokenizer: Its tokenizer, a fast one with one token for each base.
         sequence: The sequence, of which the region is a part.
-        start, stop: The region: first base, counted from 0, and the one after the last; default: all.
+        start, stop: The region: the first base, counted from 0, and the base after the last one; default: the whole
+            sequence.
         window: Bases of the context, with the region in its middle, default 1024; fewer at the ends of the sequence.
         both_strands: Read both strands, default True.
         keep_case: Whether lower-case letters are kept, and replaced by lower-case letters. By default they are read as
@@ -179,7 +180,7 @@ def dependency_map(
         The `DependencyMap`: the matrix, the influence of each substitution, and a summary in blocks.
 
     Raises:
-        ValueError: The model is no language model; the region is empty, outside of the sequence or longer than the
+        ValueError: The model is not a language model; the region is empty, outside of the sequence or longer than the
             window; the context is longer than the model takes, or consists mostly of N; the tokenizer joins bases; or
             the model gives NaN.
     """
@@ -204,7 +205,10 @@ class DependencyMapper:
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
         if model.head not in ("causal", "masked"):
-            raise ValueError(f"{type(model.model).__name__} is no language model, which a dependency map needs.")
+            raise ValueError(
+                f"{type(model.model).__name__} is not a language model, but a dependency map needs a language "
+                "model: give another checkpoint."
+            )
         self.model, self.window, self.both_strands = model, window, both_strands
         self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
         self.letters = WindowLetters(model, keep_case)
@@ -213,14 +217,14 @@ class DependencyMapper:
     def check(self, sequence: str, start: int, stop: int) -> None:
         """Raise `ValueError` unless the model can read the region."""
         if not 0 <= start < stop <= len(sequence):
-            raise ValueError(f"`start`={start}, `stop`={stop}: give a region of the {len(sequence)} bases.")
+            raise ValueError(f"`start`={start}, `stop`={stop}: give a region inside the {len(sequence)} bases.")
         if stop - start > self.window:
             raise ValueError(
-                f"the region has {stop - start} bases, but the context `window`={self.window}: give a shorter region, "
-                "or a larger window (--window)."
+                f"the region has {stop - start} bases, but the context has only `window`={self.window} bases: give "
+                "a shorter region, or a larger window (--window)."
             )
         if set(BASES).isdisjoint(sequence[start:stop].upper()):
-            raise ValueError(f"`start`={start}, `stop`={stop}: the region has no A, C, G or T: give another region.")
+            raise ValueError(f"`start`={start}, `stop`={stop}: the region has no A, C, G or T; give another region.")
         begin, end = self._context(sequence, start, stop)
         tokens = base_tokens(self.model, self.letters.read(sequence[begin:end]), *_NEEDS)
         if why := self.letters.fault(tokens.is_unknown):

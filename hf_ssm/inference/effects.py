@@ -63,16 +63,21 @@ class Effects:
     def __init__(self, model: SequenceModel, targets: str | Sequence[str], flank: int | None = None):
         if model.head not in ("class", "tokens"):
             raise ValueError(
-                f"`target`={targets!r} needs a classifier or a regressor, not a {type(model.model).__name__}: leave it "
-                "out, and language models score the alleles themselves."
+                f"`target`={targets!r} needs a classifier or a regressor, not a {type(model.model).__name__}: "
+                "leave `target` out; a language model then scores the alleles themselves."
             )
         if flank is not None and (flank < 0 or model.head == "class"):
-            raise ValueError(f"`flank`={flank}: give a number of bases, and only for a classifier of tokens.")
+            raise ValueError(
+                f"`flank`={flank}: give a number of bases that is not negative, and only for a classifier of tokens."
+            )
         self.model, self._flank, self._of_tokens = model, flank, model.head == "tokens"
         config = model.model.config
         self._kind, count = kind_of(config), config.num_labels
         if self._kind == "classes" and count == 1:
-            raise ValueError("`target`: the model has a single class, whose probability is always 1.")
+            raise ValueError(
+                "`target`: the model has a single class, and the probability of this class is always 1; give "
+                "another model."
+            )
         labels = [str(config.id2label.get(index, index)) for index in range(count)]
         names = labels if len(set(labels)) == count else [str(index) for index in range(count)]
         if self._kind == "values":
@@ -193,7 +198,7 @@ def _chosen(targets: str | Sequence[str], names: Sequence[str], labels: Sequence
     """Numbers of the classes or values that `targets` name."""
     wanted = [targets] if isinstance(targets, str) else list(targets)
     if not wanted:
-        raise ValueError(f"`target` names no class: give {_ALL!r} or some of {', '.join(names)}.")
+        raise ValueError(f"`target` names no class of the model: give {_ALL!r}, or one or more of {', '.join(names)}.")
     numbers = {str(index): index for index in range(len(names))}
     numbers |= {label: index for index, label in enumerate(labels)} | {name: index for index, name in enumerate(names)}
     if wanted == [_ALL] and _ALL not in numbers:

@@ -48,29 +48,31 @@ def embed(
         model: A model of hf_ssm or transformers that reads token ids, with or without a head.
         tokenizer: Its tokenizer, a fast one of transformers.
         inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
-        layers: Numbers in the `hidden_states` of the model: 0 is the embedding, -1 (default) the last layer; "all" of
-            them, the "last", or the "middle" one (number n // 2 of n); or names of modules, as in
-            `model.named_modules()`, whose outputs are those of each token.
+        layers: Numbers in the `hidden_states` of the model: 0 is the embedding, -1 (default) the last layer; "all",
+            "last", or "middle" (number n // 2 of n layers); or names of modules, as in `model.named_modules()`, whose
+            outputs have one vector for each token.
         pooling: "mean" or "max" over the tokens of a sequence, its "first" or "last" token, the token of the letter in
             its "center" (number n // 2 of n, from 0), or one row for each "token"; special tokens that the tokenizer
             adds are left out.
         both_strands: Average the vectors of the DNA sequence and of its reverse complement; with "token" and "center",
             the two vectors of the same letters.
-        window: Cut each sequence into windows of that many letters, one row each; the last may be shorter.
-        stride: Letters from the start of a window to that of the next, default `window`.
+        window: Cut each sequence into windows of this number of letters, one row for each window; the last window may
+            be shorter.
+        stride: Letters from the start of a window to the start of the next window, default `window`.
         sequence_column: The column of the sequences.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384. Only sequences with the same number of
             tokens are read together, so that a result does not depend on the other sequences.
 
     Returns:
         The columns of the inputs without the sequences, and `embedding`, a list of D numbers (float32; float64 for a
-        model in float64), or `embedding_<number or name>` for each of several layers. Where one sequence gives several
-        rows: also `record`, its number from 0. With windows: `start` and `end`, its letters (0-based, `end` is the one
-        after the last). With "token": `token_start` and `token_end`, the letters of the token in the sequence. Windows
-        and tokens of intervals of a genome also have `genome_start` and `genome_end`, the same letters in the contig.
+        model in float64), or `embedding_<number or name>` for each of several layers. If one sequence gives several
+        rows: also `record`, the number of the sequence from 0. With windows: `start` and `end`, the letters of the
+        window (0-based; `end` is the letter after the last one). With "token": `token_start` and `token_end`, the
+        letters of the token in the sequence. Windows and tokens of intervals of a genome also have `genome_start` and
+        `genome_end`, the same letters in the contig.
 
     Raises:
-        TypeError: `inputs` is no iterable of sequences.
+        TypeError: `inputs` is not an iterable of sequences.
         ValueError: A wrong argument or input, a sequence that is longer than the model takes, hidden states that are
             not finite, tokens of both strands that have different letters.
     """
@@ -205,8 +207,8 @@ class Embedder:
                 vectors[row] = self._pooled(picked.to(self.dtype), encoded[row], centers[row]).cpu()
                 if not vectors[row].isfinite().all():
                     raise ValueError(
-                        f"{records[row].where}: the hidden states are not finite: the weights hold NaN, or the "
-                        f"precision of the model ({states[0].dtype}) is too low."
+                        f"{records[row].where}: the hidden states are not finite, because the weights hold NaN, or "
+                        f"the precision of the model ({states[0].dtype}) is too low."
                     )
         return vectors
 
@@ -240,7 +242,9 @@ class Embedder:
 def _extended(record: Record, columns: dict[str, Any]) -> Record:
     for name in columns:
         if name in record.columns:
-            raise ValueError(f"{record.where}: the input has a column {name!r}, which the output needs: rename it.")
+            raise ValueError(
+                f"{record.where}: the input has a column {name!r}, but the output needs this name: rename the column."
+            )
     return replace(record, columns=record.columns | columns)
 
 

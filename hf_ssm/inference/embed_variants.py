@@ -51,21 +51,23 @@ def embed_variants(
         layers: As for `embed`.
         pooling: As for `embed`, but not "token". The "center" is the first letter, in either case, at which both
             windows differ.
-        both_strands: Average the vectors of both strands, on which the windows begin with the bases of the other side.
-        window: Bases of a window, default 1024, half of them before the variant. Both windows of a variant have one
-            length, also for insertions and deletions.
-        keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, stay so. By default they are
+        both_strands: Average the vectors of both strands. On the reverse strand, the windows begin with the bases on
+            the other side of the variant.
+        window: Bases of a window, default 1024, half of them before the variant. Both windows of a variant have the
+            same length, also for insertions and deletions.
+        keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, are kept. By default they are
             read as capitals.
         max_tokens_per_batch: As for `embed`.
 
     Returns:
         A Dataset with one row for each variant in their order: its columns, `embedding_ref`, `embedding_alt` and
         `embedding_delta`, D numbers each (with several layers `embedding_<layer>_ref` and so on), and `reason`, why the
-        variant has none ("" if it has): its vectors are NaN. A strand of which more than half of the letters of a
-        window are ambiguous (N) or unknown to the tokenizer has none, and is left out of the mean.
+        variant has no vectors, which are then NaN ("" if it has vectors). A strand has no vectors if more than half of
+        the letters of a window are ambiguous (N) or unknown to the tokenizer; such a strand is left out of the mean.
 
     Raises:
-        ValueError: As for `embed`; a variant with a place has no genome, or a column has the name of a result.
+        ValueError: As for `embed`; a variant has a position, but there is no `genome`; or a column has the name of a
+            result.
     """
     embedder = VariantEmbedder(
         model,
@@ -109,7 +111,10 @@ class VariantEmbedder:
     ):
         check_choice("pooling", pooling, POOLINGS)
         if pooling == "token":
-            raise ValueError("`pooling`='token': alleles may differ in their tokens: give another pooling.")
+            raise ValueError(
+                "`pooling`='token' is not possible for variants, as the alleles may have different tokens: give "
+                "another pooling."
+            )
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
         self._embedder = Embedder(model, tokenizer, pooling=pooling, **options)
@@ -129,7 +134,10 @@ class VariantEmbedder:
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise `ValueError` if a column of the variants has the name of a result."""
         if taken := [name for name in names if name in (*self.names, "reason")]:
-            raise ValueError(f"the variants have a column {taken[0]!r}, as the table of embeddings has: rename it.")
+            raise ValueError(
+                f"the variants have a column {taken[0]!r}, but the table of embeddings needs this name: rename the "
+                "column."
+            )
 
     def table(self, variants: Sequence[Variant]) -> pa.Table:
         """The columns, the vectors and the reasons of variants."""

@@ -70,7 +70,8 @@ def evaluate_scores(
             kept &= frame[by].notna()
         if labels[kept].nunique() < (2 if is_binary else 1):
             raise ValueError(
-                f"`label`={label!r}: of the variants with the score {score!r}, none has a label or all have the same."
+                f"`label`={label!r}: the variants with the score {score!r} have no labels, or all have the "
+                "same label; give other labels."
             )
         values, classes = frame[score][kept].to_numpy(), labels[kept].to_numpy(dtype=float)
         groups = None if by is None else frame[by][kept].astype(str).to_numpy()
@@ -96,19 +97,20 @@ def check_evaluation(
     """
     for name, column in (("label", label), ("by", by), ("match_group", match_group)):
         if column is not None and column not in frame:
-            raise ValueError(f"`{name}`={column!r} is no column; the table has {', '.join(frame)}.")
+            raise ValueError(f"`{name}`={column!r} is not a column of the table; its columns are {', '.join(frame)}.")
     labels = _labels(frame[label], positive, label)
     is_binary = bool(labels.dropna().isin((0, 1)).all())
     if is_binary and find_spec("sklearn") is None:
         raise ImportError('metrics of scores need scikit-learn: pip install "hf_ssm[genomics]"')
     if is_binary and labels.nunique() < 2:
-        raise ValueError(f"`label`={label!r} has one class only: the metrics need two.")
+        raise ValueError(f"`label`={label!r} has one class only, but the metrics need two classes: give other labels.")
     if by is not None and labels.groupby(frame[by].astype(str)).nunique().max() < 2:
         raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
     if match_group is not None:
         if not is_binary:
             raise ValueError(
-                f"`match_group`={match_group!r} needs labels of two classes, not the numbers of {label!r}."
+                f"`match_group`={match_group!r} needs labels of two classes, but {label!r} holds numbers: give "
+                "another label, or leave `match_group` out."
             )
         if labels.groupby(frame[match_group].astype(str)).nunique().max() < 2:
             raise ValueError(f"`match_group`={match_group!r}: no group has a positive and a negative variant.")
@@ -119,13 +121,16 @@ def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
     if positive is not None:
         is_positive = column.astype(str) == str(positive)
         if not is_positive.any():
-            raise ValueError(f"`positive`={positive!r} is no label of {name!r}; it has {_some(column)}.")
+            raise ValueError(f"`positive`={positive!r} is not a label of {name!r}; its labels are {_some(column)}.")
         return is_positive.astype(float).where(column.notna())
     # In csv files they are texts.
     flags = {"true": 1, "false": 0}
     numbers = pd.to_numeric(column.map(lambda value: flags.get(str(value).lower(), value)), errors="coerce")
     if numbers.isna().any() and column[numbers.isna()].notna().any():
-        raise ValueError(f"`label`={name!r} has labels such as {_some(column)}: name the class of 1 by `positive`.")
+        raise ValueError(
+            f"`label`={name!r} has labels such as {_some(column)}: give the label of the positive class by "
+            "`positive` (--positive)."
+        )
     return numbers.astype(float)
 
 

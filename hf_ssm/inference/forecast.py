@@ -43,27 +43,28 @@ def forecast(
     Args:
         model: A forecaster, such as `FlowStateForPrediction`.
         table: A `pandas.DataFrame`, a `datasets.Dataset`, or columns by name; its rows are steps.
-        value_columns: Columns of values, each a series of its own. Default: all numeric columns but those below.
+        value_columns: Columns of values, each of which is a series. Default: all numeric columns except the id and the
+            time.
         id_column: Rows of the same value belong to one series.
         time_column: Numbers or dates, by which the rows of a series are sorted; evenly spaced, or months, quarters and
             the like.
-        horizon: H, steps to forecast. Default: as the configuration says, or one patch of the model.
-        context: The last so many values of each series are read. Default: all that the model reads.
+        horizon: H, steps to forecast. Default: `prediction_length` of the configuration, or one patch of the model.
+        context: Number of last values of each series that the model reads. Default: as many as the model can read.
         quantiles: Which of the model's quantiles to return; default: all.
         scale_factor: Steps of the model in a step of the series: the season of the data that it was trained on divided
-            by the season of these series. Default: the configuration's.
-        hold_out: Forecast the last H values of each series from those before them, and add what was observed and the
+            by the season of these series. Default: `scale_factor` of the configuration.
+        hold_out: Forecast the last H values of each series from those before them, and add the observed values and the
             forecast of a seasonal-naive model, for `forecast_scores`.
         season: Steps of a season, for the seasonal-naive forecast: the value of one season before.
         max_steps_per_batch: Largest number of steps in a batch, default 16384.
 
     Returns:
-        A row for each step of each series: the id and the time, where there are such columns, `series` (the name of the
+        A row for each step of each series: the id and the time, if there are such columns, `series` (the name of the
         column of values), `step` from 1 to H, `prediction`, and `quantile_0.1` and so on. With `hold_out` also `actual`
         and `seasonal_naive`.
 
     Raises:
-        TypeError: The model is no forecaster.
+        TypeError: The model is not a forecaster.
         ValueError: A wrong argument, a table as in `hf_ssm.data.series.series_of`, a series that is too short.
     """
     forecaster = Forecaster(
@@ -113,12 +114,14 @@ class Forecaster:
         for level in self.quantiles or ():
             if level not in self.model.config.quantiles:
                 raise ValueError(
-                    f"`quantiles` has {level!r}, but the model predicts {self.model.config.quantiles}: choose among "
-                    "them."
+                    f"`quantiles` has {level!r}, but the model predicts the quantiles "
+                    f"{self.model.config.quantiles}: choose among these."
                 )
         for column in (self.id_column, self.time_column):
             if column in _COLUMNS or str(column).startswith("quantile_"):
-                raise ValueError(f"the input has a column {column!r}, which the output needs: rename it.")
+                raise ValueError(
+                    f"the input has a column {column!r}, but the output needs this name: rename the column."
+                )
 
     @property
     def steps(self) -> int:
@@ -138,7 +141,7 @@ class Forecaster:
             known = self.known(each).values
             if not len(known) or np.isnan(known).all():
                 what = f"no value before the last {self.steps} (`hold_out`)" if self.hold_out else "no value"
-                raise ValueError(f"the series {each.where} has {what}: leave it out, or forecast fewer steps.")
+                raise ValueError(f"the series {each.where} has {what}: leave the series out, or forecast fewer steps.")
             if self.hold_out and len(known) < self.season:
                 raise ValueError(
                     f"the series {each.where} has {len(known)} values before the last {self.steps}, fewer than "

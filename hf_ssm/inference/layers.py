@@ -51,12 +51,12 @@ class Layers:
         if len(set(self.names)) < len(self.names) or not self.names:
             count = len(outputs.hidden_states or ())
             fault = "names a layer twice" if self.names else "names no layer"
-            raise ValueError(f"`layers`={self._asked} {fault}: the model has {count} hidden states.")
+            raise ValueError(f"`layers`={self._asked} {fault}; the model has {count} hidden states.")
         states = self.states(Batch([0, 1], outputs))
         widths = [state.shape[-1] for state in states]
         if len(set(widths)) > 1:
             pairs = ", ".join(f"{name}: {width}" for name, width in zip(self.names, widths, strict=True))
-            raise ValueError(f"`layers`={self._asked} differ in width ({pairs}): embed them one by one.")
+            raise ValueError(f"`layers`={self._asked} differ in width ({pairs}): embed these layers one by one.")
         self.width, self.dtype = widths[0], states[0].dtype
 
     def _named(self, prefix: str) -> dict[str, torch.nn.Module]:
@@ -85,7 +85,7 @@ class Layers:
         wrong = [layer for layer in self._asked if isinstance(layer, int) and not -count <= layer < count]
         if wrong or not self._asked:
             raise ValueError(
-                f"`layers`={self._asked}: the model has {count} hidden states: give numbers from {-count} to "
+                f"`layers`={self._asked}: the model has {count} hidden states; give numbers from {-count} to "
                 f"{count - 1} (0: the embedding, -1: the last layer)."
             )
         resolved: list[int | str] = []
@@ -122,14 +122,14 @@ class Layers:
 
     def _output(self, name: str, like: Tensor) -> Tensor:
         if name not in self._outputs:
-            raise ValueError(f"`layers`={name!r}: the model does not call this module: give another one.")
+            raise ValueError(f"`layers`={name!r}: the model does not call this module; give another module.")
         output = self._outputs[name]
         # Blocks return states or attention beside the hidden states, and models a `ModelOutput`.
         state = output if isinstance(output, Tensor) else output[0] if len(output) else None
         if not isinstance(state, Tensor) or not state.is_floating_point() or state.shape[:-1] != like.shape[:-1]:
             shape = tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__
             raise ValueError(
-                f"`layers`={name!r}: the output of this module is {shape}, and no hidden states of texts and tokens "
-                f"{tuple(like.shape[:-1])}: give another one."
+                f"`layers`={name!r}: the output of this module is {shape}, which is not the shape of hidden states "
+                f"of texts and tokens {tuple(like.shape[:-1])}; give another module."
             )
         return state

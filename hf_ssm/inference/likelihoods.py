@@ -46,10 +46,11 @@ def log_likelihoods(model: Any, tokenizer: Any, inputs: Iterable[Any], *, max_to
 
     Returns:
         The columns of the inputs without the sequence, `log_likelihood`, the sum of the log-probabilities of all tokens
-        that have one before them, in nats, and `tokens`, their number. A special token at the end is not counted.
+        that have a token before them, in nats, and `tokens`, the number of these tokens. A special token at the end is
+        not counted.
 
     Raises:
-        ValueError: The model is no causal language model, or a sequence is empty or too long.
+        ValueError: The model is not a causal language model, or a sequence is empty or too long.
     """
     reader = CausalLikelihood(SequenceModel(model, tokenizer, max_tokens_per_batch))
     records = list(as_records(inputs))
@@ -100,7 +101,8 @@ class CausalLikelihood:
     def __init__(self, model: SequenceModel, share: bool = True):
         if model.head != "causal":
             raise ValueError(
-                f"{type(model.model).__name__} is no causal language model, which a likelihood of sequences needs."
+                f"{type(model.model).__name__} is not a causal language model, but the likelihood of sequences "
+                "needs a causal language model: give another checkpoint."
             )
         self.model = model
         self._is_own = isinstance(model.model, SSMPreTrainedModel)

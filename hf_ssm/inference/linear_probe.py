@@ -88,9 +88,14 @@ def embedding_columns(embeddings: Dataset) -> list[str]:
     columns = embeddings.column_names
     names = [name for name in columns if name == "embedding" or name.startswith("embedding_")]
     if not names:
-        raise ValueError(f"`embeddings` has no column 'embedding', as `embed` gives; its columns are {columns}.")
+        raise ValueError(
+            f"`embeddings` has no column 'embedding', which the tables of `embed` have; its columns are {columns}."
+        )
     if "token_start" in columns:
-        raise ValueError("`embeddings` has a row for each token: a linear probe needs the pooling 'mean' or 'last'.")
+        raise ValueError(
+            "`embeddings` has a row for each token, but a linear probe needs a row for each sequence: embed with "
+            "the pooling 'mean' or 'last'."
+        )
     return names
 
 
@@ -114,8 +119,8 @@ def check_labels(labels: Sequence[Any], folds: int = 5) -> np.ndarray:
     if counts.min() < folds:
         rarest = names[counts.argmin()]
         raise ValueError(
-            f"`labels`: of {len(names)} classes, {str(rarest)!r} has {counts.min()} rows, fewer than `folds`={folds}: "
-            "remove rare classes, and give classes rather than measured values."
+            f"`labels`: of {len(names)} classes, {str(rarest)!r} has {counts.min()} rows, fewer than "
+            f"`folds`={folds}: remove rare classes, and check that the labels are classes and not measured values."
         )
     return classes
 
@@ -148,7 +153,9 @@ def _values(embeddings: Dataset, values: str | Sequence[Any], argument: str) -> 
         check_column(argument, values, embeddings.column_names, "`embeddings`")
         return list(embeddings[values])
     if len(values) != len(embeddings):
-        raise ValueError(f"`{argument}` has {len(values)} entries for {len(embeddings)} rows: give one for each.")
+        raise ValueError(
+            f"`{argument}` has {len(values)} entries for {len(embeddings)} rows: give one entry for each row."
+        )
     return list(values)
 
 

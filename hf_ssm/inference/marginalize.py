@@ -68,11 +68,11 @@ def marginalize(
     seed: int = 0,
     max_tokens_per_batch: int = 16384,
 ) -> Dataset:
-    """Mean effect of putting a motif into backgrounds, against the same backgrounds without it.
+    """Mean effect of inserting a motif into backgrounds, compared with the same backgrounds without the motif.
 
-    The motif replaces as many bases. An effect is the change of the log-odds of a class (in nats), of the value of a
-    regressor, or of the log-likelihood of the whole sequence under a language model (in nats; for a masked model,
-    the pseudo-log-likelihood). Needs tangermeme, the extra `genomics`.
+    The motif replaces the same number of bases. An effect is the change of the log-odds of a class (in nats), of the
+    value of a regressor, or of the log-likelihood of the whole sequence under a language model (in nats; for a masked
+    model, the pseudo-log-likelihood). Needs tangermeme, the extra `genomics`.
 
     Args:
         model: A classifier or regressor of sequences, or a language model, of hf_ssm or transformers.
@@ -83,10 +83,11 @@ def marginalize(
             as capitals.
         target: Name or number of the class or value; default: class 1 of two, otherwise all.
         position: Bases before the motif; default: the middle, L // 2 - W // 2.
-        scan: Put the motif at every `scan`-th position instead, from 0 on.
-        samples: Draw as many sequences from the probabilities of the motif for each background, and take their mean;
-            by default the most probable base of each position. Positions of equal probabilities keep the background.
-        reverse_complement: Also the reverse complements of the motifs, on strand "-".
+        scan: Insert the motif at every `scan`-th position instead, from 0 on.
+        samples: Draw this number of sequences from the probabilities of the motif for each background, and take their
+            mean; by default, insert the most probable base of each position. Positions of equal probabilities keep the
+            background.
+        reverse_complement: Also insert the reverse complements of the motifs, on strand "-".
         both_strands: Average the outputs over the whole sequence and its reverse complement.
         seed: Seed of the samples.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
@@ -99,8 +100,8 @@ def marginalize(
 
     Raises:
         ImportError: tangermeme is missing.
-        ValueError: The model has no number for a sequence, a target is unknown, a motif is longer than the backgrounds
-            or beyond their ends, the backgrounds have different lengths, or the model gives NaN.
+        ValueError: The model does not give a number for a sequence, a target is unknown, a motif is longer than the
+            backgrounds or beyond their ends, the backgrounds have different lengths, or the model gives NaN.
     """
     marginalizer = Marginalizer(
         OneHotModel(model, tokenizer, both_strands=both_strands, max_tokens_per_batch=max_tokens_per_batch),
@@ -168,7 +169,7 @@ class Marginalizer:
         """Name and number of the outputs in the table."""
         if self.model.reader.head != "class":
             if target is not None:
-                raise ValueError(f"`target`={target!r}: a language model has none: leave it out.")
+                raise ValueError(f"`target`={target!r}: a language model has no target: leave `target` out.")
             return {_LOG_LIKELIHOOD[str(self.model.reader.head)]: 0}
         config = self.model.model.config
         names = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
@@ -178,7 +179,8 @@ class Marginalizer:
         number = names.index(str(target)) if str(target) in names else str(target)
         if not str(number).isdecimal() or int(number) >= len(names):
             raise ValueError(
-                f"`target`={target!r}: the model has {', '.join(names[:20])}; give a name, or a number from 0 on."
+                f"`target`={target!r}: the model has the outputs {', '.join(names[:20])}; give the name or the "
+                "number (from 0) of an output."
             )
         return {names[int(number)]: int(number)}
 
@@ -198,7 +200,8 @@ class Marginalizer:
             width = matrix.shape[1]
             if width > self.length:
                 raise ValueError(
-                    f"motif {name!r} has {width} bases, the backgrounds {self.length}: give longer backgrounds."
+                    f"motif {name!r} has {width} bases, but the backgrounds have only {self.length}: give "
+                    "longer backgrounds."
                 )
             middle = self.length // 2 - width // 2
             starts = (

@@ -92,8 +92,8 @@ class UnknownLetters:
         if not self.any_mostly:
             return ""
         return (
-            f"{self.mostly} of {self.total} sequences or windows consist of more than {MOST_UNKNOWN:.0%} letters that "
-            f"name no base, such as N: their {result} say little."
+            f"{self.mostly} of {self.total} sequences or windows consist of more than {MOST_UNKNOWN:.0%} letters "
+            f"that name no base, such as N; their {result} are not informative."
         )
 
 
@@ -135,7 +135,8 @@ class SequenceModel:
             self.device = self.model.get_input_embeddings().weight.device
         except NotImplementedError as error:
             raise ValueError(
-                f"{type(self.model).__name__} has no embedding of tokens: give one of texts, not of signals or videos."
+                f"{type(self.model).__name__} has no embedding of tokens: give a model of texts, not of "
+                "signals or videos."
             ) from error
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
@@ -188,8 +189,8 @@ class SequenceModel:
             raise ValueError(f"{record.where}: the tokenizer makes no token of {record.sequence[:40]!r}.")
         if self.longest is not None and count > self.longest:
             raise ValueError(
-                f"{record.where} has {count} tokens, but the model takes {self.longest}: cut it into windows of at "
-                "most as many (`window`, --window)."
+                f"{record.where} has {count} tokens, but the model takes at most {self.longest}: cut the sequence "
+                "into windows of at most this length (`window`, --window)."
             )
         self.check_letters(record)
 
@@ -205,7 +206,7 @@ class SequenceModel:
         if unexplained > MOST_UNKNOWN * count:
             raise ValueError(
                 f"{record.where}: {len(unknown) / count:.0%} of {record.sequence[:40]!r}... is unknown to the "
-                "tokenizer: is it of another alphabet (a protein, RNA) or in the other case?"
+                "tokenizer: the sequence may be of another alphabet (a protein, RNA), or in the other case."
             )
 
     def _is_unknown(self, encoded: Encoded) -> Tensor:
@@ -284,7 +285,8 @@ def check_finite(values: Tensor, where: str = "") -> None:
     """Raise `ValueError`, with the place of the sequence before the message, if a score is NaN or infinite."""
     if not values.isfinite().all():
         raise ValueError(
-            f"{where}{': ' if where else ''}the model gives NaN: its weights hold NaN, or its precision is too low."
+            f"{where}{': ' if where else ''}the model computes NaN, because its weights hold NaN, or its "
+            "precision is too low."
         )
 
 
@@ -313,7 +315,7 @@ def check_strands(record: Record, spans: Tensor, other: Tensor) -> None:
     """
     if not torch.equal(spans, len(record.sequence) - other.flip(0, 1)):
         raise ValueError(
-            f"{record.where}: the tokens of the two strands of {record.sequence[:40]!r} have different letters and "
-            "no average: read one strand only, use the pooling 'mean' of an embedding, or a tokenizer of single "
-            "nucleotides."
+            f"{record.where}: the tokens of the two strands of {record.sequence[:40]!r} have different letters, so "
+            "they have no average: read one strand only, use the pooling 'mean' for an embedding, or use a "
+            "tokenizer of single nucleotides."
         )

@@ -76,10 +76,10 @@ def base_attributions(
         target: Number of the class or value; default: class 1 of two, or the only value. The explained output is the
             log-odds of the class if there are two, its log-probability if there are more, the value, or the
             log-likelihood.
-        method: "deep_lift" (default): DeepLIFT by the rules of `hf_ssm.deep_lift_rules`, the mean over references;
-            the sum of the attributions is the difference between the output and that of the references.
-            "in_silico_mutagenesis": the output with each base at each position minus the mean over the four bases;
-            4 L sequences for each.
+        method: "deep_lift" (default): DeepLIFT by the rules of `hf_ssm.deep_lift_rules`, the mean over references; the
+            sum of the attributions is the difference between the output and that of the references.
+            "in_silico_mutagenesis": the output with each base at each position minus the mean over the four bases; the
+            model reads 4 L sequences for each sequence.
         references: Dinucleotide-preserving shuffles of each sequence, for "deep_lift", default 20.
         seed: Seed of the shuffles.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
@@ -119,8 +119,9 @@ class BaseAttributor:
         self._scalar = _Scalar(model, target)
         if method == "deep_lift" and not model.is_differentiable:
             raise ValueError(
-                "'deep_lift' needs a classifier or regressor that reads one strand, with one token for each base; this "
-                f"{type(model.model).__name__} reads two, or its tokenizer joins bases: use 'in_silico_mutagenesis'."
+                "'deep_lift' needs a classifier or regressor that reads one strand, with one token for each base; "
+                f"this {type(model.model).__name__} reads both strands, or its tokenizer joins bases: use "
+                "'in_silico_mutagenesis'."
             )
 
     def check(self, sequences: Sequence[str]) -> Tensor:
@@ -128,7 +129,10 @@ class BaseAttributor:
         one_hot = one_hot_of(sequences)
         if (one_hot.sum(1) == 0).any():
             number = int((one_hot.sum(1) == 0).any(1).nonzero()[0])
-            raise ValueError(f"sequence {number} has other letters than A, C, G and T: leave it out, or cut it.")
+            raise ValueError(
+                f"sequence {number} has other letters than A, C, G and T: leave the sequence out, or cut these "
+                "letters off."
+            )
         return one_hot
 
     def attributions(self, sequences: Sequence[str]) -> BaseAttributions:
@@ -196,11 +200,11 @@ class _Scalar(nn.Module):
         self.kind = "value"
         if model.reader.head != "class":
             if target is not None:
-                raise ValueError(f"`target`={target}: a language model has none: leave it out.")
+                raise ValueError(f"`target`={target}: a language model has no target: leave `target` out.")
             return
         count = int(config.num_labels)
         if target is None and count > 2:
-            raise ValueError(f"`target` is missing: the model has {count} outputs; give the number of one.")
+            raise ValueError(f"`target` is missing: the model has {count} outputs; give the number of one output.")
         self.target = min(1, count - 1) if target is None else int(target)
         if not 0 <= self.target < count:
             raise ValueError(f"`target`={target}: give a number from 0 to {count - 1}.")

@@ -40,12 +40,12 @@ class _Stretch:
 def motif_hits(
     table: Any, motifs: Mapping[str, np.ndarray], *, score: str | None = None, threshold: float = 1e-4
 ) -> Dataset:
-    """Where motifs occur in scored bases, and how important these bases are beside others.
+    """Where motifs occur in scored bases, and how important these bases are compared with others.
 
     Occurrences on both strands are those of FIMO (Grant et al. 2011) with uniform background frequencies, by memelite,
     which comes with tangermeme (the extra `genomics`). For a table of substitutions, the importance of a base is the
-    mean loss of the score over its substitutions: positive where they lower the score. That of an absolute score
-    (`abs_...`) or of `embedding_distance` is its mean.
+    mean loss of the score over its substitutions: positive where they lower the score. For an absolute score
+    (`abs_...`) and for `embedding_distance`, the importance is the mean of the score.
 
     Args:
         table: Rows with a position (`pos` or `position`), a base (`ref` or `token`), a score, and, if there are several
@@ -58,12 +58,12 @@ def motif_hits(
     Returns:
         A Dataset with a row for each occurrence, the most important first: `sequence` (the contig or row), `start` and
         `end` (first and last position, as in the table), `strand`, `motif`, `bases` (on the strand of the motif),
-        `motif_score` (bits), `p_value`, `importance` (mean over its bases) and `percentile` (share of all windows of
-        that width in the stretch that are less important, in percent, half of the equal ones).
+        `motif_score` (bits), `p_value`, `importance` (mean over its bases) and `percentile` (share, in percent, of all
+        windows of this width in the stretch that are less important, plus half of the equally important windows).
 
     Raises:
         ImportError: memelite is missing.
-        ValueError: A column is missing, no base has a score, or the threshold is no probability.
+        ValueError: A column is missing, no base has a score, or the threshold is not a probability.
     """
     check_tangermeme("a scan for motifs")
     from memelite.fimo import fimo
@@ -94,7 +94,9 @@ def _column(frame: pd.DataFrame, names: tuple[str, ...], what: str) -> str:
     for name in names:
         if name in frame.columns:
             return name
-    raise ValueError(f"the table has no column of {what} ({' or '.join(names)}); it has {', '.join(frame.columns)}.")
+    raise ValueError(
+        f"the table has no column of {what} ({' or '.join(names)}); its columns are {', '.join(frame.columns)}."
+    )
 
 
 def _stretches(frame: pd.DataFrame, score: str | None) -> Iterator[_Stretch]:
@@ -103,12 +105,14 @@ def _stretches(frame: pd.DataFrame, score: str | None) -> Iterator[_Stretch]:
     value = _column(frame, _SCORES if score is None else (score,), "scores")
     group = next((name for name in _GROUPS if name in frame.columns), None)
     if not pd.api.types.is_numeric_dtype(frame[value]):
-        raise ValueError(f"the column {value!r} of the table holds no numbers: give another score.")
+        raise ValueError(f"the column {value!r} of the table does not hold numbers: give the column of another score.")
     keys = ([] if group is None else [group]) + [position, base]
     frame = frame.assign(**{base: frame[base].astype(str).str.upper()}).dropna(subset=[value])
     frame = frame[frame[base].isin(list("ACGT"))]
     if frame.empty:
-        raise ValueError(f"no base of the table has a number in the column {value!r}.")
+        raise ValueError(
+            f"no base of the table has a number in the column {value!r}: give the column of another score."
+        )
     means = frame.groupby(keys, sort=False)[value].mean().reset_index()
     # Substitutions that lower a score, or whose distance or absolute score is large, make a base important.
     is_loss = "alt" in frame.columns and not value.startswith("abs_") and value != "embedding_distance"

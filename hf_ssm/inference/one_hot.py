@@ -53,23 +53,25 @@ def sequences_of(one_hot: Tensor) -> list[str]:
 class OneHotModel(nn.Module):
     """A model of hf_ssm or transformers with its tokenizer, as a module that reads one-hot DNA.
 
-    For tangermeme, whose functions take such modules: `marginalize`, `ablate`, `saturation_mutagenesis`, `design`, and,
-    within `hf_ssm.deep_lift_rules`, `deep_lift_shap`. Give them the device of the model (`device="cpu"`).
+    Functions of tangermeme take such modules: `marginalize`, `ablate`, `saturation_mutagenesis`, `design`, and, within
+    `hf_ssm.deep_lift_rules`, `deep_lift_shap`. Give these functions the device of the model (`device="cpu"`).
 
-    The outputs `(B, K)` are the logits of a classifier or the values of a regressor; of a causal language model, the
-    log-likelihood of each sequence in nats, with K = 1; of a masked one, its pseudo-log-likelihood: the sum of the
-    log-probabilities of the tokens, each masked alone, which costs L passes. Those of classifiers and regressors are
-    differentiable if the tokenizer has one token for each base, and the model does not read both strands by itself.
+    The outputs `(B, K)` are the logits of a classifier or the values of a regressor. For a causal language model, they
+    are the log-likelihood of each sequence in nats, with K = 1; for a masked language model, the pseudo-log-likelihood:
+    the sum of the log-probabilities of the tokens, each masked alone, which costs L passes. The outputs of classifiers
+    and regressors are differentiable if the tokenizer has one token for each base, and the model does not read both
+    strands by itself.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer, a fast one.
         both_strands: Average over the sequence and its reverse complement, default False.
-        max_tokens_per_batch: Largest number of tokens in a batch of sequences that are read as texts, default 16384.
-            On the differentiable path, a batch is what `forward` is given.
+        max_tokens_per_batch: Largest number of tokens in a batch of sequences that are read as texts, default 16384. On
+            the differentiable path, a batch is the input of `forward`.
 
     Raises:
-        ValueError: The model classifies tokens or has no head, or a masked one has no mask token.
+        ValueError: The model classifies tokens or has no head, or the tokenizer of a masked language model has no mask
+            token.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, both_strands: bool = False, max_tokens_per_batch: int = 16384):
@@ -79,8 +81,8 @@ class OneHotModel(nn.Module):
         head = self.reader.head
         if head not in ("class", "causal", "masked"):
             raise ValueError(
-                f"{type(self.model).__name__} has no number for a sequence: give a classifier or regressor of "
-                "sequences, or a language model."
+                f"{type(self.model).__name__} does not predict a number for a sequence: give a classifier or "
+                "regressor of sequences, or a language model."
             )
         if head == "masked":
             mask_token_of(self.reader)

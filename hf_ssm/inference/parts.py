@@ -139,7 +139,10 @@ def with_input_columns(records: Sequence[Record], counts: Sequence[int], results
     names = dict.fromkeys(name for record in records for name in record.columns)
     for name in names:
         if name in results:
-            raise ValueError(f"{records[0].where}: the input has a column {name!r}, which the output needs: rename it.")
+            raise ValueError(
+                f"{records[0].where}: the input has a column {name!r}, but the output needs this name: rename the "
+                "column."
+            )
     rows = [record.columns for record, count in zip(records, counts, strict=True) for _ in range(count)]
     return pa.table({name: [row.get(name) for row in rows] for name in names} | dict(results))
 
@@ -210,11 +213,11 @@ class Parts:
         unlock_file(self._lock)
 
     def _open(self) -> None:
-        remedy = "choose another file, or replace it (--overwrite-output)"
+        remedy = "choose another file, or replace this one (--overwrite-output)"
         if self.folder.is_symlink() or self.folder.is_file():
             raise FileExistsError(
                 f"output {str(self.output)!r}: {str(self.folder)!r}, where its parts are stored, is not a folder: "
-                "delete it, or choose another file."
+                "delete this file, or choose another output."
             )
         if self._overwrite and self.folder.exists():
             shutil.rmtree(self.folder)
@@ -230,7 +233,7 @@ class Parts:
             changed = [name for name, value in self._settings.items() if stored.get(name) != value]
             raise ValueError(
                 f"output {str(self.output)!r}: {str(self.folder)!r} holds parts of a run with other settings "
-                f"({', '.join(changed)}): {remedy}, or repeat the earlier command."
+                f"({', '.join(changed)}): {remedy}, or repeat the earlier command with its settings."
             )
         if earlier is not None and stored is None and not self._overwrite:
             if not self._numbers():
@@ -245,7 +248,7 @@ class Parts:
             write_text_atomically(self.folder / _SETTINGS, json.dumps(content))
         elif earlier is not None and not is_kept:
             if self._joined_facts() != earlier[1:]:
-                raise ValueError(f"output {str(self.output)!r} is not that of the interrupted command: {remedy}.")
+                raise ValueError(f"output {str(self.output)!r} is not the output of the interrupted command: {remedy}.")
             self._delete()
             self.finished = None
             return

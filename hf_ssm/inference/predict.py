@@ -31,7 +31,7 @@ _CLASSES, _LABELS, _VALUES = "classes", "labels", "values"
 _OTHER_COMMANDS = {
     "causal": "a causal language model: use hf-ssm score for likelihoods, hf-ssm embed for hidden states",
     "masked": "a masked language model: use hf-ssm score for log-odds, hf-ssm embed for hidden states",
-    None: "no classifier of sequences or tokens: use hf-ssm embed for hidden states",
+    None: "not a classifier of sequences or tokens: use hf-ssm embed for hidden states",
 }
 
 Unit = list[Window]
@@ -56,37 +56,37 @@ def predict(
         model: A sequence or token classifier of hf_ssm or transformers that reads token ids.
         tokenizer: Its tokenizer, a fast one of transformers.
         inputs: Texts, mappings with the column of the sequences, or a `datasets.Dataset`.
-        window: Cut each sequence into windows of that many letters. By default only sequences that are longer than the
-            model takes are cut, into the longest windows that it takes.
-        stride: Letters from the start of a window to that of the next, default `window`. The last window of a sequence
-            may be shorter.
+        window: Cut each sequence into windows of this number of letters. By default only sequences that are longer than
+            the model takes are cut, into the longest windows that it takes.
+        stride: Letters from the start of a window to the start of the next window, default `window`. The last window of
+            a sequence may be shorter.
         aggregate: Combine the scores of the windows of a sequence: "mean" or "max" of each column. By default each
             window has a row. Tokens that lie in several windows always get the mean.
         both_strands: Average the scores of each DNA sequence, or window, and of its reverse complement; for token
-            classifiers those of the same letters.
+            classifiers, average the scores of the same letters.
         sequence_column: The column of the sequences.
         max_tokens_per_batch: Largest number of tokens in a batch, padding included, default 16384.
 
     Returns:
         The columns of the inputs without the sequences, followed by
 
-        * where a sequence has several rows: `record`, its number from 0, `start` and `end`, the letters of the window
-          or token (0-based, `end` is the one after the last), for intervals of a genome `genome_start` and
-          `genome_end`, the same letters in the contig, and for tokens `letters`;
-        * where more than half of the letters of some DNA name no base, such as N: `unknown_letters`, the share of such
-          letters in each row, as the prediction says little where it is large;
+        * if a sequence has several rows: `record`, the number of the sequence from 0, `start` and `end`, the letters of
+          the window or token (0-based; `end` is the letter after the last one), for intervals of a genome
+          `genome_start` and `genome_end`, the same letters in the contig, and for tokens `letters`;
+        * if more than half of the letters of some DNA are not bases, such as N: `unknown_letters`, the share of such
+          letters in each row, because a prediction is of little use if this share is large;
         * for classes: `prediction`, the name of the class with the highest probability, and `probability_<name>` of
           each class (softmax);
         * for classes that do not exclude each other (`problem_type="multi_label_classification"`): `prediction`, the
-          names of those of probability 0.5 and more, joined by ";", and `probability_<name>` (sigmoid);
+          names of the classes with a probability of at least 0.5, joined by ";", and `probability_<name>` (sigmoid);
         * for values (`problem_type="regression"`, or one label): `prediction`, or `value_0`, `value_1`, ...,
-          with the names of the values where the model has some.
+          with the names of the values if the model has names.
 
         Probabilities and values are float64.
 
     Raises:
-        TypeError: `inputs` is no iterable of sequences.
-        ValueError: A wrong argument or input, or a model that is no classifier.
+        TypeError: `inputs` is not an iterable of sequences.
+        ValueError: A wrong argument or input, or a model that is not a classifier.
     """
     predictor = Predictor(
         SequenceModel(model, tokenizer, max_tokens_per_batch),
@@ -151,8 +151,8 @@ class Predictor:
             check_choice("aggregate", aggregate, AGGREGATIONS)
             if self._of_tokens:
                 raise ValueError(
-                    f"`aggregate`={aggregate!r}: {type(reader.model).__name__} classifies tokens, of which each has a "
-                    "row: leave it out."
+                    f"`aggregate`={aggregate!r}: {type(reader.model).__name__} classifies tokens, and each token "
+                    "has its own row: leave `aggregate` out."
                 )
         self._reader, self._windows = reader, Windows(reader, window, stride)
         self._aggregate, self._both_strands, self._regions = aggregate, both_strands, regions
@@ -206,7 +206,9 @@ class Predictor:
             return windows
         place, regions = record.place, self._regions
         if place is None:
-            raise ValueError(f"{record.where} has no place in a genome, which `regions` (--regions) needs: give BED.")
+            raise ValueError(
+                f"{record.where} has no place in a genome, but `regions` (--regions) needs places: give a BED file."
+            )
         return [
             window for window in windows if regions.overlapping(place.chrom, *place.interval(window.start, window.stop))
         ]

@@ -56,13 +56,15 @@ def saturate(
         model: A causal or masked language model of hf_ssm or transformers.
         tokenizer: Its tokenizer, a fast one with one token for each base.
         sequence: The sequence, of which the region is a part.
-        start, stop: The region: first base, counted from 0, and the one after the last; default: all.
+        start, stop: The region: the first base, counted from 0, and the base after the last one; default: the whole
+            sequence.
         scores: Names of scores; default: all of the model. `next_token` alone needs one pass of a causal model.
         window: See above, default 1024.
         horizon: See above, default 128.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
-        share_prefixes: Read what mutants have in common only once, default True.
-        keep_case: Whether lower-case letters stay so, and are replaced by such. By default they are read as capitals.
+        share_prefixes: Read the bases that mutants share only once, default True.
+        keep_case: Whether lower-case letters are kept, and replaced by lower-case letters. By default they are read as
+            capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
 
     Returns:
@@ -71,8 +73,8 @@ def saturate(
         with other letters than A, C, G and T are left out.
 
     Raises:
-        ValueError: The model is no language model, the region is empty or outside of the sequence, an argument is not
-            positive, the context is longer than the model takes, the tokenizer joins bases, or the model gives NaN.
+        ValueError: The model is not a language model, the region is empty or outside of the sequence, an argument is
+            not positive, the context is longer than the model takes, the tokenizer joins bases, or the model gives NaN.
     """
     saturation = Saturation(
         SequenceModel(model, tokenizer, max_tokens_per_batch),
@@ -105,7 +107,11 @@ class Saturation:
             if value < 1:
                 raise ValueError(f"`{name}`={value}: give a positive number of bases.")
         if model.head not in ("causal", "masked"):
-            raise ValueError(f"{type(model.model).__name__} is no language model, which saturation mutagenesis needs.")
+            raise ValueError(
+                f"{type(model.model).__name__} is not a language model, but saturation mutagenesis needs a "
+                "language model: give another checkpoint, or, in the command, --target for a classifier or "
+                "regressor."
+            )
         self.model, self.window, self.horizon, self.both_strands = model, window, horizon, both_strands
         self.likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
         available = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
@@ -118,7 +124,7 @@ class Saturation:
     def table(self, sequence: str, start: int, stop: int) -> pa.Table:
         """The scores of all substitutions of a region."""
         if not 0 <= start < stop <= len(sequence):
-            raise ValueError(f"`start`={start}, `stop`={stop}: give a region of the {len(sequence)} bases.")
+            raise ValueError(f"`start`={start}, `stop`={stop}: give a region inside the {len(sequence)} bases.")
         left = self.window // 2
         right = self.horizon if self.likelihood is not None else self.window - left
         begin, end = max(0, start - left), min(len(sequence), stop + left)
@@ -216,7 +222,7 @@ class Saturation:
         """Log-odds of all four bases against the reference, `(N, 4)`, and why a position has none."""
         mask = self.model.tokenizer.mask_token_id
         if mask is None:
-            raise ValueError("masked log-odds need a tokenizer with a mask token.")
+            raise ValueError("masked log-odds need a tokenizer with a mask token: give another tokenizer.")
         left = self.window // 2
         contexts = [
             self._encoded(context[max(0, place - left) : place + self.window - left]) for place in range(first, last)

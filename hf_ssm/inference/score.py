@@ -65,11 +65,12 @@ def score_variants(
     - `llr` (causal models): log-likelihood of the window with the alternative minus that with the reference allele.
     - `next_token` (causal): log-probability of the first token at which both alleles differ, given the bases before it.
     - `masked_log_odds` (masked models): the same for the tokens of the variant, masked together in the window of the
-      reference. For alleles of different lengths there is none.
+      reference. Alleles of different lengths have no such score.
     - `pseudo_llr` (masked): difference of the pseudo-log-likelihoods of both windows (Salazar et al. 2020): each token
-      is masked in turn, and predicted from all others. Exact, also for insertions and deletions, and as many passes
-      as a window has tokens.
-    - `unmasked_llr` (masked): the same sum in one pass in which nothing is masked, and the model sees what it predicts.
+      is masked in turn, and predicted from all others. The score is exact, also for insertions and deletions, and costs
+      as many passes as a window has tokens.
+    - `unmasked_llr` (masked): the same sum in one pass in which nothing is masked, so that the model sees the tokens
+      that it predicts.
     - `ref_<score>`, `alt_<score>`, `abs_<score>`, `mean_<score>` of `llr`, `pseudo_llr` and `unmasked_llr`: the
       log-likelihood of the window with the reference, or with the alternative allele; the absolute value of the
       difference; the difference of the means per token, which does not grow with the window.
@@ -80,10 +81,10 @@ def score_variants(
       windows.
     - With `target`, the predictions of a classifier or a regressor: `<target>_ref`, `<target>_alt` and
       `<target>_delta`, alternative minus reference, of the probability, and `<target>_logit_ref`, ... of the logit,
-      log(p / (1 - p)); of a regressor, those of the value. Of classifiers of tokens these are sums over the tokens
-      of the window, and `<target>_delta_max` is the largest difference at a token, with its sign, among the tokens
-      outside of the alleles and those of alleles of equal length; `<target>_delta_max_offset` is the place of that
-      token, in bases of the genome from the first one of the reference allele.
+      log(p / (1 - p)); for a regressor, of the value. For classifiers of tokens, these are sums over the tokens of the
+      window, and `<target>_delta_max` is the largest difference at a token, with its sign, among the tokens outside of
+      the alleles and those of alleles of equal length; `<target>_delta_max_offset` is the position of this token, in
+      bases of the genome from the first base of the reference allele.
 
     Windows: on each strand, in its own direction, both windows begin with the same `window // 2` bases; the alleles and
     the bases behind them fill the other half. Both have equal lengths, also for insertions and deletions, whose windows
@@ -95,8 +96,8 @@ def score_variants(
         variants: Rows with `chrom`, `pos` (1-based), `ref`, `alt`, or with `ref_sequence` and `alt_sequence`; or
             `hf_ssm.data.variants.read_variants(path)`.
         genome: The reference, `hf_ssm.data.genome.Genome(path)`; not needed for sequences.
-        scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, else the
-            distance.
+        scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, otherwise
+            `embedding_distance`.
         target: Name or number of a class or value of a classifier or regressor, several of them, or "all"; in place of
             `scores`. A value without a name is "prediction", or "value_0", "value_1", ... of several.
         window: Bases of a window, default 1024, half of them before the variant.
@@ -107,22 +108,22 @@ def score_variants(
             windows have.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
         per_strand: Add the columns `<score>_forward` and `<score>_reverse`.
-        share_prefixes: Read what the windows of a variant have in common only once, default True, where the model
-            allows it. The scores are the same up to rounding.
-        keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, stay so. By default they are
+        share_prefixes: Read the bases that the windows of a variant share only once if the model allows it, default
+            True. The scores are the same up to rounding.
+        keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, are kept. By default they are
             read as capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
 
     Returns:
-        A Dataset with one row for each variant in their order: its columns, a column for each score (`None` if there
-        is none), `reason`, why the variant has no score, and `missing`, which scores it lacks beside others, and why
-        (both "" where they do not apply). A strand has no score where the tokens of both windows are equal, as of a
-        deletion at the end of a contig, or where more than half of the letters of a window are ambiguous (N) or unknown
-        to the tokenizer.
+        A Dataset with one row for each variant in their order: its columns, a column for each score (`None` if there is
+        none), `reason`, why the variant has no score, and `missing`, which scores are missing although the variant has
+        others, and why (both are "" if they do not apply). A strand has no score if the tokens of both windows are
+        equal, as for a deletion at the end of a contig, or if more than half of the letters of a window are ambiguous
+        (N) or unknown to the tokenizer.
 
     Raises:
         ValueError: A score or target is unknown or needs another model, the window is not positive or longer than the
-            model takes, a variant with a place has no genome, or a column has the name of a result.
+            model takes, a variant has a position, but there is no `genome`, or a column has the name of a result.
     """
     scorer = VariantScorer(
         SequenceModel(model, tokenizer, max_tokens_per_batch),
@@ -182,7 +183,9 @@ class VariantScorer:
         if target is not None and scores is not None:
             raise ValueError("`scores` and `target` exclude each other: give one of them.")
         if target is None and flank is not None:
-            raise ValueError(f"`flank`={flank} needs `target`, of a classifier of tokens.")
+            raise ValueError(
+                f"`flank`={flank} needs `target` and a classifier of tokens: give `target`, or leave `flank` out."
+            )
         self.model, self.genome, self.letters = model, genome, WindowLetters(model, keep_case)
         self._shifts, self._strands = shifts, ("forward", "reverse") if both_strands else ("forward",)
         self._measure: Any = (
@@ -220,7 +223,9 @@ class VariantScorer:
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise `ValueError` if a column of the variants has the name of a result."""
         if taken := [name for name in names if name in (*self.descriptions, *REASONS)]:
-            raise ValueError(f"the variants have a column {taken[0]!r}, as the table of scores has: rename it.")
+            raise ValueError(
+                f"the variants have a column {taken[0]!r}, but the table of scores needs this name: rename the column."
+            )
 
     def _readings(self, variants: Sequence[Variant]) -> tuple[list[list[tuple[str, Any]]], list[str]]:
         """For each variant, the strand and the scores of each window that has some; and why none has."""
@@ -247,7 +252,10 @@ class VariantScorer:
         if variant.has_place and self.genome is None and not variant.reason:
             raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
         if shift and not variant.has_place:
-            raise ValueError("`shifts` needs variants with `chrom` and `pos`: sequences have nothing to move into.")
+            raise ValueError(
+                "`shifts` needs variants with `chrom` and `pos`, because windows of sequences cannot be moved: "
+                "leave `shifts` out."
+            )
         return windows_of(variant, self.genome, self._left - shift, self._right + shift)
 
     def _pairs(self, strand: str, usable: Sequence[tuple[Variant, Windows]]) -> list[Pair | str]:
@@ -313,8 +321,8 @@ class WindowLetters:
         if capitals != sequence and not self._is_noted:
             self._is_noted = True
             logger.warning(
-                "lower-case (soft-masked) bases are read as capitals, since the tokenizer reads them otherwise; "
-                "keep_case=True (--keep-case) is for models that were trained on both cases."
+                "lower-case (soft-masked) bases are read as capitals, because the tokenizer reads lower-case "
+                "letters differently. For a model that was trained on both cases, use keep_case=True (--keep-case)."
             )
         return capitals
 

@@ -91,7 +91,7 @@ def _header(entries: dict[str, tuple[str, list[int]]], metadata: dict[str, str])
     text += b" " * (-len(text) % 8)
     if len(text) > _LONGEST_HEADER:
         raise ValueError(
-            f"the columns beside the embeddings take {len(text):,} bytes, and safetensors files have room for "
-            f"{_LONGEST_HEADER:,}: write a .parquet file, or fewer columns."
+            f"the columns beside the embeddings take {len(text):,} bytes, but safetensors files have room for "
+            f"{_LONGEST_HEADER:,} bytes: write a .parquet file, or fewer columns."
         )
     return len(text).to_bytes(8, "little") + text

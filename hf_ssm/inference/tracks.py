@@ -109,8 +109,8 @@ class BaseTracks:
             raise ValueError(f"`window`={window}: give at least two bases.")
         if model.head not in ("causal", "masked"):
             raise ValueError(
-                f"{type(model.model).__name__} is no language model, which a likelihood of bases needs: hf-ssm predict "
-                "--track makes tracks of classifiers."
+                f"{type(model.model).__name__} is not a language model, but the likelihood of bases needs a "
+                "language model: for tracks of a classifier, use hf-ssm predict --track."
             )
         self.model, self._is_causal, self._both_strands = model, model.head == "causal", both_strands
         self._mask = -1 if self._is_causal else mask_token_of(model)

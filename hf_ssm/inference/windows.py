@@ -65,7 +65,7 @@ class Windows:
             raise ValueError(f"`stride`={stride} needs `window` (--window).")
         if window is not None and not 1 <= (window if stride is None else stride) <= window:
             raise ValueError(
-                f"`window`={window}, `stride`={stride}: give positive numbers, the stride at most the window."
+                f"`window`={window}, `stride`={stride}: give positive numbers, and a stride that is at most the window."
             )
         self._window, self._stride = window, stride
         self._tokenizer, self._longest = reader.tokenizer, reader.longest

@@ -98,7 +98,9 @@ def generalization_gap(predictions: Any, references: Any, greater_is_better: boo
     """
     values, names = _finite("predictions", _flat("predictions", predictions)), np.asarray(references)
     if values.shape != names.shape:
-        raise ValueError(f"`predictions` and `references` must have one shape, got {values.shape} and {names.shape}.")
+        raise ValueError(
+            f"`predictions` and `references` must have the same shape, got {values.shape} and {names.shape}."
+        )
     unknown = set(names.tolist()) - {"train", "test"}
     if unknown:
         raise ValueError(f"`references` must be 'train' or 'test', got {unknown.pop()!r}.")
@@ -106,7 +108,7 @@ def generalization_gap(predictions: Any, references: Any, greater_is_better: boo
     for name in ("train", "test"):
         chosen = values[names == name]
         if not chosen.size:
-            raise ValueError(f"there is no {name} example.")
+            raise ValueError(f"there is no {name} example; give at least one example of each split.")
         means[name] = float(chosen.mean())
     gap = means["test"] - means["train"]
     return {"generalization_gap": -gap if greater_is_better else gap, **means}
@@ -159,7 +161,7 @@ def pass_rate(predictions: Any, references: Any) -> float:
     if not inputs.size:
         raise _no_example()
     if not inputs.any():
-        raise ValueError("`references` are all 0.")
+        raise ValueError("all `references` are 0: give values that differ from 0.")
     return float(np.linalg.norm(outputs) / np.linalg.norm(inputs))
 
 

@@ -56,7 +56,7 @@ def convert_checkpoint(
                 "--overwrite-output)"
             )
         if not (target / "config.json").is_file():
-            raise FileExistsError(f"{str(target)!r} holds no model, and is not replaced: choose another folder")
+            raise FileExistsError(f"{str(target)!r} holds no model, so it is not replaced: choose another folder")
     model, tokenizer = _load(source, {name: value for name, value in options.items() if value is not None})
     target.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.parent) as scratch:
@@ -149,7 +149,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (RecursionError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{str(path)!r} must hold fields, got {type(found).__name__}")
+        raise ValueError(f"{str(path)!r} must hold a mapping of fields, got {type(found).__name__}")
     return found
 
 

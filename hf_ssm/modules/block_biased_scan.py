@@ -47,8 +47,8 @@ class BlockBiasedScan(SelectiveScanBase):
     """
 
     no_bound = (
-        "the theorem has one W_B and W_C for all channels, and no bias of B; a model with `num_blocks` above 1 or "
-        "`use_input_bias=True` has others."
+        "the theorem needs one W_B and one W_C for all channels, and no bias of B, unlike a model with `num_blocks` "
+        "above 1 or `use_input_bias=True`."
     )
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):

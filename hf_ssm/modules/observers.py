@@ -76,7 +76,9 @@ class TauMeter(Observer):
         if self.is_skipped and not self.taus:
             return ()
         if not self.taus:
-            raise ValueError("τ needs a block whose operators call `observe`, see `SequenceOperator`; here none did.")
+            raise ValueError(
+                "τ needs operators that call `observe` (see `SequenceOperator`), but none in this block did."
+            )
         return (torch.stack(self.taus).mean(),)
 
 

@@ -71,8 +71,8 @@ def check_stored(module: nn.Module, name: str) -> None:
     """Raise `ValueError` for a parameter that cannot be changed in place, because it is computed from others."""
     if is_parametrized(module, name):
         raise ValueError(
-            f"Rescaling changes `{name}` in place, but a parametrisation, or an adapter on parameters, computes it: "
-            "rescale the model before it is added, or merge it first."
+            f"Rescaling changes `{name}` in place, but a parametrisation or an adapter computes `{name}`: rescale the "
+            "model before you add the parametrisation or adapter, or merge it first."
         )
 
 

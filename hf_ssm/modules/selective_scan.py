@@ -105,7 +105,7 @@ class ScaledScan(FilteredScan):
         if self.C_scale is None:
             raise ValueError(
                 "Rescaling a model of this family needs `rescale_init=True` in its configuration, which adds a scale "
-                "of C: build the model with it, or load it by `from_pretrained(..., rescale_init=True)`."
+                "of C: build the model with this flag, or load the model by `from_pretrained(..., rescale_init=True)`."
             )
         check_stored(self, "C_scale")
         self.C_scale *= factor

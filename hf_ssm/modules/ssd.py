@@ -49,7 +49,7 @@ class SSDScan(ScaledScan):
     C_scale: Tensor | None
     no_bound = (
         "the theorems of Honarpisheh et al. 2025 need B, C and the step that are linear in the input of the scan. In "
-        "Mamba-2, B and C leave a convolution of several positions and an activation: use τ and ψ."
+        "Mamba-2, B and C are outputs of a convolution and an activation: use τ and ψ."
     )
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):

@@ -109,12 +109,12 @@ def _check_choice(choice: str) -> None:
     if choice == "numba" and not _INSTALLED["numba"]:
         raise ImportError(
             "HF_SSM_KERNELS=numba, but numba is not installed, or NUMBA_DISABLE_JIT is set: "
-            "pip install 'hf_ssm[cpu]', and unset the variable"
+            "pip install 'hf_ssm[cpu]', and unset NUMBA_DISABLE_JIT"
         )
     if choice == "triton" and not (_INSTALLED["triton"] and (_TRITON_DEVICE == "cpu" or torch.cuda.is_available())):
         missing = "no GPU that this build of PyTorch can use was found" if _INSTALLED["triton"] else "Triton is missing"
         raise ImportError(
-            f"HF_SSM_KERNELS=triton, but {missing}: unset the variable, or pip install triton on a machine with an "
+            f"HF_SSM_KERNELS=triton, but {missing}: unset HF_SSM_KERNELS, or pip install triton on a machine with an "
             "NVIDIA or AMD GPU (TRITON_INTERPRET=1 runs the kernels slowly on a CPU)"
         )
 

@@ -319,8 +319,8 @@ def circular_response(
         # Reads values back, and therefore not on a GPU.
         if beta.device.type == "cpu" and bool((beta > 2).any()):
             raise ValueError(
-                f"order must be at most 2 for an even length ({length}), where the response at Nyquist is "
-                f"infinite beyond, got {float(beta.max())}; use an odd length or another frequency convention"
+                f"order must be at most 2 for an even length ({length}), because a larger order has an infinite "
+                f"response at Nyquist, got {float(beta.max())}; use an odd length or another frequency convention"
             )
         moment = -2 * (a * b * c).sum(-1, keepdim=True)
         edge = torch.where(beta == 2, moment.real, torch.zeros_like(moment.real))

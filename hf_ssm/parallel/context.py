@@ -72,7 +72,7 @@ class SequenceSharing:
         if length < self.size:
             raise ValueError(
                 f"The rows have {length} positions, fewer than the {self.size} processes that share them: give longer "
-                "rows, or fewer processes to a sequence."
+                "rows, or use fewer processes for each sequence."
             )
         equal = [length // self.size + (place < length % self.size) for place in range(self.size)]
         lengths = tuple(equal if self.cuts is None else self.cuts(length))
@@ -167,8 +167,8 @@ class SequenceSharing:
 def _check_shapes(held: Tensor, outputs: Tensor, labels: Tensor) -> None:
     if held.shape != outputs.shape:
         raise ValueError(
-            f"`labels` must be those of whole rows, of which this process has {tuple(outputs.shape)}, got "
-            f"{tuple(labels.shape)}."
+            f"`labels` must be the labels of whole rows: the outputs of this process have the shape "
+            f"{tuple(outputs.shape)}, which does not fit `labels` of the shape {tuple(labels.shape)}."
         )
 
 
@@ -206,7 +206,8 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
             raise ValueError(
-                f"`mesh` has the dimensions {mesh.mesh_dim_names}: give the one of the sequences, such as mesh['cp']."
+                f"`mesh` has the dimensions {mesh.mesh_dim_names}: give only the dimension of the sequences, "
+                "such as mesh['cp']."
             )
         mesh = mesh.get_group()
     if mesh is None and not dist.is_initialized():
@@ -216,9 +217,7 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
         )
     group = dist.group.WORLD if mesh is None else mesh
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"`mesh` must be a DeviceMesh or a process group that has this process, got {type(mesh).__name__}."
-        )
+        raise TypeError(f"`mesh` must be a DeviceMesh or a process group with this process, got {type(mesh).__name__}.")
     backbone = backbone_of(model)
     if any(split is not None for _, split in named_splits(model)):
         raise ValueError(

@@ -67,7 +67,7 @@ def recompute_in_segments(model: Any, count: int, options: Mapping[str, Any]) ->
         raise ValueError(f"`segments` must be positive, got {count}: give the number of segments of a row, such as 16.")
     if options.get("use_reentrant"):
         raise ValueError(
-            "`use_reentrant=True` does not support `segments`, whose states carry gradients: leave it out."
+            "`use_reentrant=True` does not support `segments`, whose states carry gradients: leave out `use_reentrant`."
         )
     segments = Segments(count, {**options, "use_reentrant": False})
     for module in model.modules():

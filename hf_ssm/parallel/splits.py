@@ -42,7 +42,7 @@ class Ranks(NamedTuple):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         raise TypeError(
             "A model that is split over processes cannot be copied, because copies of its parameters lose the sums of "
-            "their gradients: build a second model, load the `state_dict()` of this one, and split it."
+            "their gradients: build a second model, load the `state_dict()` of this model, and split the second model."
         )
 
     def sum_(self, tensor: Tensor) -> Tensor:

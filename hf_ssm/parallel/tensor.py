@@ -144,7 +144,8 @@ def _ranks(mesh: DeviceMesh | None) -> Ranks:
     if mesh.ndim != 1 or mesh.size() != dist.get_world_size():
         raise ValueError(
             f"`mesh` must have one dimension with all {dist.get_world_size()} processes, got the shape "
-            f"{tuple(mesh.shape)}: τ and the Trainer take other processes for other rows. Leave out `mesh`."
+            f"{tuple(mesh.shape)}: τ and the Trainer treat other processes as processes with other rows. Leave "
+            "out `mesh`."
         )
     return Ranks(mesh.get_group(), mesh.get_local_rank(), mesh.size())
 
@@ -153,19 +154,20 @@ def _check(model: nn.Module, blocks: Sequence[Block], ranks: Ranks) -> None:
     """Raise `ValueError` for a model that cannot be split, before any of it is changed."""
     if not blocks or any(named_split is not None for _, named_split in named_splits(model)):
         raise ValueError(
-            f"{type(model).__name__} is {'split already' if blocks else 'no model of hf_ssm'}: give a whole model of "
-            "hf_ssm."
+            f"{type(model).__name__} is {'split already' if blocks else 'not a model of hf_ssm'}: give a whole model "
+            "of hf_ssm."
         )
     if not has_whole_parameters(model):
         raise ValueError(f"{type(model).__name__} is sharded by FSDP2: call `tensor_parallel` on a whole model.")
     if any(getattr(module, "sharing", None) is not None for module in model.modules()):
         raise ValueError(
             "The processes share sequences (`split_sequences`), but those of `tensor_parallel` read the same "
-            "positions: call `join_sequences` before."
+            "positions: call `join_sequences` first."
         )
     if any(isinstance(module, MaskedBatchNorm) for module in model.modules()):
         raise ValueError(
-            "`norm_type='batch'` takes its statistics over all processes as over other rows: use 'layer' or 'rms'."
+            "`norm_type='batch'` takes the statistics over all processes, as if each process had other rows: use "
+            "'layer' or 'rms'."
         )
     for block in blocks:
         for name, size in _sizes(block).items():

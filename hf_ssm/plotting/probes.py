@@ -113,7 +113,7 @@ def _label_x_axis(axes: "Axes", count: int | None, counts: set[int]) -> None:
 
     axes.set_xlim(0, count or 1)
     if count is None:
-        axes.set_xlabel(f"share of the {min(counts)} to {max(counts)} tokens that is masked, the least important first")
+        axes.set_xlabel(f"masked share of the {min(counts)} to {max(counts)} tokens, the least important first")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         return
     axes.set_xlabel("number of masked tokens, the least important first")

@@ -63,7 +63,7 @@ def plot_frequency_responses(
     if not after or (before and places != places_before):
         raise ValueError(
             f"`before` ({len(before)} responses) and `after` ({len(after)} responses) must belong to the same "
-            "convolutions, of which there must be at least one."
+            "convolutions, and `after` must not be empty."
         )
     of_layer = sum(response.layer == after[0].layer for response in after)
     columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))

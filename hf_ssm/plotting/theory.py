@@ -153,7 +153,9 @@ def plot_parameter_change(
         text = "none: zero before" if value is None else f"{value:.3g}"
         # In a column of their own: beside the bars, numbers would cover bars or the line at 1.
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=style.BLACK)
-    axes.axvline(1, color=style.BLACK, linewidth=0.8, linestyle=":", label="1: as large as before training")
+    axes.axvline(
+        1, color=style.BLACK, linewidth=0.8, linestyle=":", label="1: as large as the parameters before training"
+    )
     axes.set_yticks(range(len(changes)), labels)
     axes.set_ylim(len(changes) - 0.5, -0.5)
     axes.set_xlabel("relative change ‖after − before‖ / ‖before‖")

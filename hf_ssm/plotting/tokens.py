@@ -129,7 +129,7 @@ def scale_labels(by: str, value: str, unit: str) -> tuple[str, str]:
     """The words at both ends of the scale of colours."""
     if by == "rank":
         return f"order of masking of the {unit}s: first", "last"
-    return f"{value} lost once the {unit}, too, is masked: none", "the most" if value == "value" else "all"
+    return f"{value} lost when the {unit} is also masked: none", "the most" if value == "value" else "all"
 
 
 def warning(result: Any, class_names: Mapping[int, str] | None = None) -> str:
@@ -137,7 +137,10 @@ def warning(result: Any, class_names: Mapping[int, str] | None = None) -> str:
     if not result.needs_no_token:
         return ""
     target, end = describe_target(result, class_names), result.probabilities[-1].item()
-    return f"Stays at {end:.2f} with all tokens masked: {target} is the answer without evidence; no token explains it."
+    return (
+        f"The probability stays at {end:.2f} with all tokens masked: {target} is the answer without evidence, and no "
+        "token explains it."
+    )
 
 
 def _notes(result: Any) -> list[str]:

@@ -28,15 +28,14 @@ def attention_matrix(
 ) -> Tensor:
     """The attention matrix M of each channel of a selective layer: the output of the scan is M u.
 
-    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter if
-    there is one. u is the input of the scan, after projection, short convolution and activation; M u is its output
-    before the gate. In Mamba-2 (u is called x), A and Δ are those of the head of the channel, and B and C those of its
-    group of heads.
+    M_tj = C_tᵀ (Π_{j<k≤t} exp(Δ_k A)) Δ_j B_j, plus the feed-through on the diagonal, times the Sobolev filter if there
+    is one. u is the input of the scan, after projection, short convolution and activation; M u is its output before the
+    gate. In Mamba-2 (u is called x), A and Δ belong to the head of the channel, and B and C to its group of heads.
 
     Args:
         layer: A block of a selective model, such as `model.model.layers[0]`.
-        inputs: `(B, L, hidden_size)`, the hidden states that enter the block: `hidden_states[0]` of a call with
-            `output_hidden_states=True` for the first one.
+        inputs: `(B, L, hidden_size)`, the hidden states that enter the block: for the first block, `hidden_states[0]`
+            of a call with `output_hidden_states=True`.
         attention_mask: `(B, L)`, 1 at tokens; rows and columns of padding are 0.
         channels: Channels of the scan; `None` for all D.
         reverse: For a bidirectional model: the scan that reads the sequence from its end.
@@ -67,12 +66,13 @@ def attention_matrix(
         raise ValueError("`layer` is in training mode: call `model.eval()` first.")
     chosen = list(range(scan.channels)) if channels is None else list(channels)
     if not chosen or not all(0 <= channel < scan.channels for channel in chosen):
-        raise ValueError(f"`channels` must be some of 0 to {scan.channels - 1}, got {chosen}.")
+        raise ValueError(f"`channels` must be one or more numbers from 0 to {scan.channels - 1}, got {chosen}.")
     size = next(module.in_features for module in mixer.modules() if isinstance(module, nn.Linear))
     if inputs.dim() != 3 or inputs.shape[-1] != size or not inputs.is_floating_point():
         raise ValueError(
             f"`inputs` must be hidden states of the shape (batch, length, {size}), got {tuple(inputs.shape)} of "
-            f"{inputs.dtype}: see `output_hidden_states=True`, and of both strands take one, the first {size} channels."
+            f"{inputs.dtype}: take them from a call with `output_hidden_states=True`, and for a model of both strands "
+            f"take one strand, the first {size} channels."
         )
     batch, length, _ = inputs.shape
     if batch * len(chosen) * length**2 > max_elements:

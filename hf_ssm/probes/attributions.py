@@ -1,7 +1,7 @@
 """Attributions: one score for each maskable token, by captum, tangermeme and DeepLIFT's rules.
 
-All methods explain the log-probability of the target (of a callable target, its value). Where a method needs a
-baseline, it is the sequence with all maskable tokens masked, so that the scores of "integrated_gradients" and
+All methods explain the log-probability of the target (for a callable target, its value). If a method needs a baseline,
+the baseline is the sequence with all maskable tokens masked, so that the scores of "integrated_gradients" and
 "deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
 
 Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding, `A` letters.
@@ -89,7 +89,7 @@ def letters_of(tokenizer: Any, alphabet: str | None) -> tuple[int, ...]:
             alphabet.
 
     Raises:
-        ValueError: There is no tokenizer; a letter is repeated or no token; no alphabet is given or known.
+        ValueError: There is no tokenizer; a letter is repeated or is not a token; no alphabet is given or known.
     """
     if tokenizer is None:
         raise ValueError("'in_silico_mutagenesis' replaces letters and needs a tokenizer: give `tokenizer`.")
@@ -116,12 +116,13 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
 
     A high score means that the token supports the prediction:
 
-    - "occlusion": how much the log-probability falls when that token alone is masked; M + 1 forward passes.
+    - "occlusion": how much the log-probability falls when only this token is masked; M + 1 forward passes.
     - "integrated_gradients", "gradient_shap": the inner product of gradients between baseline and sequence with the
       difference of the embeddings; `steps` forward and backward passes.
-    - "deep_lift": the product of multipliers and difference; forward and backward of sequence and baseline.
-    - "in_silico_mutagenesis": how much the log-probability falls in the mean over all letters in that place (the
-      unchanged one included); 1 + M (A - 1) forward passes. Tokens that are no letters have no score.
+    - "deep_lift": the product of multipliers and difference; one forward and one backward pass of sequence and
+      baseline.
+    - "in_silico_mutagenesis": how much the log-probability falls in the mean over all letters in this place (the
+      unchanged letter included); 1 + M (A - 1) forward passes. Tokens that are not letters have no score.
 
     Args:
         evaluator: Evaluator of the sequence, which counts the passes.
@@ -223,8 +224,9 @@ def _deep_lift(function: _Function) -> Tensor:
     missed = (scores.sum() - (values[0] - values[1])).abs()
     if missed > _MISSED * size + _ROUNDING * torch.finfo(parts.dtype).eps * (1 + values.abs().max()):
         raise ValueError(
-            f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the scores miss the "
-            f"change of the output by {missed / size:.1%} of their size. Use 'integrated_gradients'."
+            f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the sum of the "
+            f"scores misses the change of the output by {missed / size:.1%} of the sum of the magnitudes. Use "
+            "'integrated_gradients'."
         )
     return scores
 

@@ -2,7 +2,7 @@
 
 Both libraries run a model on a batch whose first half holds inputs and whose second half holds their baselines, and
 take gradients; they attach the rules that replace derivatives to modules of known classes. Gates, activations inside
-operators and the scan are no such modules. Here the rules belong to torch's functions instead.
+operators and the scan are not such modules. Here the rules belong to torch's functions instead.
 
 Legend: `B` batch, `L` length, `D` hidden size.
 """
@@ -199,14 +199,15 @@ def _log_of_sum(x: Tensor, dim: int) -> Tensor:
 def deep_lift_rules(model: nn.Module) -> Iterator[None]:
     """Within the context, gradients of `model` are DeepLIFT's multipliers between both halves of the batch.
 
-    For captum's `DeepLift` and `DeepLiftShap` and tangermeme's `deep_lift_shap`, called within the context. Elementwise
-    functions have the rescale rule; products of two factors that depend on the input (gates, GLU, B, C and Δ of a
-    selective scan) the derivatives at the mean of both halves; norms, softmax and attention are composed of both. All
-    of them add up, and so do the attributions: for every family, and for Transformers whose other operations have rules
-    too, their sum is the difference of the outputs.
+    Call captum's `DeepLift` and `DeepLiftShap` and tangermeme's `deep_lift_shap` within the context. Elementwise
+    functions have the rescale rule. Products of two factors that depend on the input (gates, GLU, B, C and Δ of a
+    selective scan) have the derivatives at the mean of both halves. Norms, softmax and attention are composed of these
+    functions and products. The contributions of each rule add up to the difference of its outputs. The sum of the
+    attributions is therefore the difference of the model outputs, for every family, and for Transformers whose other
+    operations also have rules.
 
-    Operators run as plain functions of torch (a loop over positions for a selective scan), and parameters have no
-    gradients in the meantime.
+    Operators run as plain functions of torch (a loop over positions for a selective scan), and parameters get no
+    gradients within the context.
 
     Args:
         model: The model, or a module around it that maps embeddings or one-hot sequences to outputs.
@@ -240,12 +241,12 @@ def deep_lift(
             `lambda x: model(inputs_embeds=x).logits[:, 0]`.
         inputs: `(B, ...)`, such as embeddings `(B, L, D)`.
         baselines: The same shape.
-        model: The model, which is in evaluation mode meanwhile.
+        model: The model; it is in evaluation mode during the call.
         tolerance: Largest difference between the sum of the attributions of a row and the difference of its outputs,
             relative to the largest such difference, without a warning.
 
     Returns:
-        The shape of `inputs`; the sum of a row is `function(inputs) - function(baselines)`.
+        Attributions in the shape of `inputs`; the sum of a row is `function(inputs) - function(baselines)`.
 
     Raises:
         ValueError: Inputs and baselines have different shapes.
@@ -255,7 +256,7 @@ def deep_lift(
     """
     if inputs.shape != baselines.shape:
         raise ValueError(
-            f"`baselines` has the shape {tuple(baselines.shape)}, but `inputs` is {tuple(inputs.shape)}: give one "
+            f"`baselines` has the shape {tuple(baselines.shape)}, but `inputs` has {tuple(inputs.shape)}: give one "
             "baseline for each input."
         )
     leaf = inputs.detach().clone().requires_grad_()

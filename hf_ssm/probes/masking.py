@@ -50,34 +50,35 @@ class MaskingProbe:
             or tokens, a causal or a masked language model.
         tokenizer: Its tokenizer. Without one, sequences are given as ids, and the mask is an id or "zero".
         mask: Replacement of a masked token: "mask", the mask token of the tokenizer (default); "n", its token "N";
-            "pad", its padding token, not hidden by an attention mask; "zero", a zero embedding; any other token of the
-            tokenizer, or an id.
+            "pad", its padding token, which the attention mask does not hide; "zero", a zero embedding; any other token
+            of the tokenizer, or an id.
         strategy: "exact" (default) masks, in each step, the token whose masking leaves the highest probability.
             "shortlist" evaluates only the tokens with the highest scores, and masks several per step in long sequences
-            ("screened" is another name of it). "one_shot" masks in the order of the scores of the unmasked sequence.
-            Attributions mask in ascending order of the scores that they give to the tokens (`MaskingResult.scores`):
-            "occlusion", "integrated_gradients" and "gradient_shap" of captum; "deep_lift", with `hf_ssm.deep_lift`;
-            "in_silico_mutagenesis" of tangermeme. Their baseline is the sequence with all maskable tokens masked.
+            ("screened" is another name of "shortlist"). "one_shot" masks in the order of the scores of the unmasked
+            sequence. Attributions mask in ascending order of the scores that they give to the tokens
+            (`MaskingResult.scores`): "occlusion", "integrated_gradients" and "gradient_shap" of captum; "deep_lift",
+            with `hf_ssm.deep_lift`; "in_silico_mutagenesis" of tangermeme. Their baseline is the sequence with all
+            maskable tokens masked.
         max_tokens_per_batch: Largest number of tokens per batch, default 16384. A batch has at least one sequence.
         candidates: For "shortlist": number of tokens evaluated per step, default 12.
         masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step, default 0.01; 0 masks
             one token per step.
-        score: For "shortlist" and "one_shot": "occlusion" (default), the probability with only that token masked
-            (for "shortlist" updated whenever a quarter of the tokens is masked); or "gradient", the inner product of
-            embedding difference and gradient of the log-probability, which is cheaper and less reliable.
+        score: For "shortlist" and "one_shot": "occlusion" (default), the probability with only this token masked (for
+            "shortlist", the scores are updated whenever a quarter of the tokens is masked); or "gradient", the inner
+            product of embedding difference and gradient of the log-probability, which is cheaper and less reliable.
         steps: For "integrated_gradients" and "gradient_shap": number of gradients, default 32.
-        noise: For "gradient_shap": standard deviation of the Gaussian noise on the embeddings, relative to their root
-            mean square, default 0.1. All sequences have the same random numbers.
+        noise: For "gradient_shap": standard deviation of the Gaussian noise on the embeddings, relative to the root
+            mean square of the embeddings, default 0.1. All sequences have the same random numbers.
         alphabet: For "in_silico_mutagenesis": the letters that replace each other. Default: ACGT for a tokenizer of
-            nucleotides, otherwise all single letters of a tokenizer with at most 32. Other tokens have no score and are
-            masked first.
+            nucleotides, otherwise all single letters of a tokenizer that has at most 32 of them. Other tokens have no
+            score and are masked first.
         minimum_probability: Sequences whose target is less likely before any masking are refused, default 0.
         allow_wrong: Accept targets that the model does not predict, default False.
 
     Raises:
         ValueError: An unknown name, a number out of range, a mask or an alphabet that the tokenizer does not have, a
             model without token embeddings.
-        ImportError: The library of an attribution is not installed.
+        ImportError: The library of an attribution method is not installed.
 
     Examples:
         >>> probe = MaskingProbe(model, tokenizer, mask="n", strategy="shortlist")
@@ -151,15 +152,15 @@ class MaskingProbe:
                 `(B, L)`, or a `datasets.Dataset` with a column "input_ids" (without the padding of an "attention_mask"
                 column), "sequence" or "text".
             target: For a classifier of sequences: a class; `None` (default) for the predicted class; "label" for the
-                label column of a Dataset, or the name of another column. For a language model: the position of a
-                token, predicted by a causal model from the tokens before it, by a masked one with the mask in its
-                place. For a classifier of tokens: a position, or a tuple of position and class. For any model: a
+                label column of a Dataset, or the name of another column. For a language model: the position of a token,
+                which a causal model predicts from the tokens before it, and a masked language model with the mask in
+                its place. For a classifier of tokens: a position, or a tuple of position and class. For any model: a
                 callable from the logits of a batch to one number per row, which replaces the probability. For many
-                sequences also a list with one target for each.
+                sequences, also a list with one target for each sequence.
             output: A safetensors file for finished results; a call with the same arguments resumes from it after an
                 interruption.
-            progress: Show a progress bar (in the first process), or a function that is called with the number of
-                tokens masked since its last call.
+            progress: Whether to show a progress bar (in the first process), or a function that is called with the
+                number of tokens masked since its last call.
 
         Returns:
             A `MaskingResult` for one sequence, `MaskingResults` for many.
@@ -249,7 +250,7 @@ class MaskingProbe:
             target: As for `run`.
 
         Returns:
-            `(M + 1,)`, float64: before the first position and after each.
+            `(M + 1,)`, float64: the probability before the first position is masked, and after each position.
 
         Raises:
             ValueError: As for `run`; positions outside the sequence or repeated ones.
@@ -260,7 +261,7 @@ class MaskingProbe:
         positions = [int(place) for place in order]
         length = len(sequence.input_ids)
         if not all(0 <= place < length for place in positions) or len(set(positions)) < len(positions):
-            raise ValueError(f"`order` must hold different positions of 0 to {length - 1}, got {positions[:8]}...")
+            raise ValueError(f"`order` must hold different positions from 0 to {length - 1}, got {positions[:8]}...")
         with probing(self.model):
             evaluator = self._full_passes(sequence)
             logits = evaluator.start_logits()
@@ -311,7 +312,7 @@ class MaskingProbe:
         if start.probability < self.minimum_probability and target.function is None:
             raise ValueError(
                 f"{where}the target has the probability {start.probability:.3g}, below `minimum_probability`="
-                f"{self.minimum_probability}: leave the sequence out, or lower it."
+                f"{self.minimum_probability}: leave the sequence out, or lower `minimum_probability`."
             )
         return replace(sequence, target=target)
 

@@ -52,7 +52,7 @@ def find_mask(mask: Any, tokenizer: Any, vocab_size: int) -> Mask:
         vocab_size: Number of embeddings of the model.
 
     Raises:
-        ValueError: The tokenizer has no such token, or the model no such embedding.
+        ValueError: The tokenizer does not have this token, or the model does not have its embedding.
     """
     if mask == "zero":
         return Mask(mask, None)
@@ -79,9 +79,9 @@ def _find_token(mask: str, tokenizer: Any) -> int:
         return int(token_id)
     available = ", ".join([repr(name) for name, token in named.items() if token is not None] + ["'zero'"])
     if mask in MASKS:
-        raise ValueError(f"`mask`={mask!r}: the tokenizer has no such token; choose {available}, or a token of it.")
+        raise ValueError(f"`mask`={mask!r}: the tokenizer has no such token; choose {available}, or one of its tokens.")
     near = closest_name(mask, [*MASKS, *vocabulary]) if len(vocabulary) < _SMALL_VOCABULARY else None
-    hint = f"did you mean {near!r}?" if near else f"choose {available}, or a token of it."
+    hint = f"did you mean {near!r}?" if near else f"choose {available}, or one of its tokens."
     raise ValueError(f"`mask`={mask!r} is not a token of the tokenizer: {hint}")
 
 
@@ -135,7 +135,9 @@ def _rows(inputs: Any) -> list[Any]:
     if columns is None:
         if isinstance(inputs, (list, tuple)) or (isinstance(inputs, (Tensor, np.ndarray)) and inputs.ndim == 2):
             return list(inputs)
-        raise ValueError(f"`inputs` is a {type(inputs).__name__}: give a text, ids, a list of them, or a Dataset.")
+        raise ValueError(
+            f"`inputs` is a {type(inputs).__name__}: give a text, token ids, a list of texts or ids, or a Dataset."
+        )
     column = next((name for name in (_ID_COLUMN, *_TEXT_COLUMNS) if name in columns), None)
     if column is None:
         raise ValueError(
@@ -152,7 +154,7 @@ def _rows(inputs: Any) -> list[Any]:
 def _ids(row: Any, tokenizer: Any, vocab_size: int, longest: int | None, where: str) -> Tensor:
     if isinstance(row, str):
         if tokenizer is None:
-            raise ValueError(f"{where}a text needs a tokenizer: give `tokenizer`, or ids.")
+            raise ValueError(f"{where}a text needs a tokenizer: give `tokenizer`, or token ids instead of the text.")
         row = tokenizer(row, verbose=False)["input_ids"]
     is_row = is_single(row) or (isinstance(row, (list, tuple)) and not row)
     ids = torch.as_tensor(row if len(row) else np.zeros(0, dtype=np.int64)) if is_row else torch.zeros(0)
@@ -162,14 +164,16 @@ def _ids(row: Any, tokenizer: Any, vocab_size: int, longest: int | None, where: 
         )
     ids = ids.detach().to("cpu", torch.int64, copy=True)
     if len(ids) == 0:
-        raise ValueError(f"{where}the sequence is empty: give one token at least.")
+        raise ValueError(f"{where}the sequence is empty: give at least one token.")
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError(
-            f"{where}ids from {ids.min().item()} to {ids.max().item()}, but the model has embeddings for 0 to "
-            f"{vocab_size - 1}: use its own tokenizer."
+            f"{where}the sequence has ids from {ids.min().item()} to {ids.max().item()}, but the model has embeddings "
+            f"for 0 to {vocab_size - 1}: use the tokenizer of the model."
         )
     if longest is not None and len(ids) > longest:
-        raise ValueError(f"{where}{len(ids)} tokens, but the model takes {longest}: shorten the sequence.")
+        raise ValueError(
+            f"{where}the sequence has {len(ids)} tokens, but the model takes at most {longest}: shorten the sequence."
+        )
     return ids
 
 
@@ -177,7 +181,8 @@ def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:
     """The target of each sequence.
 
     Args:
-        target: One for all sequences; a list with one for each; or the name of a column of a Dataset.
+        target: One target for all sequences; a list with one target for each sequence; or the name of a column of a
+            Dataset.
         inputs: As in `MaskingProbe.run`.
         count: Number of sequences.
 
@@ -187,7 +192,9 @@ def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:
     if isinstance(target, str):
         columns = getattr(inputs, "column_names", None)
         if columns is None:
-            raise ValueError(f"`target`={target!r} is the name of a column, but `inputs` is no Dataset: give a class.")
+            raise ValueError(
+                f"`target`={target!r} is the name of a column, but `inputs` is not a Dataset: give a class."
+            )
         name = next((label for label in _LABEL_COLUMNS if label in columns), target) if target == "label" else target
         check_choice("target", name, columns)
         return [int(label) if _is_id(label) else label for label in inputs[name]]
@@ -196,5 +203,5 @@ def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:
     if not isinstance(target, list) or is_single(inputs):
         return [target] * count
     if len(target) != count:
-        raise ValueError(f"`target` has {len(target)} entries for {count} sequences: give one for each.")
+        raise ValueError(f"`target` has {len(target)} entries for {count} sequences: give one entry for each sequence.")
     return target

@@ -32,23 +32,24 @@ _PER_SEQUENCE = ("target", "strategy", "mask", "evaluations", "tokens", "tokens_
 
 @dataclass(eq=False)
 class MaskingResult:
-    """The order in which the tokens of one sequence were masked, and the probability of the target after each.
+    """The order in which the tokens of one sequence were masked, and the probability of the target after each masking.
 
     Attributes:
         input_ids: `(L,)`, int64.
         order: `(M,)`, int64, positions in the order of masking: the least important token first.
-        probabilities: `(M + 1,)`, float64, of the target before the first masking and after each. For a callable
-            target, its values.
+        probabilities: `(M + 1,)`, float64, probabilities of the target before the first masking and after each masking.
+            For a callable target, its values.
         target: {"kind": "class", "label": ...}, {"kind": "token", "position": ..., "token": ...} or
             {"kind": "callable", "name": ...}.
         strategy: As given to `MaskingProbe`.
         mask: The replacement of masked tokens, as given to `MaskingProbe`.
-        evaluations: Number of variants of the sequence that were evaluated: forward passes of one sequence, also those
-            of an attribution (but not that of `score="gradient"`).
+        evaluations: Number of variants of the sequence that were evaluated: forward passes of one sequence, including
+            those of an attribution method (but not the pass of `score="gradient"`).
         tokens: Number of tokens that the model processed; a backward pass counts as two passes.
         tokens_text: The tokens as text, or `None` without a tokenizer.
-        scores: `(L,)`, float64, of an attribution: how much each token supports the prediction, in units of the
-            log-probability (of a callable target, of its values); NaN for tokens without a score. `None` for a search.
+        scores: `(L,)`, float64, the scores of an attribution method: how much each token supports the prediction, in
+            units of the log-probability (for a callable target, of its values); NaN for tokens without a score. `None`
+            for a search.
     """
 
     input_ids: Tensor
@@ -75,7 +76,7 @@ class MaskingResult:
     def tokens_left(self, threshold: float, *, relative: bool = False) -> int:
         """Number of unmasked tokens, out of M, just before the probability first falls below a threshold.
 
-        M if the probability is below the threshold from the start.
+        The result is M if the probability is below the threshold from the start.
 
         Args:
             threshold: The probability, or the value of a callable target.
@@ -104,11 +105,11 @@ class MaskingResult:
 
     @property
     def effect(self) -> Tensor:
-        """Probability that the prediction has lost once the token, too, is masked, `(L,)`, float64.
+        """Probability that the prediction has lost when the token is also masked, `(L,)`, float64.
 
-        The initial probability minus that after the token was masked in `order`, and 0 where it rose; NaN for tokens
-        that cannot be masked. Tokens that are masked at no cost have the effect 0, at whatever rank, unlike in
-        `importance`. For a callable target, the values take the place of the probabilities.
+        The initial probability minus the probability after the token was masked in `order`, and 0 where the probability
+        rose; NaN for tokens that cannot be masked. Tokens whose masking costs no probability have the effect 0 at any
+        rank, unlike in `importance`. For a callable target, the values take the place of the probabilities.
         """
         return self._by_position((self.probabilities[0] - self.probabilities[1:]).clamp(min=0))
 
@@ -120,7 +121,7 @@ class MaskingResult:
     def needs_no_token(self) -> bool:
         """Whether at least three quarters of the initial probability are left when all tokens are masked.
 
-        The target is then the answer of the model to a sequence without information, and neither ranks nor effects
+        The target is then the prediction of the model for a sequence without information, and neither ranks nor effects
         explain it. Always false for a callable target.
         """
         start, end = self.probabilities[0].item(), self.probabilities[-1].item()
@@ -139,7 +140,9 @@ class MaskingResult:
         ranks, others = self.importance, other.importance
         same = torch.equal(self.input_ids, other.input_ids) and torch.equal(ranks.isnan(), others.isnan())
         if not same:
-            raise ValueError("`other` is of another sequence, or of other maskable tokens: compare the same sequences.")
+            raise ValueError(
+                "`other` has another sequence, or other maskable tokens: compare results of the same sequence."
+            )
         count = len(self.order)
         distance = ((ranks - others)[~ranks.isnan()] * count).square().sum().item()
         spearman = 1 - 6 * distance / (count * (count**2 - 1)) if count > 1 else math.nan
@@ -234,7 +237,9 @@ class MaskingResults(Sequence[MaskingResult]):
             ValueError: The results are of other sequences.
         """
         if len(other) != len(self):
-            raise ValueError(f"`other` has {len(other)} results, this one {len(self)}: compare the same sequences.")
+            raise ValueError(
+                f"`other` has {len(other)} results, but this object has {len(self)}: compare the same sequences."
+            )
         return [one.agreement(another) for one, another in zip(self, other, strict=True)]
 
     def plot(self, path: str | Path | None = None) -> Any:
@@ -322,7 +327,7 @@ class MaskingResults(Sequence[MaskingResult]):
                 header = json.loads((file.metadata() or {}).get("hf_ssm", "{}"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, json.JSONDecodeError) as error:
-            raise ValueError(f"{name} is not a file of masking results, or is not whole ({error}).") from error
+            raise ValueError(f"{name} is not a file of masking results, or is incomplete ({error}).") from error
         if header.get("format") != _FORMAT:
             raise ValueError(f"{name} is a safetensors file without masking results of hf_ssm.")
         if header["version"] > _VERSION:

@@ -74,7 +74,7 @@ class Target:
         values = (self._called(logits) if self.function else _double(logits).softmax(-1)[:, self.index]).cpu()
         if not values.isfinite().all():
             raise ValueError(
-                "`target` returned NaN or an infinite number: return finite ones."
+                "`target` returned NaN or an infinite number: return finite numbers."
                 if self.function
                 else "the model gives NaN: its weights hold NaN, or its precision is too low."
             )
@@ -90,8 +90,8 @@ class Target:
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
             returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"`target` must return a tensor with one number for each sequence, {tuple(logits.shape[:1])}, of "
-                f"logits {tuple(logits.shape)}; it returned {returned}."
+                f"`target` must return a tensor with one number for each sequence, {tuple(logits.shape[:1])}, for "
+                f"logits of the shape {tuple(logits.shape)}, but it returned {returned}."
             )
         return _double(values)
 
@@ -142,7 +142,9 @@ def head_of(model: Any) -> str | None:
         ValueError: An encoder-decoder model.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} has an encoder and a decoder: a probe takes models of one sequence.")
+        raise ValueError(
+            f"{type(model).__name__} has an encoder and a decoder: a probe takes models that read one sequence."
+        )
     names = [cls.__name__ for cls in type(model).__mro__]
     return next((kind for name in names for suffix, kind in _HEADS.items() if name.endswith(suffix)), None)
 
@@ -167,7 +169,7 @@ def prepare_sequence(
         target: As in `MaskingProbe.run`, for one sequence.
         mask_id: Id that replaces masked tokens; `None` for a zero embedding.
         tokenizer_mask_id: Mask token of the tokenizer, which replaces the token that a masked language model predicts;
-            `None`: that token is masked like all others.
+            `None`: this token is masked like all others.
         special: Ids that are never masked.
         where: Prefix of error messages.
 
@@ -222,8 +224,8 @@ def _class(config: Any, label: Any, where: str) -> Target:
     problem, labels = getattr(config, "problem_type", None), getattr(config, "num_labels", 0)
     if problem in ("regression", "multi_label_classification") or labels < 2:
         raise ValueError(
-            f"The model has `num_labels`={labels} and `problem_type`={problem!r}, so that its logits are no "
-            "probabilities of classes: give a callable of the logits as `target`."
+            f"The model has `num_labels`={labels} and `problem_type`={problem!r}, so that its logits are "
+            "not probabilities of classes: give a callable of the logits as `target`."
         )
     if label is not None and type(label) is not int:
         raise ValueError(

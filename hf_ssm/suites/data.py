@@ -140,7 +140,10 @@ def _sequences(task: Task, source: str, limits: Limits) -> tuple[DatasetDict, tu
     """The splits with the columns `sequence` and `label`, and the names of the classes."""
     if bare_suffix(Path(source)) in TABLE_SUFFIXES:
         if task.where:
-            raise ValueError(f"task {task.name!r}: `where` is for data sets of the Hub, not for the table {source!r}")
+            raise ValueError(
+                f"task {task.name!r}: `where` is for data sets of the Hub, not for the table {source!r}: leave "
+                "`where` out"
+            )
         loaded = load_sequences(
             source,
             task.sequence_column,
@@ -153,7 +156,9 @@ def _sequences(task: Task, source: str, limits: Limits) -> tuple[DatasetDict, tu
     else:
         loaded = _hub_splits(task, source)
     if missing := [name for name in SPLITS if name not in loaded]:
-        raise ValueError(f"task {task.name!r}: {source!r} has no {missing[0]} split; it has {', '.join(loaded)}")
+        raise ValueError(
+            f"task {task.name!r}: {source!r} has no {missing[0]} split; its splits are {', '.join(loaded)}"
+        )
     names = label_names(loaded, task.label_column)
     columns = {task.sequence_column: "sequence", task.label_column: "label"}
     rows = {}
@@ -183,7 +188,9 @@ def _filtered(task: Task, source: str) -> DatasetDict:
         kind = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}.get(suffix, "csv")
         options = {"sep": "," if suffix == ".csv" else "\t"} if kind == "csv" else {}
         if not path.is_file():
-            raise FileNotFoundError(f"task {task.name!r}: there is no file {source!r} (--data DIR: where it is)")
+            raise FileNotFoundError(
+                f"task {task.name!r}: there is no file {source!r}: give the folder of the file (--data DIR)"
+            )
         loaded = load_dataset(kind, data_files={task.split: str(path)}, keep_in_memory=True, **options)
     else:
         loaded = load_dataset(source, task.config, revision=task.revision)
@@ -200,7 +207,9 @@ def _variants(task: Task, source: str, limits: Limits) -> Dataset:
     """The variants with their label and group."""
     loaded = {split_name(name) or name: split for name, split in _filtered(task, source).items()}
     if task.split not in loaded:
-        raise ValueError(f"task {task.name!r}: {source!r} has no split {task.split!r}; it has {', '.join(loaded)}")
+        raise ValueError(
+            f"task {task.name!r}: {source!r} has no split {task.split!r}; its splits are {', '.join(loaded)}"
+        )
     table = loaded[task.split]
     columns = {name: name for name in ("chrom", "pos", "ref", "alt")} if not task.columns else dict(task.columns)
     groups = [] if task.by is None else [{v: k for k, v in columns.items()}.get(task.by, task.by)]

@@ -30,20 +30,20 @@ def read_suite(name: str | Path) -> Suite:
     if path.suffix not in (".yaml", ".yml"):
         closest = closest_name(str(name), SUITES)
         hint = f"did you mean {closest!r}?" if closest else f"choose from {', '.join(SUITES)}, or give a .yaml file"
-        raise ValueError(f"there is no suite {str(name)!r}: {hint}")
+        raise ValueError(f"there is no suite {str(name)!r}; {hint}")
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: there is no such file; check the path")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{str(path)!r} is no YAML file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{str(path)!r} is not a YAML file: {' '.join(str(error).split())}") from error
     _check_keys(content, ("name", "tasks", "defaults", "source", "needs"), f"{path.name}")
     entries, defaults = content.get("tasks"), content.get("defaults") or {}
     if not isinstance(entries, list) or not entries or not isinstance(defaults, dict):
         raise ValueError(f"{path.name} must have `tasks`, a list of mappings, and `defaults`, if any, as a mapping")
     tasks = tuple(_task(entry, defaults, path) for entry in entries)
     if len({task.name for task in tasks}) < len(tasks):
-        raise ValueError(f"{path.name} has two tasks of one name: rename one")
+        raise ValueError(f"{path.name} has two tasks of the same name: rename one of them")
     texts = {key: str(content.get(key, "")) for key in ("source", "needs")}
     return Suite(str(content.get("name") or path.stem), tasks, **texts)
 
@@ -55,7 +55,7 @@ def _task(entry: Any, defaults: Mapping[str, Any], path: Path) -> Task:
     values = {**defaults, **entry}
     for key in ("name", "dataset"):
         if not isinstance(values.get(key), str):
-            raise ValueError(f"{path.name}: a task lacks `{key}`: {entry}")
+            raise ValueError(f"a task of {path.name} lacks the key `{key}`; the task is {entry}")
     for key in ("dataset", "genome"):
         if values.get(key) is not None and (path.parent / values[key]).exists():
             values[key] = str(path.parent / values[key])

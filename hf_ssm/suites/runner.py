@@ -55,7 +55,7 @@ class Contender:
 
     def __post_init__(self) -> None:
         if self.load is None and self.settings is None:
-            raise ValueError(f"the model {self.name!r} needs `load`, or `settings` to train it by")
+            raise ValueError(f"the model {self.name!r} needs `load`, or the `settings` of its training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,10 @@ def _check(suite: Suite, contenders: Sequence[Contender], genome: Path | None, s
         raise ValueError(f"`seeds`={seeds}: give a positive number")
     names = [BASELINE, *(contender.name for contender in contenders)]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two models of the table are named {twice[0]!r}: give each once, under different names")
+        raise ValueError(
+            f"two models of the table are named {twice[0]!r}: give each model once, and different models under "
+            "different names"
+        )
     for task in suite.tasks:
         if task.kind != "variants":
             continue
@@ -184,7 +187,7 @@ def _check(suite: Suite, contenders: Sequence[Contender], genome: Path | None, s
             raise ValueError(f"task {task.name!r} has variants: give their reference genome (--genome FASTA)")
         if trained := [contender.name for contender in contenders if contender.settings is not None]:
             raise ValueError(
-                f"task {task.name!r} scores variants without training, and {trained[0]!r} is trained: give a "
+                f"task {task.name!r} scores variants without training, but {trained[0]!r} would be trained: give a "
                 "checkpoint, without --fine-tune, or choose other tasks (--tasks)"
             )
 

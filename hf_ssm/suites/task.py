@@ -106,7 +106,7 @@ class Suite:
             if name not in known:
                 closest = closest_name(name, known)
                 hint = f"did you mean {closest!r}?" if closest else f"choose from {', '.join(known)}"
-                raise ValueError(f"the suite {self.name!r} has no task {name!r}: {hint}")
+                raise ValueError(f"the suite {self.name!r} has no task {name!r}; {hint}")
         return (
             self
             if names is None

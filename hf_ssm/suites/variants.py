@@ -52,7 +52,10 @@ def score_task(data: TaskData, genome: Genome, model: SequenceModel | None) -> d
     else:
         name = _BY_HEAD.get(str(model.head), "")
         if not name:
-            raise ValueError(f"task {task.name!r} needs a language model, not a {type(model.model).__name__}")
+            raise ValueError(
+                f"task {task.name!r} needs a language model, not a {type(model.model).__name__}: give another "
+                "checkpoint"
+            )
         scored = score_variants(
             model.model,
             model.tokenizer,

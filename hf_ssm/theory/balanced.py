@@ -3,10 +3,11 @@
 Legend: `...` leading dimensions (independent systems), `n` states, `H` stored conjugate pairs, `m` inputs, `p` outputs.
 
 A discrete system is `x_t = A x_{t-1} + B u_t`, `y_t = C x_t`, with the kernel `C A^l B`; a continuous one is
-`x' = A x + B u`, `y = C x`. Poles are given by their exponents λ: the pole of a continuous system is λ, that of a
-discrete system e^λ. The controllability Gramian is `P = Σ_l A^l B B* A*^l` (discrete), the solution of
-`A P A* - P + B B* = 0`, or `P = ∫ e^{At} B B* e^{A*t} dt` (continuous), that of `A P + P A* + B B* = 0`. The
-observability Gramian Q is the same of `A*` and `C*`, and the Hankel singular values are `σ_i = √λ_i(P Q)`.
+`x' = A x + B u`, `y = C x`. Poles are given by their exponents λ: the pole of a continuous system is λ, and the pole of
+a discrete system is e^λ. The controllability Gramian is `P = Σ_l A^l B B* A*^l` (discrete), the solution of
+`A P A* - P + B B* = 0`, or `P = ∫ e^{At} B B* e^{A*t} dt` (continuous), the solution of `A P + P A* + B B* = 0`. The
+observability Gramian Q is the controllability Gramian of `A*` and `C*`, and the Hankel singular values are
+`σ_i = √λ_i(P Q)`.
 
 Sources: Moore 1981 for balanced truncation; Glover 1984 (continuous) and Al-Saggaf & Franklin 1987 (discrete) for its
 error bound; for state space layers, Chahine et al. 2025 (arXiv 2510.02823) and Schwerdtner, Berman & Peherstorfer 2025
@@ -35,8 +36,8 @@ __all__ = [
 def diagonal_gramian(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
     """The controllability Gramian of a diagonal system in closed form.
 
-    `P_ij = b_i b_j* / (1 - exp(λ_i + λ_j*))`, or `-b_i b_j* / (λ_i + λ_j*)` of a continuous system: a Cauchy matrix
-    with weights. The observability Gramian is that of `exponents.conj()` and `C*`.
+    `P_ij = b_i b_j* / (1 - exp(λ_i + λ_j*))`, or `-b_i b_j* / (λ_i + λ_j*)` for a continuous system: a Cauchy matrix
+    with weights. The observability Gramian is the controllability Gramian of `exponents.conj()` and `C*`.
 
     Args:
         exponents: λ, `(..., n)`, complex, real parts negative.
@@ -57,14 +58,14 @@ def diagonal_gramian(exponents: Tensor, inputs: Tensor, *, continuous: bool = Fa
 def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
     """A factor `L` of `diagonal_gramian`, `P = L L*`, by a Cholesky decomposition with complete pivoting.
 
-    The Gramian itself loses its small eigenvalues to rounding, as it is nearly singular for close poles. The
-    decomposition does not form it: the remainder after a pivot k has the same closed form, in which a single input
-    `b_i` has been multiplied by `(z_i - z_k) / (1 - z_k* z_i)` (of several inputs, their part in the direction of
-    `b_k`). With one input, all operations are products, quotients and differences of given numbers, so that each
+    The Gramian itself loses its small eigenvalues to rounding, because it is nearly singular for close poles. The
+    decomposition does not form the Gramian: the remainder after a pivot k has the same closed form, in which a single
+    input `b_i` has been multiplied by `(z_i - z_k) / (1 - z_k* z_i)` (with several inputs, their part in the direction
+    of `b_k`). With one input, all operations are products, quotients and differences of given numbers, so that each
     entry of `L` has a small relative error. Poles that coincide give columns of zeros.
 
     Args:
-        exponents, inputs, continuous: As of `diagonal_gramian`.
+        exponents, inputs, continuous: As for `diagonal_gramian`.
 
     Returns:
         `(..., n, n)`, complex. Rows are in the order of the poles, columns in the order of the pivots.
@@ -180,11 +181,11 @@ class BalancedSystem:
     def bound(self, order: int | Tensor) -> Tensor:
         """Twice the sum of the singular values beyond `order`, `(...)`.
 
-        The gain of the error of `truncated` is at most that: `‖y - y_r‖₂ ≤ bound · ‖u‖₂` for every input (the
+        The gain of the error of `truncated` is at most this bound: `‖y - y_r‖₂ ≤ bound · ‖u‖₂` for every input (the
         H-infinity norm of the difference of the transfer functions).
 
         Args:
-            order: One for all systems, or `(...)`.
+            order: One number for all systems, or `(...)`.
 
         Source: Glover 1984; Al-Saggaf & Franklin 1987 for discrete systems.
         """

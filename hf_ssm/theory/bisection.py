@@ -23,7 +23,7 @@ class Bisection:
 
     @property
     def best(self) -> float:
-        """The point with the smallest value, of equal values the first one.
+        """The point with the smallest value; the first of these points if values are equal.
 
         Raises:
             ValueError: No value is finite.
@@ -37,7 +37,8 @@ class Bisection:
     def is_unimodal(self) -> bool:
         """Whether the values fall up to the best point and rise after it, which the bisection takes for granted.
 
-        If not, the objective has several local minima, or is noisy, and the bisection may have missed the smallest.
+        Otherwise the objective has several local minima, or is noisy, and the bisection may have missed the smallest
+        one.
         """
         ranks = [_rank(self.values[x]) for x in sorted(self.values)]
         place = ranks.index(min(ranks))

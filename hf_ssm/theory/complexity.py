@@ -162,7 +162,7 @@ def output_bound(num_points: int, sub_gaussian: float = 1.0, hoelder_constant: f
     Args:
         num_points: N. For a sequence, its length. For a process on [0, T], ⌈T⌉ + 1.
         sub_gaussian: σ with P(|x - μ|/√K ≥ u) ≤ 2 exp(-u²/2σ²) at each position; 1 for Gaussian inputs.
-            `theory.processes` measures it and the next one.
+            `theory.processes` measures σ and L.
         hoelder_constant: L, the factor in the Hölder condition on the normalised process; 0 for a sequence, which needs
             no continuity.
 
@@ -276,9 +276,9 @@ def norm_bound(a: Tensor, b: Tensor, c: Tensor, inputs: Tensor, order: int = 2) 
     the paper.
 
     Args:
-        a: State matrix: `(D, N, N)`, or its diagonal `(D, N)`. A complex diagonal holds one of each conjugate pair, as
-            then do b and c. The paper uses the continuous A, B, C; for the bounds proved for recurrent networks, give
-            the discretised ones.
+        a: State matrix: `(D, N, N)`, or its diagonal `(D, N)`. A complex diagonal holds one of each conjugate pair, and
+            b and c then do the same. The paper uses the continuous A, B, C; for the bounds proved for recurrent
+            networks, give the discretised ones.
         b: `(D, N)`, a column.
         c: `(D, N)`, a row.
         inputs: `(n, L, D)`, the training sequences; ‖x‖ is the largest Euclidean norm among them.

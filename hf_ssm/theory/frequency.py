@@ -312,8 +312,8 @@ def _scale_for(limit: float, state_size: int, largest_frequency: float | None) -
     fastest = _largest_of_lin(state_size) if largest_frequency is None else largest_frequency
     if largest_frequency is None and not fastest:
         raise ValueError(
-            f"`state_size`={state_size} has only the frequency 0 in the initialisation 'lin', which α does not change: "
-            "use 4 states or more, or give `largest_frequency`."
+            f"`state_size`={state_size} has only the frequency 0 with init='lin', and α does not change the frequency "
+            "0: use 4 states or more, or give `largest_frequency`."
         )
     _check_positive("largest_frequency", fastest)
     return limit / fastest

@@ -41,7 +41,9 @@ def similarity_importance(features: Tensor, similarity: str = "distance") -> Ten
     Source: Nishikawa & Suzuki 2025, Appendix B, case (ii).
     """
     if features.dim() < 2 or 0 in features.shape[-2:]:
-        raise ValueError(f"`features` must have shape (..., L, F), not empty, got {tuple(features.shape)}.")
+        raise ValueError(
+            f"`features` must have shape (..., L, F) with L and F of at least 1, got {tuple(features.shape)}."
+        )
     query = features[..., -1:, :]
     if similarity == "distance":
         return -torch.linalg.vector_norm(query - features, dim=-1)
@@ -83,8 +85,8 @@ def select_by_importance(values: Tensor, importance: Tensor, count: int, sharpne
     """The values of the `count` most important positions, most important first: the map Π of a piecewise function.
 
     With a finite sharpness χ the m-th value is Σ_j x_j w_j with w ∝ exp(χ μ_j), over the positions that are not among
-    the m - 1 most important ones. The paper's network approximates these sums by a gated convolution each, so that its
-    error is that of the approximation plus `selection_error_bound`.
+    the m - 1 most important ones. The paper's network approximates each of these sums by a gated convolution. The error
+    of the network is therefore the error of this approximation plus `selection_error_bound`.
 
     Args:
         values: x, `(..., L, C)`.
@@ -140,7 +142,7 @@ def smoothness_index(smoothness: Sequence[float], kind: str = "mixed") -> float:
         kind: "mixed" (γ(s) = ⟨a, s⟩): the smallest a. "anisotropic" (γ(s) = max a s): (Σ 1/a)^{-1}.
 
     Raises:
-        ValueError: No number, one that is not positive, no finite one, or another kind.
+        ValueError: No numbers, a number that is not positive, only infinite numbers, or another kind.
 
     Source: Nishikawa & Suzuki 2025, Section 2.1; the text writes a‡ in the anisotropic case, its theorems a† in both.
     """
@@ -157,9 +159,10 @@ def estimation_exponent(index: float) -> float:
     """2a†/(2a† + 1): the squared error of the least-squares estimate falls as n^{-2a†/(2a†+1)}, up to powers of log n.
 
     The same exponent holds for γ-smooth functions (Theorem 4.2), piecewise γ-smooth functions whose importance is
-    itself γ-smooth (Theorem 4.4), and those whose importance is a similarity (Theorem B.1; `similarity_importance`).
-    The theorems are upper bounds for the exact minimiser of the squared error over a class of networks that grows with
-    n, with labels that carry Gaussian noise; nothing is said about networks that gradient descent finds.
+    itself γ-smooth (Theorem 4.4), and piecewise γ-smooth functions whose importance is a similarity (Theorem B.1;
+    `similarity_importance`). The theorems are upper bounds for the exact minimiser of the squared error over a class of
+    networks that grows with n, with labels that carry Gaussian noise; they make no statement about networks that
+    gradient descent finds.
 
     Args:
         index: a†, from `smoothness_index`.

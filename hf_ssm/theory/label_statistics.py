@@ -1,4 +1,4 @@
-"""Statistics that see the labels: which features, such as powers by frequency, depend on a class or a number.
+"""Statistics that use labels: which features, such as powers by frequency, depend on a class or a number.
 
 Legend: `B` rows, `K` classes, `...` features of a row, of any shape.
 """
@@ -15,11 +15,11 @@ _LEAST_POWER = 1e-12
 
 
 def log_power(spectra: Tensor) -> Tensor:
-    """Logarithm of periodograms without the frequency 0: about normal with equal variances, as the statistics assume.
+    """Logarithm of periodograms without the frequency 0: nearly normal with equal variances, as the statistics assume.
 
     Args:
-        spectra: `(B, ..., F)`, not negative, as of `hf_ssm.theory.spectrum.periodograms`; for symbols, the sum over
-            their channels.
+        spectra: `(B, ..., F)`, not negative, such as those of `hf_ssm.theory.spectrum.periodograms`; for symbols, the
+            sum over their channels.
 
     Returns:
         `(B, ..., F - 1)`. Powers are at least 1e-12 of the mean power, so that constant rows have finite values.
@@ -30,7 +30,9 @@ def log_power(spectra: Tensor) -> Tensor:
     power = spectra.to(torch.float64)[..., 1:]
     mean = power.mean() if power.numel() else power.sum()
     if not bool(mean > 0):
-        raise ValueError("`spectra` have no power at frequencies other than 0: each row is constant, or one position.")
+        raise ValueError(
+            "`spectra` have no power at frequencies other than 0: each row is constant, or has one position."
+        )
     return power.clamp(min=_LEAST_POWER * mean).log()
 
 
@@ -119,7 +121,7 @@ def shuffled_level(
         labels: `(B,)`.
         shuffles: Number of random orders.
         share: In (0, 1).
-        seed: Of the orders, which are drawn on the CPU.
+        seed: Seed of the random orders, which are drawn on the CPU.
 
     Source: the maximum statistic of Westfall & Young 1993.
     """

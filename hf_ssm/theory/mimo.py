@@ -59,7 +59,7 @@ def kernel_matrix_tau(
 ) -> Tensor:
     """τ of each output channel, without the whole kernel matrix: `matrix_tau(kernel_matrix(...), mean, variance)`.
 
-    Blocks of lags are computed one after the other, and again in the backward.
+    Blocks of lags are computed one after the other, and again in the backward pass.
 
     Args:
         system: The model.
@@ -88,11 +88,11 @@ def matrix_tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | No
     """τ of each output channel: the measure of Liu & Li 2024 for a kernel matrix.
 
     `τ_h^(1/2) = Σ_i Σ_l |K_{h,i,l}| √V_{l,i} + |Σ_i Σ_l K_{h,i,l} μ_{l,i}|`. Output h at the last position is a linear
-    map of all inputs at all lags, `y_h = Σ_{i,l} K_{h,i,l} u_{l,i}`: for the proof of Theorem 4.2 an input of another
-    channel is what one of another lag is. The bound `|y_h - E y_h| ≤ max |u - μ|/√V · Σ |K| √V` and the mean
-    `|E y_h| = |Σ K μ|`, which the two terms are, therefore hold with sums over pairs (i, l) in place of lags; whatever
-    the correlations of the inputs, of channels as of positions, and with no term counted twice. For one channel it is
-    `theory.complexity.tau`.
+    map of all inputs at all lags, `y_h = Σ_{i,l} K_{h,i,l} u_{l,i}`: in the proof of Theorem 4.2, an input of another
+    channel has the role of an input at another lag. The two terms are the bound
+    `|y_h - E y_h| ≤ max |u - μ|/√V · Σ |K| √V` and the mean `|E y_h| = |Σ K μ|`. Both therefore hold with sums over
+    pairs (i, l) in place of lags, for any correlations of the inputs between channels and between positions, and no
+    term is counted twice. For one channel, the measure is `theory.complexity.tau`.
 
     Args:
         kernel: `(D, E, L)`.

@@ -4,24 +4,24 @@ Legend: `B` rows, `L` positions, `D` channels, `O` outputs of the mixing matrix.
 token.
 
 A layer computes `z = W y` with `y_d = Σ_ℓ k_{d,ℓ} x_{d,ℓ}` at the last position. Liu & Li take the mean of τ over the
-channels and leave the dependence between channels open (Section 5). This is our definition. With
-w_{o,ℓ} = W_o ⊙ k_ℓ, what output o weighs the inputs of lag ℓ with, and Γ_ℓ, the covariance between channels at lag ℓ,
+channels and leave the dependence between channels open (Section 5). The following definition is ours. With
+w_{o,ℓ} = W_o ⊙ k_ℓ, the weights of the inputs at lag ℓ in output o, and Γ_ℓ, the covariance between channels at lag ℓ,
 
 τ_o^{1/2} = Σ_ℓ √(w_{o,ℓ}ᵀ Γ_ℓ w_{o,ℓ}) + |Σ_ℓ w_{o,ℓ}ᵀ μ_ℓ|.
 
-The size |k_ℓ| √K_ℓ of one position in eq. (6) is the standard deviation of what that position adds to the output, and
-so is the square root here. What follows from that in the paper carries over: the first term bounds the standard
+The size |k_ℓ| √K_ℓ of one position in eq. (6) is the standard deviation of the contribution of this position to the
+output, and so is the square root here. The consequences in the paper carry over: the first term bounds the standard
 deviation of z_o for any correlation in time (Minkowski's inequality), and Proposition 4.3 holds for z_o, with the
-process w_{o,ℓ}ᵀ (x_ℓ - μ_ℓ) / √(w_{o,ℓ}ᵀ Γ_ℓ w_{o,ℓ}) in place of x̃. Theorem 4.2 does not carry over as it is, because
+process w_{o,ℓ}ᵀ (x_ℓ - μ_ℓ) / √(w_{o,ℓ}ᵀ Γ_ℓ w_{o,ℓ}) in place of x̃. Theorem 4.2 does not carry over directly, because
 this process depends on the model.
 
-- With W = I it is τ of each channel, whatever the correlation.
+- With W = I, τ_o is τ of each channel, for any correlation.
 - With uncorrelated channels of mean 0, τ_o is a mean with the weights W_od²: for one lag, exactly Σ_d W_od² τ_d.
-- With equal inputs in all channels, τ_o is that of the single kernel Σ_d W_od k_d: kernels may add up or cancel.
+- With equal inputs in all channels, τ_o is τ of the single kernel Σ_d W_od k_d: kernels may add up or cancel.
 - τ of the matrix of all kernels (`theory.mimo.matrix_tau`), which does not use the correlation, is an upper bound.
 
-It therefore differs from the mean over channels where channels are correlated, or where the rows of W do not have the
-norm 1 (a fresh `nn.Linear` has rows of norm about 1/√3).
+τ_o therefore differs from the mean over channels if channels are correlated, or if the rows of W do not have the norm 1
+(a fresh `nn.Linear` has rows of norm about 1/√3).
 """
 
 import torch
@@ -45,10 +45,10 @@ def mixed_tau(
     documents: Documents | None = None,
     processes: Processes | None = None,
 ) -> Tensor:
-    """τ of each output of a mixing matrix behind the convolutions, see the head of this module.
+    """τ of each output of a mixing matrix behind the convolutions, see the description of this module.
 
-    What each position adds to the outputs has the moments of eq. (6); the covariance matrices are not formed.
-    Its cost is that of the linear map of all positions, B L D O multiply-adds.
+    The moments of eq. (6) are those of the contribution of each position to the outputs; the covariance matrices are
+    not formed. The cost is that of the linear map of all positions, B L D O multiply-adds.
 
     Args:
         kernel: `(D, L)`, with a feed-through at lag 0; L at least the length of the inputs.
@@ -62,7 +62,7 @@ def mixed_tau(
         `(O,)`; the mean over outputs is the τ of a layer.
 
     Raises:
-        ValueError: A `mixing` matrix of other channels than the kernel's.
+        ValueError: The columns of `mixing` are not the channels of the kernel.
 
     Source: an extension of Liu & Li 2024, eq. (6).
     """

@@ -1,13 +1,13 @@
-"""Normal state matrices: when a matrix is diagonal in an orthonormal basis, and what the bounds then need of it.
+"""Normal state matrices, which are diagonal in an orthonormal basis, and the quantities of them that the bounds need.
 
 Legend: `d` channels, `N` states per channel, `B` batch, `L` length.
 
 A matrix is normal if it commutes with its conjugate transpose, or, equivalently, is U Λ U* with a unitary U. Then
-‖A‖₂ = max |λ|, and λ(A_sym) = Re λ(A), so that the spectral abscissa decides about the contraction:
-‖e^(tA)‖₂ = e^(t max Re λ). Diagonal matrices are normal, and so are skew-symmetric ones, rotations and the real form of
-complex states in conjugate pairs. HiPPO-LegS is not.
+‖A‖₂ = max |λ|, and λ(A_sym) = Re λ(A), so that the spectral abscissa determines the contraction:
+‖e^(tA)‖₂ = e^(t max Re λ). Diagonal matrices are normal, and so are skew-symmetric matrices, rotations and the real
+form of complex states in conjugate pairs. HiPPO-LegS is not normal.
 
-Without normality, the spectral abscissa says nothing about a single step: ‖e^(tA)‖₂ <= e^(t ω) holds with the numerical
+Without normality, the spectral abscissa does not bound a single step: ‖e^(tA)‖₂ <= e^(t ω) holds with the numerical
 abscissa ω = λ_max(A_sym), which may be positive for a stable matrix.
 
 Source: Honarpisheh et al. 2025, Section 4.2 and Lemma B.1. The constructions are ours.
@@ -89,7 +89,9 @@ def unitary_diagonalization(A: Tensor, tolerance: float = _TOLERANCE) -> tuple[T
         error = torch.linalg.matrix_norm(rotated - torch.diag_embed(eigenvalues)) / size
         if bool((error <= 10 * tolerance).all()):
             return eigenvalues, vectors
-    raise ValueError(f"`A` could not be diagonalised within the tolerance {tolerance:g}: it is nearly not normal.")
+    raise ValueError(
+        f"`A` could not be diagonalised within the tolerance {tolerance:g}: it is not close enough to a normal matrix."
+    )
 
 
 def real_matrix_of_pairs(a: Tensor) -> Tensor:

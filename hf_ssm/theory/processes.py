@@ -49,12 +49,12 @@ def normalized_process(inputs: Tensor, mean: Tensor, variance: Tensor, mask: Ten
 def sub_gaussian_parameter(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """The smallest σ for which P(|x̃| ≥ u) ≤ 2 exp(-u²/2σ²) at every u, for the distribution of the given numbers.
 
-    Rows and positions of a channel count as one sample: P is the mean of the probabilities at the positions. That is
-    less than the paper assumes, a σ for each position, and enough for Proposition 4.3, whose proof sums the
-    probabilities over the positions. It also needs fewer rows, because a sample of n numbers gives no probabilities
+    Rows and positions of a channel count as one sample: P is the mean of the probabilities at the positions. This is a
+    weaker condition than that of the paper (a σ for each position), and suffices for Proposition 4.3, whose proof sums
+    the probabilities over the positions. It also needs fewer rows, because a sample of n numbers gives no probabilities
     below 1/n.
 
-    The standard normal distribution has σ = 1, numbers that are 1 or -1 have 1/√(2 log 2) = 0.849.
+    The standard normal distribution has σ = 1; numbers that are 1 or -1 have σ = 1/√(2 log 2) = 0.849.
 
     Args:
         values: `(B, L, D)`, x̃.

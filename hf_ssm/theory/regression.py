@@ -38,13 +38,13 @@ def linear_regression_bound(
     """A bound on sup_θ |L_n(θ) - L(θ)| of the mean squared error, over all θ with ‖θ‖₂ ≤ R.
 
     With probability at least 1 - δ over n independent samples with ‖x‖₂ ≤ r and |y| ≤ 1, the gap is at most
-    4 r R (r R + 1) / √n + 3 (r R + 1)² √(log(4/δ) / 2n). The output of the model obeys the same quantity,
-    |θᵀx| ≤ r R, which is why its size at the start of training and its growth in training are what to control:
-    the step from here to τ, rescaling and regulariser.
+    4 r R (r R + 1) / √n + 3 (r R + 1)² √(log(4/δ) / 2n). The same quantity bounds the output of the model,
+    |θᵀx| ≤ r R. The size of the output at the start of training and its growth in training should therefore be
+    controlled. This argument leads to τ, the rescaling and the regulariser.
 
-    The paper leaves the constant open. Ours are those of its proof, with two changes: the loss is at most (r R + 1)²,
-    where the proof has the larger 2 r² R² + 2, and log(2/δ) becomes log(4/δ), because the lemma bounds one side of the
-    gap only.
+    The paper leaves the constant open. The constants here are those of its proof, with two changes: the loss is at most
+    (r R + 1)², where the proof has the larger bound 2 r² R² + 2, and log(2/δ) becomes log(4/δ), because the lemma
+    bounds one side of the gap only.
 
     Args:
         radius: r.

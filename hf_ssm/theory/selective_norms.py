@@ -3,7 +3,7 @@
 Legend: `d` channels, `N` states per channel, `R` rows of the step projection (1 where all channels share the step),
 `V` tokens of the vocabulary.
 
-For trained weights, 1 - ρ_A can be 1e-40, hence the logarithms.
+For trained weights, 1 - ρ_A can be 1e-40; the module therefore has logarithms of these quantities.
 """
 
 import math
@@ -159,7 +159,7 @@ def selective_norms(
         shapes = [tuple(matrix.shape) for matrix in (A, W_B, W_C)]
         raise ValueError(f"`A` must be real, (d, N) or (d, N, N), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}.")
     if (q is None) != (p is None):
-        raise ValueError("`q` and `p` must be given together, or neither for the fixed step 1.")
+        raise ValueError("`q` and `p` must be given together; leave out both for the fixed step 1.")
     channels, states = A.shape[:2]
     largest, columns, margin = _state_norms(A.detach().double(), is_fixed=q is None)
     lowest = highest = largest_row = entries = None
@@ -214,7 +214,7 @@ def norm_assumptions(norms: SelectiveNorms, num_sequences: int | None = None) ->
 
     Args:
         norms: Norms of the class.
-        num_sequences: m; `None` leaves m >= d_2 out.
+        num_sequences: m; `None` omits the assumption m >= d_2.
 
     Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2, and Lemma C.4.
     """

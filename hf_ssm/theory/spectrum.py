@@ -252,7 +252,7 @@ def strongest_line(power: Tensor) -> tuple[float, float]:
     """
     reach = (power.shape[-1] - 1) // 16
     if power.dim() != 1 or reach < 2:
-        raise ValueError(f"`power` must be of 33 frequencies or more, (F,), got {tuple(power.shape)}.")
+        raise ValueError(f"`power` must have shape (F,) with at least 33 frequencies, got {tuple(power.shape)}.")
     density = power.to(torch.float64).clone()
     # The frequency π has no distinct negative.
     density[-1] *= 2

@@ -138,9 +138,9 @@ def largest_eigenvalue(inputs: Tensor, mask: Tensor | None = None) -> float:
 def largest_state_energy(inputs: Tensor, mask: Tensor | None = None) -> float:
     """max over ω of E|Σ_t x_t e^{-iωt}|², for inputs of mean square 1: the energy of a state that does not forget.
 
-    It stands for L λ_max(E[x xᵀ]) in `autocorrelation_step` where E[x xᵀ] has to be estimated. For an eigenvalue
-    a = iω, E|h_L|² is |b̄|² times the value at ω, so that this bound is attained, and it is at most L λ_max. A mean over
-    rows of a periodogram has no bias from few rows.
+    It replaces L λ_max(E[x xᵀ]) in `autocorrelation_step` if E[x xᵀ] has to be estimated. For an eigenvalue a = iω,
+    E|h_L|² is |b̄|² times the value at ω, so that this bound is attained, and it is at most L λ_max. A mean over rows
+    of a periodogram has no bias from few rows.
 
     Args:
         inputs: `(B, L, D)`, real; the energies of channels add up, and are divided by the sum of their mean squares.
@@ -175,8 +175,8 @@ def autocorrelation_step(length: float, eigenvalue: float = 1.0) -> float:
         ValueError: An argument that is not positive and finite.
 
     Source: Liu & Li 2024, "Autocorrelation Matters" (arXiv 2411.19455): "the dependency of the SSM timescale on
-    sequence length based on sequence autocorrelation". The derivation above is ours, as we have read the abstract and
-    summaries of the paper only; they state the same proportionality.
+    sequence length based on sequence autocorrelation". The derivation above is ours, because we have read only the
+    abstract and summaries of the paper; they state the same proportionality.
     """
     _check_length(length)
     if not 0 < eigenvalue < math.inf:
@@ -187,8 +187,8 @@ def autocorrelation_step(length: float, eigenvalue: float = 1.0) -> float:
 def range_around(step: float) -> tuple[float, float]:
     """[Δ/10, 10 Δ], at most 1: the two decades of the usual range [1e-3, 1e-1] around another step.
 
-    The sources of the rules give one number, and models draw their step sizes from a range; that its width is kept is
-    our choice.
+    The sources of the rules give one number, and models draw their step sizes from a range; keeping the width of the
+    usual range is our choice.
 
     Raises:
         ValueError: A step that is not positive and finite.
@@ -267,7 +267,7 @@ def matched_range(
         ValueError: No power, or a length below 1.
 
     Source: our reading of power spectrum matching, the "task-dependent initialization" of Chen & Chen 2025 (arXiv
-    2509.20789), of which we have read the abstract: the spectrum of a model's inductive bias is that of its frequency
+    2509.20789), whose abstract we have read: the spectrum of a model's inductive bias is that of its frequency
     response, which is matched to the data before training. The divergence, the grid and the restriction to the range of
     Δ are ours.
     """

@@ -30,8 +30,8 @@ def build_dna_tokenizer(
     * `a c g t n` (soft-masked bases) are the tokens of their capitals;
     * white space is dropped, such as line breaks of a FASTA record (or one `[UNK]` each, with `keep_whitespace`);
       offsets refer to the original text;
-    * `U` is `T`, and the ambiguity codes `R Y S W K M B D H V` are `N`, in either case (or one `[UNK]` each, with
-      `keep_ambiguity`);
+    * `U` is read as `T`, and the ambiguity codes `R Y S W K M B D H V` as `N`, in upper and lower case (or one `[UNK]`
+      each, with `keep_ambiguity`);
     * every other character is one `[UNK]`;
     * a special token in the text, such as `ACG[MASK]TT`, is that token, in this spelling only;
     * a pair of sequences is joined by `[SEP]`.

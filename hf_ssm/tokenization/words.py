@@ -125,4 +125,6 @@ def _check_words(words: Sequence[str]) -> None:
     counts = Counter(words)
     bad = [word for word in counts if counts[word] > 1 or word in WORD_SPECIAL_TOKENS or word.split() != [word]]
     if bad:
-        raise ValueError(f"words: {bad[:5]} are duplicates, special tokens, or contain white space; remove them.")
+        raise ValueError(
+            f"words: {bad[:5]} are duplicates or special tokens, or contain white space; remove these words."
+        )

@@ -72,14 +72,15 @@ def chosen_fields(settings: RunSettings, data: RunData) -> dict[str, Any]:
     if two_sided and reads_only_dna(data.tokenizer):
         chosen["bidirectional"] = True
         logger.warning(
-            "Chosen for labels of DNA: model.bidirectional=true, so that each position depends on both sides. For one "
-            "direction: --set model.bidirectional=false."
+            "The model labels DNA, so model.bidirectional=true was chosen: each position depends on both sides. "
+            "For a model of one direction, use --set model.bidirectional=false."
         )
     for name, value in config_type.fields_for_any_length(names).items():
         chosen[name] = value
         logger.warning(
-            f"Chosen for texts of any length: model.{name}={value}. With the default, --set "
-            f"model.{name}={getattr(config_type, name)}, model.max_position_embeddings (the longest row) is the limit."
+            f"For texts of any length, model.{name}={value} was chosen. With the default (--set "
+            f"model.{name}={getattr(config_type, name)}), the longest input is model.max_position_embeddings (by "
+            "default the longest row)."
         )
     return chosen
 
@@ -106,7 +107,7 @@ def time_step_fields(settings: RunSettings, data: RunData) -> dict[str, float]:
         raise ValueError(f"model.time_steps={rule!r}: {error}") from error
     chosen = {name: value for name, value in proposal.fields.items() if name not in given}
     names = ", ".join(f"model.{name}={value:g}" for name, value in chosen.items())
-    logger.warning(f"Chosen by model.time_steps={rule}: {names} ({proposal.reason}).")
+    logger.warning(f"model.time_steps={rule} has chosen {names} ({proposal.reason}).")
     return chosen
 
 
@@ -134,21 +135,21 @@ def _check_fit(config: Any, data: RunData) -> None:
             for count in (config.num_input_channels, data.num_channels)
         ]
         raise ValueError(
-            f"the model reads {kinds[0]} but the data are {kinds[1]}: leave model.num_input_channels out, choose "
+            f"the model reads {kinds[0]}, but the data are {kinds[1]}: leave model.num_input_channels out, choose "
             "another checkpoint, or convert images to gray with data.grayscale=true"
         )
     if data.tokenizer is not None and config.vocab_size < len(data.tokenizer):
         raise ValueError(
-            f"the model has vocab_size={config.vocab_size} but the tokenizer has {len(data.tokenizer)} "
-            "tokens: leave model.vocab_size out, or use the tokenizer of the checkpoint"
+            f"the model has vocab_size={config.vocab_size}, but the tokenizer has {len(data.tokenizer)} tokens: "
+            "leave model.vocab_size out, or use the tokenizer of the checkpoint"
         )
     limit = config.longest_input
     if limit is not None and data.longest > limit:
         # The limit of a hybrid is that of its Hyena layers.
         owner = "model" if hasattr(config, "max_position_embeddings") else "model.mixers['hyena']"
         raise ValueError(
-            f"the longest sequence has {data.longest} tokens but the model takes {limit}: cut the sequences "
-            f"with --max-length {limit}, or increase {owner}.max_position_embeddings"
+            f"the longest sequence has {data.longest} tokens, but the model takes at most {limit}: cut the "
+            f"sequences with --max-length {limit}, or increase {owner}.max_position_embeddings"
         )
     if data.label_kind in ("number", "numbers"):
         _check_targets(config, data)
@@ -164,7 +165,8 @@ def _check_targets(config: Any, data: RunData) -> None:
     outputs = _num_outputs(data.splits, pooled)
     if config.num_labels != outputs:
         raise ValueError(
-            f"the model has {config.num_labels} outputs but the labels have {outputs}: leave model.num_labels out"
+            f"the model has {config.num_labels} outputs, but the labels have {outputs} numbers: leave "
+            "model.num_labels out"
         )
     if not pooled:
         check_label_for_each_position(data.splits)
@@ -182,8 +184,9 @@ def _num_outputs(splits: DatasetDict, pooled: bool) -> int:
     lengths = sorted({int(length) for split in splits.values() for length in row_lengths(split, "labels")})
     if len(lengths) > 1:
         raise ValueError(
-            f"with model.pooling every row has one vector of numbers, but the labels have lengths from {lengths[0]} to "
-            f"{lengths[-1]}: make them equal, or leave model.pooling out where there is a label for each position"
+            "with model.pooling, every row has one vector of numbers, but the labels have lengths from "
+            f"{lengths[0]} to {lengths[-1]}: make the lengths equal, or, if there is a label for each position, "
+            "leave model.pooling out"
         )
     return lengths[0]
 
@@ -204,8 +207,8 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
         fields.setdefault("pooling", "mean")
     if data.classes is not None and fields.pop("num_labels", len(data.classes)) != len(data.classes):
         raise ValueError(
-            f"model.num_labels={settings.model['num_labels']} but the data has {len(data.classes)} classes "
-            f"({', '.join(data.classes)}): leave it out"
+            f"model.num_labels={settings.model['num_labels']}, but the data have {len(data.classes)} classes "
+            f"({', '.join(data.classes)}): leave model.num_labels out"
         )
     determined = _label_fields(settings, data, pooled=fields.get("pooling") is not None)
     if "num_labels" in fields:  # `_check_targets` compares
@@ -219,12 +222,13 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     family, was_regression = family_of(config), config.problem_type == "regression"
     if config.reads_series:
         raise ValueError(
-            f"--model {checkpoint!r} forecasts series, and the command has no such task: train it in Python, as "
-            "examples/forecasting.py does"
+            f"--model {checkpoint!r} forecasts series, and the command has no task of this kind: train the model "
+            "in Python, as examples/forecasting.py does"
         )
     if config.frame_shape is not None:
         raise ValueError(
-            f"--model {checkpoint!r} predicts videos, and the command has no such task: train it in Python"
+            f"--model {checkpoint!r} predicts videos, and the command has no task of this kind: train the model in "
+            "Python"
         )
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
@@ -246,8 +250,8 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
     wrong = [name for name in changed if not name.startswith("classifier.")]
     if wrong:
         raise ValueError(
-            f"--model {checkpoint!r} does not fit the model settings: {', '.join(wrong[:3])} have another "
-            "shape; leave the sizes out of the settings"
+            f"--model {checkpoint!r} does not fit the model settings: {', '.join(wrong[:3])} have other shapes in "
+            "the checkpoint; leave the sizes out of the settings"
         )
     if was_regression != (config.problem_type == "regression"):
         # A head of the same size, but of the other kind.
@@ -269,12 +273,16 @@ def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
     config: Any = model.config
     for index in np.flatnonzero(labels.min(axis=0) == labels.max(axis=0)):
         name = config.id2label[int(index)]
-        raise ValueError(f"all training labels {name!r} are {labels[0, index]:g}: there is nothing to learn")
+        raise ValueError(
+            f"all training labels {name!r} are {labels[0, index]:g}, so there is nothing to learn: choose another "
+            "data.label_column"
+        )
     deviations = labels.std(axis=0)
     if deviations.max() > _LARGEST_DEVIATION or deviations.min() < 1 / _LARGEST_DEVIATION:
         logger.warning(
-            f"The standard deviation of the labels is {', '.join(f'{value:.3g}' for value in deviations)}: training is "
-            "slow far from 1. Divide the labels by it, or take their logarithm."
+            f"The standard deviation of the labels is {', '.join(f'{value:.3g}' for value in deviations)}; "
+            "training is slow if it is far from 1. Divide the labels by their standard deviation, or take their "
+            "logarithm."
         )
     head: Any = model.classifier
     if head.bias is not None:
@@ -298,7 +306,8 @@ def _label_fields(settings: RunSettings, data: RunData, pooled: bool) -> dict[st
         count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")
         if settings.model.get("num_labels", count) != count:
             raise ValueError(
-                f"model.num_labels={settings.model['num_labels']} but the labels have {count} numbers: leave it out"
+                f"model.num_labels={settings.model['num_labels']}, but the labels have {count} numbers: leave "
+                "model.num_labels out"
             )
         kind, names = {"problem_type": "regression"}, [columns] if isinstance(columns, str) else list(columns)
         if len(names) != count:

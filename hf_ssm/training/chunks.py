@@ -73,8 +73,8 @@ class CarriedStates:
         if cache is None and folder is not None:
             if not (folder / name).is_file():
                 raise ValueError(
-                    f"`chunk_length`: {str(folder)!r} has no {name}, the states of this process: resume with as many "
-                    "processes as have saved it, or from the end of an epoch."
+                    f"`chunk_length`: {str(folder)!r} has no {name}, the file with the states of this process: "
+                    "resume with the number of processes that saved the checkpoint, or from the end of an epoch."
                 )
             cache = SSMCache.load(folder / name, backbone)
         if cache is None or cache.get_seq_length() != start:
@@ -102,17 +102,31 @@ def check_chunks(model: Any, args: Any) -> None:
     recomputes = args.activation_checkpointing or _backbone(model).gradient_checkpointing
     reasons = (
         (config.non_causal_flag, f"the model has {config.non_causal_flag}: outputs would depend on later pieces"),
-        (getattr(model, "pooling", 0), f"{type(model).__name__} has one output for a row, which needs the whole row"),
+        (
+            getattr(model, "pooling", 0),
+            f"{type(model).__name__} has one output for each row, and this output needs the whole row",
+        ),
         (config.frame_shape, "the model reads videos"),
         (config.reads_series, "the model normalises whole series"),
-        (config.tau_weight, f"`tau_weight`={config.tau_weight}, but τ is defined for whole rows: set it to 0"),
-        (recomputes, "gradient checkpointing would change the states twice: leave it out, as pieces bound the memory"),
+        (
+            config.tau_weight,
+            f"`tau_weight`={config.tau_weight}, but τ is defined for whole rows: set `tau_weight` to 0",
+        ),
+        (
+            recomputes,
+            "gradient checkpointing would change the states twice: leave gradient checkpointing out, as the pieces "
+            "already limit the memory",
+        ),
         (args.label_smoothing_factor, "`label_smoothing_factor` does not see labels in the next piece: set it to 0"),
         (
             args.train_sampling_strategy not in ("random", "sequential"),
-            f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders whole rows: leave it out",
+            f"`train_sampling_strategy`={args.train_sampling_strategy!r} orders whole rows: leave this argument out",
         ),
-        (batches, "`split_batches` and `dispatch_batches` of `accelerator_config` distribute batches otherwise"),
+        (
+            batches,
+            "`split_batches` and `dispatch_batches` of `accelerator_config` distribute batches in another way: "
+            "leave them out",
+        ),
         (shares_rows, "processes that share rows (`parallelism_config`) cannot have streams of their own"),
         (args.n_gpu > 1, "`torch.nn.DataParallel` copies the model: start one process for each device"),
     )
@@ -123,8 +137,8 @@ def check_chunks(model: Any, args: Any) -> None:
         for name, module in model.named_modules():
             if isinstance(module, SequenceOperator) and not module.has_recurrent_state:
                 raise ValueError(
-                    f"`carry_states=True` needs states of a fixed size, but `{name}` remembers all inputs: leave it "
-                    "out, so that the memory ends with each row."
+                    f"`carry_states=True` needs states of a fixed size, but `{name}` remembers all inputs: leave "
+                    "`carry_states` out, so that the memory ends with each row."
                 )
 
 

@@ -47,19 +47,22 @@ def context_size(args: Any) -> int:
     configured = getattr(config, "cp_size", 1)
     if (sequence_size := getattr(config, "sp_size", 1)) > 1:
         raise ValueError(
-            f"`sp_size`={sequence_size} of accelerate's ParallelismConfig is DeepSpeed's exchange of attention heads, "
-            "which state space models lack: set it to 1, and `cp_size` to the number of processes of a sequence."
+            f"`sp_size`={sequence_size} of accelerate's ParallelismConfig is DeepSpeed's exchange of attention "
+            "heads, and state space models have no attention heads: set `sp_size` to 1, and `cp_size` to the "
+            "number of processes of a sequence."
         )
     if size is not None and configured not in (1, size):
-        raise ValueError(f"`cp_size`={size} contradicts `parallelism_config.cp_size`={configured}: give one of them.")
+        raise ValueError(
+            f"`cp_size`={size} contradicts `parallelism_config.cp_size`={configured}: give only one of the two."
+        )
     size = configured if size is None else size
     if size == 1:
         return 1
     processes = args.world_size
     if processes % size:
         raise ValueError(
-            f"`cp_size`={size} processes share each sequence, but there are {processes}: start a multiple of {size}, "
-            f"as by `accelerate launch --multi_gpu --num_processes {size}`."
+            f"`cp_size`={size} processes share each sequence, but the number of processes is {processes}: start a "
+            f"multiple of {size} processes, for example by `accelerate launch --multi_gpu --num_processes {size}`."
         )
     if config is not None and config.tp_size > 1:
         raise ValueError(f"`cp_size`={size} and `tp_size`={config.tp_size} cannot be combined: set one of them to 1.")
@@ -67,17 +70,20 @@ def context_size(args: Any) -> int:
     if rows not in (1, processes // size):
         raise ValueError(
             f"`dp_replicate_size` times `dp_shard_size` is {rows}, but {processes} processes with `cp_size`={size} "
-            f"make {processes // size} groups: leave both out, or let their product be {processes // size}."
+            f"make {processes // size} groups: leave both arguments out, or let their product be "
+            f"{processes // size}."
         )
     if getattr(args, "chunk_length", None) is not None:
         raise ValueError(
-            f"`chunk_length`={args.chunk_length} reads a sequence piece by piece, and `cp_size`={size} lets processes "
-            "share it: leave one of them out."
+            f"`chunk_length`={args.chunk_length} reads a sequence piece by piece, but `cp_size`={size} lets "
+            "processes share the sequence: leave one of the two arguments out."
         )
     if args.eval_use_gather_object:
-        raise ValueError(f"`eval_use_gather_object=True` does not work with `cp_size`={size}: leave it out.")
+        raise ValueError(
+            f"`eval_use_gather_object=True` does not work with `cp_size`={size}: leave `eval_use_gather_object` out."
+        )
     if args.accelerator_config.dispatch_batches:
-        raise ValueError(f"`dispatch_batches=True` does not work with `cp_size`={size}: leave it out.")
+        raise ValueError(f"`dispatch_batches=True` does not work with `cp_size`={size}: leave `dispatch_batches` out.")
     return size
 
 
@@ -136,8 +142,9 @@ class ContextParallelism:
             backbone_of(model).sharing = self.sharing
         elif any(getattr(module, "sharing", None) is not None for module in model.modules()):
             raise ValueError(
-                "The sequences of `model` are shared by processes, to which the Trainer would give other rows: pass "
-                "SSMTrainingArguments(cp_size=...), and leave out `split_sequences`, or end it by `join_sequences`."
+                "Processes share the sequences of `model`, but the Trainer would give these processes different "
+                "rows: pass SSMTrainingArguments(cp_size=...), and leave out `split_sequences`, or undo it with "
+                "`join_sequences`."
             )
 
     @contextmanager
@@ -172,9 +179,9 @@ class ContextParallelism:
         dist.all_gather_object(digests, digest.hexdigest(), group=self.sharing.group)
         if len(set(digests)) > 1:
             raise ValueError(
-                f"The {self.size} processes that share sequences (`cp_size`) have got different batches: the data set "
-                "or the collator draws random numbers that differ between processes; use those of torch's global "
-                "generator, or seed them equally."
+                f"The {self.size} processes that share sequences (`cp_size`) have different batches, because the "
+                "data set or the collator draws random numbers that differ between processes: draw them from "
+                "torch's global generator, or with the same seed in all processes."
             )
 
     def joined(self, outputs: Any) -> Any:

@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise type(error)(
             f"--output {str(folder)!r}: the folder cannot be made ({error.strerror}); choose another folder"
         ) from error
-    busy = f"--output {str(folder)!r} is in use by another run: wait for its end, or choose another folder"
+    busy = f"--output {str(folder)!r} is in use by another run: wait for the end of that run, or choose another folder"
     lock = lock_file(folder / _LOCK_NAME, busy)
     try:
         yield
@@ -74,7 +74,7 @@ def locked(folder: Path) -> Iterator[None]:
 def check_output(
     folder: Path,
     overwrite: bool,
-    remedy: str = "choose another folder, continue its run (--resume), or replace it (--overwrite-output)",
+    remedy: str = "choose another folder, continue its run (--resume), or replace its run (--overwrite-output)",
 ) -> None:
     """Raise an `OSError` for a folder that is a file, is not writable, or is not empty without `overwrite`."""
     if folder.is_dir() and any(path.name != _LOCK_NAME for path in folder.iterdir()) and not overwrite:
@@ -123,7 +123,10 @@ def discard_incomplete(folder: Path) -> None:
     for checkpoint in _checkpoints(folder).values():
         problem = checkpoint_problem(checkpoint)
         if problem is not None:
-            logger.warning(f"{str(checkpoint)!r} {problem}: it is deleted, and the run continues from the one before.")
+            logger.warning(
+                f"{str(checkpoint)!r} {problem}: this checkpoint is deleted, and the run continues from the "
+                "checkpoint before it."
+            )
             shutil.rmtree(checkpoint)
     for path in folder.glob("*.py"):
         if path.stat().st_size <= len(HEADER.encode()) and _is_exported_code(path):
@@ -173,7 +176,7 @@ def _check_file(path: Path) -> list[str]:
     if path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
         if path.name == _TRAINER_STATE and path.parent.name != f"checkpoint-{content['global_step']}":
-            raise ValueError(f"it is the state of step {content['global_step']}")
+            raise ValueError(f"the file holds the state of step {content['global_step']}")
         return sorted(set(content["weight_map"].values())) if path.name.endswith(".index.json") else []
     if path.suffix == ".safetensors":
         with safe_open(path, "pt"):  # reads the header and compares the size of the file with it
@@ -182,7 +185,7 @@ def _check_file(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()
         if member is not None:
-            raise ValueError(f"wrong checksum of {member}")
+            raise ValueError(f"{member} has a wrong checksum")
     return []
 
 

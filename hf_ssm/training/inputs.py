@@ -180,7 +180,10 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
             ) from error
     for token in ("pad_token", "mask_token") if settings.task == "masked-lm" else ("pad_token",):
         if getattr(tokenizer, token) is None:
-            raise ValueError(f"tokenizer {name!r} has no {token}, which {settings.task} needs: set it")
+            raise ValueError(
+                f"the tokenizer {name!r} has no {token}, but model.task={settings.task!r} needs one: set the token "
+                "in the tokenizer, or choose another tokenizer"
+            )
     return tokenizer
 
 
@@ -246,12 +249,13 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
     if labelled and task.labelled and bare_suffix(Path(source)) in FASTA_SUFFIXES:
         raise ValueError(
-            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, which model.task="
-            f"{settings.task!r} needs: choose --task causal-lm or masked-lm, or give a table with labels"
+            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, but "
+            f"model.task={settings.task!r} needs labels: choose --task causal-lm or masked-lm, or give a table "
+            "with labels"
         )
     if task.reads_pairs and not settings.data.get("pair_column"):
         raise ValueError(
-            f"model.task={settings.task!r} reads two texts of each row: name the column of the second one with "
+            f"model.task={settings.task!r} reads two texts of each row: name the column of the second text with "
             "data.pair_column"
         )
     # A misspelled name is found before a download.
@@ -320,8 +324,8 @@ def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatur
         return SignalFeatureExtractor.from_pretrained(checkpoint), {}
     except OSError as error:
         raise ValueError(
-            f"--model {checkpoint!r} has no preprocessor_config.json, which defines how numbers are scaled: choose a "
-            "model that was trained on images or numbers, or set data.normalization"
+            f"--model {checkpoint!r} has no preprocessor_config.json, the file that defines the scale of numbers: "
+            "choose a model that was trained on images or numbers, or set data.normalization"
         ) from error
 
 
@@ -342,8 +346,8 @@ def _hint_at_regression(settings: RunSettings, train: Dataset, labels: str, kind
         count = len(set(train[labels]))
         if count > _MANY_CLASSES and settings.task == "sequence-classification":
             logger.warning(
-                f"The labels in {labels!r} are {count} different whole numbers, each of which is taken for a class. To "
-                "predict them as numbers: --task sequence-regression."
+                f"The labels in {labels!r} are {count} different whole numbers, and each is taken for a class. To "
+                "predict the numbers, use --task sequence-regression."
             )
 
 
@@ -367,21 +371,22 @@ def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
         if data.get(key):
             wanted = "texts" if numbers else "images and numbers"
             raise ValueError(
-                f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave it out"
+                f"data.{key}={data[key]!r} is for {wanted}, but {data['dataset']!r} holds {held}: leave data.{key} out"
             )
     if data["unknown_bases"] and not TASKS[task].labelled:
         raise ValueError(
             f"data.unknown_bases={data['unknown_bases']!r}: a language model (model.task={task!r}) would learn to "
-            "predict N: leave it out"
+            "predict N: leave data.unknown_bases out"
         )
     both = [key for key in ("reverse_complement", "pair_column") if data.get(key)]
     if len(both) == 2:
         raise ValueError(
-            "data.reverse_complement would move letters from one text of a pair to the other: leave it out"
+            "data.reverse_complement would move letters from one text of a pair to the other: leave "
+            "data.reverse_complement out"
         )
     if both and task == "token-classification":
         raise ValueError(
-            f"data.{both[0]} would separate tokens from their labels in token-classification: leave it out"
+            f"data.{both[0]} would separate tokens from their labels in token-classification: leave data.{both[0]} out"
         )
 
 
@@ -393,8 +398,9 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
         if len(wrong):
             row = int(wrong[0])
             raise ValueError(
-                f"split {name!r}, row {row + 1}: {labels[row]} labels for {positions[row]} positions; give one for "
-                "each (or, for one vector of numbers from the whole sequence, set model.pooling=mean)"
+                f"split {name!r}, row {row + 1}: there are {labels[row]} labels for {positions[row]} positions; "
+                "give one label for each position (or, for one vector of numbers from the whole sequence, set "
+                "model.pooling=mean)"
             )
 
 

@@ -35,7 +35,7 @@ def read_config(checkpoint: Any) -> Any:
         model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
         classes = {entry.config_class.model_type: entry.config_class for entry in FAMILIES.values()}
         if model_type not in classes:
-            raise ValueError(f"{str(checkpoint)!r} is a {model_type!r} model, not one of hf_ssm")
+            raise ValueError(f"{str(checkpoint)!r} is a {model_type!r} model, which is not a model of hf_ssm")
         try:
             # Not AutoConfig, which asks whether to run the code of a repository.
             return classes[model_type].from_pretrained(checkpoint)
@@ -53,6 +53,7 @@ def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
             if "trust_remote_code" not in str(error):
                 raise
             raise OSError(
-                f"the tokenizer of {name!r} needs code of its repository, which hf-ssm does not run: choose another, "
-                "or load it in Python with trust_remote_code=True and save it as a tokenizer.json"
+                f"the tokenizer of {name!r} needs code of its repository, and hf-ssm does not run this code: "
+                "choose another tokenizer, or load the tokenizer in Python with trust_remote_code=True and save it "
+                "as a tokenizer.json"
             ) from error

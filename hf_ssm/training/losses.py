@@ -100,9 +100,9 @@ def warn_of_fixed_orders(model: Any) -> None:
     )
     if filters_inputs:
         logger.warning_once(
-            "The Sobolev filter acts on the inputs, whose statistics τ takes as constants: the regulariser does not "
-            "train β (`sobolev_trainable`), only the task loss does. Set `tau_statistics='batch'` and "
-            "`tau_detach_statistics=False` for gradients of τ with respect to β."
+            "The Sobolev filter acts on the inputs, and τ takes the statistics of the inputs as constants. "
+            "Therefore the regulariser does not train β (`sobolev_trainable`); only the task loss trains β. Set "
+            "`tau_statistics='batch'` and `tau_detach_statistics=False` for gradients of τ with respect to β."
         )
 
 
@@ -118,7 +118,7 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
 
     Args:
         model: A model of hf_ssm with a head.
-        weight: λ; default: the configuration's `tau_weight`.
+        weight: λ; default: `tau_weight` of the configuration.
 
     Raises:
         TypeError: An argument of another type.
@@ -138,18 +138,18 @@ def tau_loss(model: Any, weight: float | None = None) -> TauLoss:
 
 
 class TauLogger(TrainerCallback):
-    """Logs τ of each layer with transformers' own `Trainer`; `SSMTrainer` does without it.
+    """Logs τ of each layer with transformers' own `Trainer`; `SSMTrainer` does not need this callback.
 
     ```python
     Trainer(model, args, train_dataset=data, callbacks=[TauLogger(model)])
     ```
 
     Each entry of `log_history` with a training loss gets `tau_layer_<i>`, the mean over the batches in training mode
-    since the entry before, and `tau`, their sum. In distributed training these are the batches of the main process.
-    With `compute_loss_func=tau_loss(model)`, τ is computed once for both.
+    since the previous entry, and `tau`, their sum. In distributed training these are the batches of the main process.
+    With `compute_loss_func=tau_loss(model)`, τ is computed once for the loss and the log.
 
     Args:
-        model: A model of hf_ssm, the one that is trained.
+        model: The model that is trained, a model of hf_ssm.
 
     Source: Liu & Li 2024, eq. (6).
     """

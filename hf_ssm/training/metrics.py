@@ -138,7 +138,10 @@ def language_modeling_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """
     nll, correct, counted = np.asarray(prediction.predictions, dtype=np.float64).reshape(-1, 3).sum(axis=0)
     if counted == 0:
-        raise ValueError("no token to predict: every sequence of the split is shorter than two tokens")
+        raise ValueError(
+            "there is no token to predict, as every sequence of the split is shorter than two tokens: give longer "
+            "sequences"
+        )
     with np.errstate(over="ignore"):
         return {"perplexity": float(np.exp(nll / counted)), "token_accuracy": float(correct / counted)}
 

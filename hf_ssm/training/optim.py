@@ -48,8 +48,8 @@ class StateMatrixDecay:
         self._roles = {id(named[name]): role for name, role in roles.items() if role.is_state_matrix}
         if not self._roles:
             raise ValueError(
-                f"`dynamics_weight_decay`={weight_decay} has nothing to act on: the model has no state matrix. "
-                "Set it to 0, or use a state space model (for Hyena, filter_type='s4d' or 's4')."
+                f"`dynamics_weight_decay`={weight_decay} has no effect, because the model has no state matrix. Set "
+                "`dynamics_weight_decay` to 0, or use a state space model (for Hyena, filter_type='s4d' or 's4')."
             )
 
     @torch.no_grad()

@@ -91,7 +91,10 @@ class Pieces(torch.utils.data.Dataset):
         self._rows = rows.select_columns([name for name in names if name in rows.column_names]).with_format("arrow")
         self._lengths = np.maximum(row_lengths(rows, input_name) - int(predicts_next), 0)
         if not self._lengths.any():
-            raise ValueError(f"`chunk_length`: no row of the data has {2 if predicts_next else 1} positions.")
+            raise ValueError(
+                f"`chunk_length`: no row of the data has {2 if predicts_next else 1} positions or more: give "
+                "longer rows."
+            )
         self._fixed = self._whole_rows() if whole_rows else None
         self._shuffled: tuple[int, _Layout] | None = None
         self._stream_length = int(np.diff(self.layout(0).bounds).max())
@@ -219,13 +222,13 @@ def check_rows(rows: Any, input_name: str, predicts_next: bool) -> None:
     """Refuse data whose rows cannot be read piece by piece; see `Pieces`."""
     if not isinstance(rows, Dataset):
         raise TypeError(
-            f"`chunk_length` needs a `datasets.Dataset` whose rows have numbers, got {type(rows).__name__}: build one, "
-            "for example by `Dataset.from_list(rows)`."
+            f"`chunk_length` needs a `datasets.Dataset` whose rows have numbers, got {type(rows).__name__}: build "
+            "a data set, for example by `Dataset.from_list(rows)`."
         )
     if rows.format["type"] == "custom":
         raise ValueError(
-            "`chunk_length`: the data set has a transform, which would draw anew for each piece of a row (data."
-            "reverse_complement, data.unknown_bases): leave it out, or apply it by `map`."
+            "`chunk_length`: the data set has a transform, which would draw new random numbers for each piece of a "
+            "row (data.reverse_complement, data.unknown_bases): leave the transform out, or apply it by `map`."
         )
     if input_name not in rows.column_names:
         raise ValueError(
@@ -243,8 +246,8 @@ def check_rows(rows: Any, input_name: str, predicts_next: bool) -> None:
         is_list = getattr(rows.features[name], "feature", None) is not None
         if not is_list or not np.array_equal(row_lengths(rows, name), lengths):
             raise ValueError(
-                f"`chunk_length`: the column {name!r} must have an entry for each position: a label for a whole row "
-                "needs the whole row, so leave `chunk_length` out."
+                f"`chunk_length`: the column {name!r} must have an entry for each position. If it holds labels for "
+                "whole rows, leave `chunk_length` out."
             )
 
 

@@ -32,10 +32,11 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     Afterwards `model(**batch, output_tau=True).tau` is 1 for every layer. Dropout is disabled
     during the call; batch norm keeps its mode. The configuration records `rescaled=True`.
 
-    In a distributed run (`torch.distributed`) all processes have to call it, each with its own batch. The weights of
-    the first process are broadcast first, as at the start of training; τ is that of the rows of all processes, so that
-    all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are not broadcast, nor those
-    of a model that `tensor_parallel` has split; each process changes its own part of them.
+    In a distributed run (`torch.distributed`) all processes must call this function, each with its own batch. The
+    weights of the first process are broadcast first, as at the start of training; τ is that of the rows of all
+    processes, so that all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are not
+    broadcast, nor are the parameters of a model that `tensor_parallel` has split; each process changes its own part of
+    the parameters.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
@@ -74,7 +75,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     statistics = next((str(part.tau_statistics) for part in operators if part.tau_statistics != "batch"), None)
     if by == "mixed" and statistics is not None:
         raise ValueError(
-            f"by='mixed' needs the covariance of the inputs, which tau_statistics={statistics!r} replaces: give "
+            f"by='mixed' needs the covariance of the inputs, but tau_statistics={statistics!r} replaces it: give "
             "by='mean', or build the model with tau_statistics='batch'."
         )
     _check_shards(model)
@@ -83,7 +84,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     processes = all_processes()
     if one_row and processes is None:
         warnings.warn(
-            "rescale_init_ got a batch of one row: its variance is 0 and τ comes from the mean alone. "
+            "rescale_init_ got a batch of one row: the variance of the batch is 0, and τ depends on the mean only. "
             "Give a batch of many rows.",
             stacklevel=2,
         )
@@ -185,6 +186,6 @@ def _check_shards(model: Any) -> None:
     if wrapped or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         by = "FSDP1 (`FullyShardedDataParallel`)" if wrapped else "DeepSpeed (ZeRO-3)"
         raise ValueError(
-            f"rescale_init_ cannot change parameters that {by} has sharded: call it before the model is wrapped, "
-            "save the rescaled model and load it, or use FSDP2 (`fully_shard`)."
+            f"rescale_init_ cannot change parameters that {by} has sharded: call rescale_init_ before the model is "
+            "wrapped, or save the rescaled model and load it, or use FSDP2 (`fully_shard`)."
         )

@@ -359,22 +359,27 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
     """Refuse to resume on other data: splits are cut anew, so that test rows may have been trained on."""
     path = output / folder.FINGERPRINT_NAME
     if not path.is_file():
-        logger.warning(f"{str(path)!r} is missing: whether the data are those the run began with is unknown.")
+        logger.warning(
+            f"{str(path)!r} is missing, so it is not known whether the data are still those with which the run began."
+        )
         return
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         then = {name: (int(split["rows"]), str(split["hash"])) for name, split in stored.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"--resume: {str(path)!r} is damaged ({error}): restore it, or start a new run") from error
+        raise ValueError(
+            f"--resume: {str(path)!r} is damaged ({error}): restore the file, or start a new run"
+        ) from error
     now = {name: (split["rows"], split["hash"]) for name, split in _fingerprints(data).items()}
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name):
             counts = [f"{splits[name][0]} rows" if name in splits else "no rows" for splits in (then, now)]
             how = f"{counts[0]} then, {counts[1]} now" if counts[0] != counts[1] else "other rows, or another order"
             raise ValueError(
-                f"--resume: the {name} split is not that of the beginning of the run ({how}), so rows of the test "
-                "split may have been trained on: restore the data, or start a new run in another --output (runs of "
-                "earlier versions kept the case of FASTA files: --set data.keep_case=true)"
+                f"--resume: the {name} split differs from the split with which the run began ({how}), so rows of "
+                "the test split may have been trained on: restore the data, or start a new run in another --output "
+                "(runs of earlier versions kept the case of FASTA files; for such a run, use --set "
+                "data.keep_case=true)"
             )
 
 
@@ -384,8 +389,9 @@ def _warn_of_other_random_numbers(checkpoint: Path) -> None:
     rank = f"_{processes.process_index}" if processes.num_processes > 1 else ""
     if not (checkpoint / f"rng_state{rank}.pth").is_file():
         logger.warning(
-            f"{str(checkpoint)!r} has no rng_state{rank}.pth, as it was saved by another number of processes: the run "
-            "continues with other random numbers (dropout) than without the interruption."
+            f"{str(checkpoint)!r} has no rng_state{rank}.pth, because another number of processes saved this "
+            "checkpoint: the run continues with other random numbers (dropout) than it would have without the "
+            "interruption."
         )
 
 
@@ -420,8 +426,9 @@ def _steps_of_stream(settings: RunSettings, output: Path, loaded: RunData, train
     if training.get("max_steps", -1) <= 0:
         if of_pass is None:
             raise ValueError(
-                f"data.streaming=true: the number of rows of {settings.data['dataset']!r} is unknown, so that "
-                "training.num_train_epochs gives no number of steps: set training.max_steps, or data.epoch_rows"
+                f"data.streaming=true: the number of rows of {settings.data['dataset']!r} is unknown, so "
+                "training.num_train_epochs does not give a number of steps: set training.max_steps, or "
+                "data.epoch_rows"
             )
         # Whole steps for each pass, so that the run ends with an evaluation.
         steps["max_steps"] = math.ceil(training["num_train_epochs"] * of_pass)

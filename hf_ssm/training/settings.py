@@ -133,7 +133,7 @@ def parse_value(text: str, kind: Any = Any) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ValueError(f"cannot read the value {text[:40]!r} ...: it is nested too deeply") from error
+        raise ValueError(f"cannot read the value {text[:40]!r} ...: the value is nested too deeply") from error
     return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
 
 
@@ -159,11 +159,11 @@ def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
     except (UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{where} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict | None):
-        raise ValueError(f"{where} must hold the sections {', '.join(SECTIONS)}")
+        raise ValueError(f"{where} must hold a mapping with the sections {', '.join(SECTIONS)}")
     for section, values in (content or {}).items():
         check_choice("section", str(section), SECTIONS, where)
         if not isinstance(values, dict | None):
-            raise ValueError(f"section {section!r} of {where} must hold key: value lines, got {values!r}")
+            raise ValueError(f"section {section!r} of {where} must hold lines of the form `key: value`, got {values!r}")
     sections = {section: dict(values or {}) for section, values in (content or {}).items()}
     model = sections.get("model", {})
     for alias in [name for name in ALIASES if name in model]:
@@ -308,8 +308,8 @@ def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]
         for key in now if section != "training" else now.keys() & _OF_OPTIMIZER:
             if now[key] != then.get(key) and key not in _WITHOUT_EFFECT_ON_ROWS:
                 raise ValueError(
-                    f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} "
-                    "now: leave it unchanged, or start a new run in another --output"
+                    f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} now: "
+                    "leave this setting unchanged, or start a new run in another --output"
                 )
 
 
@@ -337,7 +337,9 @@ def check_config_field(config_type: Any, name: str) -> None:
     hint = (
         f"did you mean `{near}`?" if near else f"the fields are {', '.join(fields)}; names of the papers are {papers}"
     )
-    raise ValueError(f"model.{name}: {config_type.__name__} has no such field: {hint} (`hf-ssm settings` explains all)")
+    raise ValueError(
+        f"model.{name}: {config_type.__name__} has no such field; {hint} (`hf-ssm settings` explains all fields)"
+    )
 
 
 def family_of(config: Any) -> str | None:
@@ -366,19 +368,22 @@ def _check_model(settings: RunSettings) -> None:
     if rule is not None:
         check_choice("rule", str(rule), RULES, "model.time_steps")
         if settings.model["checkpoint"] is not None:
-            raise ValueError(f"model.time_steps={rule!r} is for fresh models, and a checkpoint has steps: leave it out")
+            raise ValueError(
+                f"model.time_steps={rule!r} is for fresh models, but a checkpoint already has step sizes: leave "
+                "model.time_steps out"
+            )
     family = settings.model["family"]
     if family is not None:
         check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
         if config_class(str(family))().reads_series:
             raise ValueError(
-                f"model.family={family!r} forecasts series, and the command has no such task: train it in Python, as "
-                "examples/forecasting.py does"
+                f"model.family={family!r} forecasts series, and the command has no task of this kind: train the "
+                "model in Python, as examples/forecasting.py does"
             )
         if config_class(str(family))().frame_shape is not None:
             raise ValueError(
-                f"model.family={family!r} predicts videos, and the command has no such task: train it in Python, as "
-                "examples/moving_mnist.py does"
+                f"model.family={family!r} predicts videos, and the command has no task of this kind: train the "
+                "model in Python, as examples/moving_mnist.py does"
             )
     if settings.model["checkpoint"] is None:
         for name in settings.config_fields:
@@ -395,7 +400,7 @@ def _check_model(settings: RunSettings) -> None:
 def _check_data(settings: RunSettings) -> None:
     data = settings.data
     if not data["dataset"] or not isinstance(data["dataset"], str):
-        raise ValueError("no dataset: give --dataset, or data.dataset in the settings file")
+        raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
     _check_types("data", data, data_types(data["dataset"]))
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
@@ -405,8 +410,8 @@ def _check_data(settings: RunSettings) -> None:
         raise ValueError(f"data.num_proc={data['num_proc']!r}: give a positive number of processes")
     if data["num_proc"] is not None and data.get("lazy"):
         raise ValueError(
-            f"data.num_proc={data['num_proc']!r}: with data.lazy, the processes that read windows tokenize them: set "
-            "training.dataloader_num_workers instead"
+            f"data.num_proc={data['num_proc']!r}: with data.lazy, the processes that read windows also tokenize "
+            "the windows: set training.dataloader_num_workers instead"
         )
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
@@ -419,7 +424,9 @@ def _check_stream(settings: RunSettings) -> None:
     if not data["streaming"]:
         for key in _OF_STREAMS:
             if data[key] is not None:
-                raise ValueError(f"data.{key}={data[key]!r} is for streams: set data.streaming=true, or leave it out")
+                raise ValueError(
+                    f"data.{key}={data[key]!r} is for streams: set data.streaming=true, or leave data.{key} out"
+                )
         return
     for key, least in (("shuffle_buffer", 0), ("epoch_rows", 1)):
         if data[key] is not None and data[key] < least:
@@ -431,15 +438,19 @@ def _check_stream(settings: RunSettings) -> None:
             f"data.streaming=true: model.task={settings.task!r} needs all rows in advance: leave data.streaming out"
         )
     if data["classes"] is not None and "class" not in task.labels:
-        raise ValueError(f"data.classes={data['classes']!r}: model.task={settings.task!r} has no classes: leave it out")
+        raise ValueError(
+            f"data.classes={data['classes']!r}: model.task={settings.task!r} has no classes: leave data.classes out"
+        )
     allowed = {*DATA_DEFAULTS, *settings.stream_arguments, *DATA_PATHS, "label_column"}
     for key in sorted(data.keys() - allowed):
         raise ValueError(
-            f"data.{key}={data[key]!r} has no effect on a stream of texts: leave it out (name files of their own for "
-            "validation and test rows: data.validation_file, data.test_file)"
+            f"data.{key}={data[key]!r} has no effect on a stream of texts: leave data.{key} out (for validation "
+            "and test rows, give separate files by data.validation_file and data.test_file)"
         )
     if data["max_length"] is None and bare_suffix(Path(data["dataset"])) not in FASTA_SUFFIXES:
-        raise ValueError("data.streaming=true: the longest row is unknown in advance: set data.max_length (in tokens)")
+        raise ValueError(
+            "data.streaming=true: the length of the longest row is unknown in advance; set data.max_length (in tokens)"
+        )
 
 
 def _check_training(settings: RunSettings) -> None:
@@ -451,14 +462,15 @@ def _check_training(settings: RunSettings) -> None:
         if name not in types and closest_name(name, types) is None:
             fields = ", ".join(vars(SSMTrainingArguments)["__annotations__"])
             raise ValueError(
-                f"training: unknown key {name!r}: the fields are {fields}, and those of transformers' TrainingArguments"
+                f"training: unknown key {name!r}; the fields are {fields}, and the fields of transformers' "
+                "TrainingArguments"
             )
     _check_types("training", settings.training, types)
     for name in ("streaming", "lazy"):
         if settings.data.get(name) and settings.training.get("chunk_length") is not None:
             raise ValueError(
-                f"training.chunk_length={settings.training['chunk_length']!r} cuts rows whose tokens and lengths are "
-                f"known in advance (mapped from a file, not in memory): leave out data.{name}"
+                f"training.chunk_length={settings.training['chunk_length']!r} needs rows whose tokens and lengths "
+                f"are known in advance (the rows may be mapped from a file): leave out data.{name}"
             )
     _check_trackers(settings.training["report_to"])
 

@@ -46,13 +46,13 @@ def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) ->
         return None
     if plugin.fsdp_version != 2:
         raise ValueError(
-            f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, by `accelerate launch --fsdp_version "
-            '2` or TrainingArguments(fsdp=True, fsdp_config={"version": 2}).'
+            f"`fsdp_version`={plugin.fsdp_version} is not supported: use FSDP2, for example by `accelerate launch "
+            f'--fsdp_version 2` or TrainingArguments(fsdp=True, fsdp_config={{"version": 2}}).'
         )
     if plugin.ignored_modules is not None:
         raise ValueError(
-            f"`ignored_modules`={plugin.ignored_modules!r} of the FSDP plugin is not supported, as nothing would "
-            "average the gradients of these modules: leave it out."
+            f"`ignored_modules`={plugin.ignored_modules!r} of the FSDP plugin is not supported, because nothing "
+            "would average the gradients of these modules: leave `ignored_modules` out."
         )
     return Sharding(accelerator)
 

@@ -144,7 +144,9 @@ class StreamCollator:
         for change in self.changes:
             ids = change(ids)
         if not all(all(row) if self.separate else row for row in ids):
-            raise ValueError(f"a row of the stream has no token: remove it (near the row {texts[0][0][:40]!r}).")
+            raise ValueError(
+                f"a row of the stream has no token: remove this row (it is near the row {texts[0][0][:40]!r})."
+            )
         labels = [{} if self.label_column is None else {"labels": row[self.label_column]} for row in rows]
         return [{"input_ids": list(row), **label} for row, label in zip(ids, labels, strict=True)]
 

@@ -39,10 +39,10 @@ class SSMTrainingArguments(TrainingArguments):
 
     dynamics_learning_rate: float | None = field(
         default=None,
-        metadata={"help": "Rate of step sizes and state matrices; default: learning_rate, but at most 1e-3."},
+        metadata={"help": "Learning rate of step sizes and state matrices; default: learning_rate, but at most 1e-3."},
     )
     sobolev_learning_rate: float | None = field(
-        default=None, metadata={"help": "Rate of trainable Sobolev orders; default: learning_rate."}
+        default=None, metadata={"help": "Learning rate of trainable Sobolev orders; default: learning_rate."}
     )
     dynamics_weight_decay: float = field(
         default=0.0,
@@ -54,8 +54,9 @@ class SSMTrainingArguments(TrainingArguments):
     rescale_by: str = field(
         default="mean",
         metadata={
-            "help": "With rescale_init: what τ of a layer is. 'mean' is the mean over its channels (Liu & Li), 'mixed' "
-            "that of the matrix behind them, with the correlation between channels (S4 and Hyena)."
+            "help": "With rescale_init: definition of τ of a layer. 'mean' is the mean of τ over the channels of the "
+            "layer (Liu & Li); 'mixed' is τ of the matrix behind the channels, which includes the correlation between "
+            "channels (S4 and Hyena)."
         },
     )
 
@@ -73,8 +74,8 @@ class SSMTrainingArguments(TrainingArguments):
         metadata={
             "help": "Truncated backpropagation: read rows in pieces of this many positions, and carry the states of "
             "the model from one piece to the next; memory no longer grows with the rows. per_device_train_batch_size "
-            "is the number of streams that are read side by side, and each piece of them is a step. For causal models "
-            "with an output at each position."
+            "is the number of streams that are read side by side, and each piece of these streams is a step. For "
+            "causal models with an output at each position."
         },
     )
     carry_states: bool = field(
@@ -87,9 +88,9 @@ class SSMTrainingArguments(TrainingArguments):
     cp_size: int | None = field(
         default=None,
         metadata={
-            "help": "Context parallelism: number of processes that share each sequence, of which each computes a "
-            "slice; they have per_device_train_batch_size rows together. Default: that of parallelism_config or of "
-            "`accelerate launch`, else 1."
+            "help": "Context parallelism: number of processes that share each sequence. Each process computes a slice "
+            "of the sequence, and the processes together read per_device_train_batch_size rows. Default: the number "
+            "of parallelism_config or of `accelerate launch`, otherwise 1."
         },
     )
 
@@ -117,11 +118,11 @@ class SSMTrainer(PieceTrainer):
     """`transformers.Trainer` for the models of hf_ssm.
 
     - Adds λ Σ τ to the task loss while training, with λ the model's `config.tau_weight`, and logs `task_loss`, `tau`
-      (the sum over layers), `tau_loss` (λ times it) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
+      (the sum over layers), `tau_loss` (λ times `tau`) and `tau_layer_i` beside `loss`, which is the sum of `task_loss`
       and `tau_loss`. Evaluation reports the task loss only.
-    - In distributed training τ, also that of the rescaling, is that of the rows of all processes.
-    - Shards the model by `hf_ssm.parallel.shard_model` where TrainingArguments(fsdp=True) or `accelerate launch` ask
-      for FSDP2, also on CPUs. Checkpoints then have whole weights beside the parts that a run resumes from.
+    - In distributed training, τ is computed from the rows of all processes, also for the rescaling.
+    - Shards the model by `hf_ssm.parallel.shard_model` if TrainingArguments(fsdp=True) or `accelerate launch` request
+      FSDP2, also on CPUs. Checkpoints then have whole weights beside the parts that a run resumes from.
     - With `config.rescale_init=True`, calls `rescale_init_` on the first batch before the first step of a fresh
       model; never for weights that were loaded, nor for a resumed run, nor twice.
     - Step sizes, state matrices and trainable Sobolev orders have their own learning rates. No weight decay applies to
@@ -133,9 +134,10 @@ class SSMTrainer(PieceTrainer):
     - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - With `chunk_length=N`, reads rows in pieces of N positions (truncated backpropagation through time): see
       `PieceTrainer`.
-    - With `cp_size` processes to a sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of so many
-      processes gets the same rows, and each computes a slice of them; see `hf_ssm.parallel.split_sequences`. Losses,
-      gradients, τ, rescaling, metrics and predictions are those of whole sequences, of which each counts once.
+    - With `cp_size` processes for each sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of
+      `cp_size` processes gets the same rows, and each process computes a slice of them; see
+      `hf_ssm.parallel.split_sequences`. Losses, gradients, τ, rescaling, metrics and predictions are those of whole
+      sequences, and each sequence counts once.
     - Refuses DeepSpeed's sequence parallelism (`sp_size`), and processes of a launcher that accelerate has not joined.
 
     Source: Liu & Li 2024, Algorithms 1 and 2.
@@ -150,8 +152,9 @@ class SSMTrainer(PieceTrainer):
         is_counted = self._unwrapped.config.tau_weight > 0 or self._context.size > 1
         if isinstance(self.compute_loss_func, TauLoss) and is_counted:
             raise ValueError(
-                "`compute_loss_func=tau_loss(...)` is for transformers' Trainer: SSMTrainer already adds τ (config."
-                f"tau_weight={self._unwrapped.config.tau_weight}). Remove one of the two."
+                "`compute_loss_func=tau_loss(...)` is for transformers' Trainer, but SSMTrainer already adds τ "
+                f"(config.tau_weight={self._unwrapped.config.tau_weight}). Leave `compute_loss_func` out, or set "
+                "tau_weight to 0."
             )
         if self._unwrapped.config.tau_weight > 0:
             warn_of_fixed_orders(self._unwrapped)
@@ -227,8 +230,8 @@ class SSMTrainer(PieceTrainer):
         evaluated = known.values() if isinstance(known, dict) else [known]
         if any(isinstance(rows, IterableDataset) for rows in evaluated) and self.accelerator.num_processes > 1:
             raise ValueError(
-                "`eval_dataset` is a stream, of which several processes would not evaluate each row once: give rows in "
-                "memory, such as hf_ssm.data.streaming.first_rows(stream)."
+                "`eval_dataset` is a stream, and several processes would not evaluate each row of a stream exactly "
+                "once: give rows in memory, for example by hf_ssm.data.streaming.first_rows(stream)."
             )
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -246,13 +249,15 @@ class SSMTrainer(PieceTrainer):
 
         by = getattr(self.args, "rescale_by", "mean")
         if by != "mean" and not model.config.rescale_init:
-            raise ValueError(f"`rescale_by={by!r}` needs a model with `rescale_init=True`, which rescales at all.")
+            raise ValueError(
+                f"`rescale_by={by!r}` needs a model with `rescale_init=True`; other models are not rescaled."
+            )
         if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
         if any_module_has("weights_were_loaded"):
             logger.warning(
-                "rescale_init=True is for fresh models: this model's weights were loaded, so they are not rescaled. "
-                "Call hf_ssm.rescale_init_(model, batch) to rescale them."
+                "rescale_init=True is for fresh models. The weights of this model were loaded, so they are not "
+                "rescaled. Call hf_ssm.rescale_init_(model, batch) to rescale the weights."
             )
             return
         # The random state is restored, so that the first step gets the same batch as without rescaling.
@@ -310,13 +315,14 @@ class SSMTrainer(PieceTrainer):
             return
         if self.is_deepspeed_enabled:
             raise ValueError(
-                f"`dynamics_weight_decay`={decay} has no effect on the parameters of DeepSpeed's optimizer, which are "
-                "joined to one vector: set it to 0, or shard by FSDP2."
+                f"`dynamics_weight_decay`={decay} has no effect on the parameters of DeepSpeed's optimizer, which "
+                "are joined to one vector: set `dynamics_weight_decay` to 0, or shard by FSDP2."
             )
         if rate * decay >= 1:
             raise ValueError(
-                f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, or one step "
-                "would make A change sign: lower `dynamics_weight_decay` or `dynamics_learning_rate`."
+                f"`dynamics_weight_decay`={decay} times the rate of the dynamics, {rate}, must be below 1, because "
+                "otherwise one step would change the sign of A: lower `dynamics_weight_decay` or "
+                "`dynamics_learning_rate`."
             )
         optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
@@ -349,7 +355,7 @@ class SSMTrainer(PieceTrainer):
         last = get_last_checkpoint(self.args.output_dir) if Path(str(self.args.output_dir)).is_dir() else None
         kept = "there is no checkpoint yet" if last is None else f"{last!r} is the last checkpoint with finite weights"
         return FloatingPointError(
-            f"training diverged: {what}; {kept}: start a new run with a lower learning_rate (it was "
+            f"training diverged: {what}; {kept}. Start a new run with a lower learning_rate (it was "
             f"{self.args.learning_rate:g}), or look for extreme values in the data"
         )
 

@@ -50,7 +50,7 @@ class FrequencyScaleSearch:
     def reason(self) -> str:
         """The decision in one sentence."""
         if self.decision is None:
-            return f"no trial is better than α = {self.default:g}, which stays"
+            return f"no trial is better than the default α = {self.default:g}, so the default stays"
         return f"α = {self.best:.4g} against {self.default:g}: {self.decision.reason}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def largest_frequency_scale(settings: RunSettings) -> float:
     """
     if settings.model["checkpoint"] is not None:
         raise ValueError(
-            f"model.checkpoint={settings.model['checkpoint']!r}: α scales the initialisation, and the weights of a "
-            "checkpoint are trained: leave the checkpoint out"
+            f"model.checkpoint={settings.model['checkpoint']!r}: α scales the initialisation, but the weights of a "
+            "checkpoint are already trained: leave the checkpoint out"
         )
     config = config_class(str(settings.model["family"]))(**settings.config_fields)
     return math.sqrt(math.prod(alpha_recommendation(config).data_free))

@@ -96,9 +96,9 @@ def decide(
     measured = f"the gain is {gain:.4g} ± {error:.2g} (standard error of {len(default)} paired seeds)"
     if failures[1] > failures[0]:
         adopt = False
-        reason = f"{failures[1]} of {len(default)} seeds fail, with the default {failures[0]}: the default stays"
+        reason = f"{failures[1]} of {len(default)} seeds fail, and {failures[0]} with the default: the default stays"
     elif adopt := gain > STANDARD_ERRORS * error:
-        reason = f"{measured}: it replaces the default"
+        reason = f"{measured}: these settings replace the default"
         if failures[1]:
             reason += f", although {failures[1]} of {len(default)} seeds are no better than a constant prediction"
     else:

@@ -196,8 +196,8 @@ def diagnose(settings: RunSettings) -> Diagnosis:
     """
     if settings.data["streaming"]:
         raise ValueError(
-            "data.streaming=true: the diagnosis needs rows from all of the data: leave data.streaming out, or name a "
-            "file with a part of the rows"
+            "data.streaming=true: the diagnosis needs rows from all parts of the data; leave data.streaming out, "
+            "or name a file with a part of the rows"
         )
     started = time.perf_counter()
     prepared = plan(settings, Path(tempfile.gettempdir()) / "hf_ssm_diagnosis", choose=True)
@@ -266,7 +266,9 @@ def _label_frequency(
     if data.label_kind is None:
         raise ValueError("the task has no labels")
     if data.label_kind == "classes" or data.has_pairs:
-        raise ValueError("the labels are of positions" if data.label_kind == "classes" else "the labels are of pairs")
+        raise ValueError(
+            "the labels belong to positions" if data.label_kind == "classes" else "the labels belong to pairs"
+        )
     inputs, mask = sequences_of(batch, ignored)
     spectra = periodograms(inputs, mask)
     if data.tokenizer is not None or spectra.shape[1] > _MOST_CHANNELS:
@@ -274,7 +276,7 @@ def _label_frequency(
     features = log_power(spectra)
     labels = [np.asarray(label, dtype=np.float64).ravel() for label in scale_rows(data)["labels"]]
     if len({len(label) for label in labels}) > 1 or (len(labels[0]) > 1 and len(labels[0]) == inputs.shape[1]):
-        raise ValueError("the labels are of positions")
+        raise ValueError("the labels belong to positions")
     columns = torch.from_numpy(np.stack(labels))[: len(features)].unbind(1)
     statistic = correlation if TASKS[task].predicts_numbers else f_statistic
     values = torch.stack([statistic(features, column).abs() for column in columns])
@@ -363,15 +365,20 @@ def _frequency_lines(diagnosis: Diagnosis) -> list[str]:
     for what, edges in (("the inputs", diagnosis.data_edges), ("the first layer", diagnosis.model_edges)):
         values = edges if isinstance(edges, str) else _listed(tuple(edges.values()))
         shares = "/".join(f"{share:.0%}" for share in _SHARES)
-        lines.append(f"Power of {what}, {shares} below (cycles per position): {values}")
+        lines.append(f"Frequencies below which {shares} of the power of {what} lie (cycles per position): {values}")
     labels = diagnosis.labels
     if isinstance(labels, str):
         return [*lines, f"Labels by frequency: {labels}"]
-    gain = "" if isinstance(labels.model_gain, str) else f"; first layer there: {labels.model_gain:+.1f} dB"
+    gain = (
+        ""
+        if isinstance(labels.model_gain, str)
+        else f"; response of the first layer at this frequency: {labels.model_gain:+.1f} dB"
+    )
     return [
         *lines,
-        f"Labels by frequency: {labels.statistic} = {labels.value:.3g} at {labels.frequency:.4f} cycles per position "
-        f"(random labels: below {labels.level:.3g}; {labels.share_above:.0%} of the frequencies are above){gain}",
+        f"Labels by frequency: {labels.statistic} = {labels.value:.3g} at {labels.frequency:.4f} cycles per "
+        f"position (with random labels: below {labels.level:.3g}; {labels.share_above:.0%} of the frequencies are "
+        f"above this value){gain}",
     ]
 
 

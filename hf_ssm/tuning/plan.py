@@ -42,7 +42,7 @@ class Candidate:
             for section in self.changes
             for name, value in self.changes[section].items()
         ]
-        return " ".join(fields) or "the settings as they are"
+        return " ".join(fields) or "the settings without changes"
 
 
 def _short(value: Any) -> str:
@@ -77,12 +77,14 @@ def single_changes(settings: RunSettings, recommendations: Sequence[Recommendati
         steps = Candidate("time_steps", {}, "the weights of a checkpoint are not initialised")
     else:
         is_set = settings.model.get("rescale_init", False)
-        rescale = Candidate("rescale", {"model": {"rescale_init": True}}, "the settings have it" if is_set else "")
+        rescale = Candidate(
+            "rescale", {"model": {"rescale_init": True}}, "the settings already have rescale_init" if is_set else ""
+        )
         is_proposed = "time_steps" in proposed
         steps = Candidate(
             "time_steps",
             proposed.get("time_steps", {}),
-            "" if is_proposed else "the diagnosis proposes no other step sizes",
+            "" if is_proposed else "the diagnosis does not propose other step sizes",
         )
     rate = learning_rate(settings, RATE_FACTOR)
     return [Candidate(DEFAULT, {}), rescale, steps, rate]

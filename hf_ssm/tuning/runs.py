@@ -161,8 +161,8 @@ def check_validation(settings: RunSettings, splits: Container[str]) -> None:
     """Raise `ValueError` if there is no validation split, which compares runs."""
     if "validation" not in splits:
         raise ValueError(
-            f"data.dataset={settings.data['dataset']!r} has no validation split, on which runs are compared: give "
-            "--validation-file, or a data.validation_fraction above 0"
+            f"data.dataset={settings.data['dataset']!r} has no validation split, but runs are compared on this "
+            "split: give --validation-file, or a data.validation_fraction above 0"
         )
 
 
@@ -177,7 +177,7 @@ def outcome_of(result: RunResult) -> Outcome:
     values, chance = result.results["validation"], result.chance["validation"]
     if metric not in values:
         raise ValueError(
-            f"training.metric_for_best_model={metric!r} is no metric of the validation split: choose from "
+            f"training.metric_for_best_model={metric!r} is not a metric of the validation split: choose from "
             f"{', '.join(values)}"
         )
     losses = [entry for entry in result.log_history if "loss" in entry]
@@ -252,7 +252,7 @@ class Runs:
                     if entry["outcome"] is not None:
                         Outcome.from_dict(entry["outcome"])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(f"{str(path)!r} is damaged ({error}): delete it to repeat the runs") from error
+                raise ValueError(f"{str(path)!r} is damaged ({error}): delete the file to repeat the runs") from error
 
     def __enter__(self) -> "Runs":
         if self._jobs > 1:

@@ -57,7 +57,9 @@ class SearchSpace:
         if not learning_rate > 0:
             raise ValueError(f"`learning_rate` must be positive, got {learning_rate}.")
         if alpha and not config.has_frequencies:
-            raise ValueError(f"`alpha=True` needs frequencies: {config.no_alpha_rule} Leave it out.")
+            raise ValueError(
+                f"`alpha=True` needs a state matrix with frequencies: {config.no_alpha_rule} Leave `alpha` out."
+            )
         self._config, self._alpha, self._beta = config, alpha, beta
         self._rates = learning_rate / _RATE_SPAN, learning_rate * _RATE_SPAN
         self._has_steps = has_time_steps(config)

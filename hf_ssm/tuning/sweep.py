@@ -68,7 +68,9 @@ def expand(sections: Layer) -> list[GridRun]:
     }
     for (section, key), values in lists.items():
         if not values or any(value in values[:number] for number, value in enumerate(values)):
-            raise ValueError(f"{section}.{key}={values!r}: give one or more different values, each of which is a run")
+            raise ValueError(
+                f"{section}.{key}={values!r}: give one or more values, which must differ, as each value is a run"
+            )
     keys = [key for _, key in lists]
     names = [key if keys.count(key) == 1 else f"{section}.{key}" for section, key in lists]
     runs = []
@@ -80,7 +82,8 @@ def expand(sections: Layer) -> list[GridRun]:
         runs.append(GridRun(label.replace("/", "_"), dict(zip(names, chosen, strict=True)), run))
     if len({run.name for run in runs}) < len(runs):
         raise ValueError(
-            f"{', '.join(names)}: some values differ in '/' and '_' only, which names of folders do not show"
+            f"{', '.join(names)}: some values differ only in '/' and '_', which are the same in names of "
+            "folders: rename one of them"
         )
     return runs
 

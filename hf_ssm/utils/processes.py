@@ -112,6 +112,7 @@ def check_processes_are_joined(count: int) -> None:
     if count == 1 and started.isdecimal() and int(started) > 1:
         raise ValueError(
             f"A launcher has started WORLD_SIZE={started} processes, but accelerate has joined none of them: each "
-            "would do all of the work and write the same files. On CPUs pass `use_cpu=True` (TrainingArguments, or "
-            "`--set training.use_cpu=true`) or set ACCELERATE_USE_CPU=true; otherwise start one process."
+            "process would do all of the work and write the same files. On CPUs pass `use_cpu=True` "
+            "(TrainingArguments, or `--set training.use_cpu=true`) or set ACCELERATE_USE_CPU=true; otherwise start one "
+            "process."
         )

@@ -259,7 +259,7 @@ def test_causal_model_generates_and_keeps_its_precision():
     [
         ({}, "either `state_size` or `tolerance`, got state_size=None"),
         ({"state_size": 4, "tolerance": 0.1}, "either `state_size` or `tolerance`"),
-        ({"state_size": 32}, "even and between 2 and 16, that of the model, got 32"),
+        ({"state_size": 32}, "even and between 2 and 16, the `state_size` of the model, got 32"),
         ({"state_size": 5}, "even and between 2 and 16"),
         ({"tolerance": 1.5}, "at least 0 and below 1"),
     ],
@@ -294,7 +294,7 @@ def test_diverged_models_are_refused():
 
 
 def test_models_in_wrappers_are_refused():
-    with pytest.raises(ValueError, match="without wrappers, got DataParallel: give the model inside"):
+    with pytest.raises(ValueError, match="without wrappers, got DataParallel: give the wrapped model"):
         compress(torch.nn.DataParallel(build("legs")), state_size=4)
 
 

@@ -383,7 +383,7 @@ def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
         (lambda: hf_ssm.HyenaConfig(), "`filter_type`='implicit' has no state matrix"),
         (lambda: hf_ssm.S4Config(init="real"), "`init`='real' has no frequencies"),
         (lambda: hf_ssm.SelectiveSSMConfig(), "`init`='real' has no frequencies"),
-        (lambda: hf_ssm.S4Config(init="lin", state_size=2), "only the frequency 0 with `init`='lin'"),
+        (lambda: hf_ssm.S4Config(init="lin", state_size=2), "with `init`='lin' has only the frequency 0"),
         (lambda: transformers.BertConfig(), "BertConfig has no state space filter"),
     ],
 )

@@ -96,7 +96,7 @@ def test_each_tab(page: Any) -> None:
     open_tab(page, "Theory")
     press(page, "Write the report")
     sees(page, "Complexity")
-    sees(page, "How far the output of a layer can reach")
+    sees(page, "The reach of the output of a layer")
     is_in_view(page, "Write the report")
     assert page.locator("figure svg text").count() > 5 and page.evaluate(CUT_LABELS) == []
 
@@ -125,7 +125,7 @@ def test_examples_and_files(page: Any, tmp_path: Path) -> None:
 def test_bad_input(page: Any) -> None:
     for text, message in (
         ("", "There is no sequence"),
-        ("MKVLLLE", "no letter of DNA"),
+        ("MKVLLLE", "not a letter of DNA"),
         (">\nACGT", "the header has no name"),
         ("A" * 2001, "give at most 2,000 here"),
     ):

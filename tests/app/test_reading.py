@@ -38,7 +38,7 @@ def test_one_sequence_and_fasta() -> None:
     [
         ("", "no sequence: paste one"),
         ("  \n", "no sequence: paste one"),
-        ("MKVLE", "'L' at position 4, which is no letter of DNA"),
+        ("MKVLE", "'L' at position 4, which is not a letter of DNA"),
         (">a\nMKVLE", "Record 'a' has 'L'"),
         (">\nACGT", "FASTA text cannot be read: line 1: the header has no name"),
         (">a\n>b\nAC", "record 'a' has no sequence"),
@@ -65,7 +65,7 @@ def test_numbers() -> None:
         ("nan, 1", "Line 1: 'nan'"),
         # Infinite in single precision, in which models compute.
         ("1, 1e39", "Line 1: '1e39'"),
-        ("1" * 400, "is no finite number"),
+        ("1" * 400, "is not a finite number"),
         ("1 1\n" * MOST_BYTES, "more than 2,000,000 letters"),
         ("1 1\n" * (MOST_LETTERS + 1), "more than 200,000 positions"),
     ],
@@ -121,7 +121,7 @@ def test_uploads(tmp_path: Path) -> None:
         # The path on the server is nobody's business.
         assert str(tmp_path) not in str(error.value)
     (tmp_path / "e.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="no text file"):
+    with pytest.raises(ValueError, match="not a text file"):
         read_upload(tmp_path / "e.txt")
 
 
@@ -141,11 +141,11 @@ def test_numbers_in_one_line_are_limited() -> None:
         ("a.tsv", b"sequence\nACGT\n" + b"\t" * 1001, "more than 1,000 columns"),
         ("a.csv", b'"sequence\n"' + b"," * 3000, "more than 1,000 columns"),
         ("a.csv", b"sequence" + b",x" * 999 + b"\nA" * 101, "more than 100 sequences"),
-        ("a.csv", "sequence\nACGT\n".encode("utf-16"), "no text file in UTF-8"),
-        ("a.csv", "sequence\nACGT\n".encode("utf-16-le"), "no text file in UTF-8"),
-        ("a.fa", ">a\nACGT\n".encode("utf-16-be"), "no text file in UTF-8"),
-        ("a.csv", b"sequence,x\nAC\0GT,1\n", "no text file in UTF-8"),
-        ("a.csv", gzip.compress(b"sequence\nACGT\n", mtime=0), "no text file in UTF-8"),
+        ("a.csv", "sequence\nACGT\n".encode("utf-16"), "not a text file in UTF-8"),
+        ("a.csv", "sequence\nACGT\n".encode("utf-16-le"), "not a text file in UTF-8"),
+        ("a.fa", ">a\nACGT\n".encode("utf-16-be"), "not a text file in UTF-8"),
+        ("a.csv", b"sequence,x\nAC\0GT,1\n", "not a text file in UTF-8"),
+        ("a.csv", gzip.compress(b"sequence\nACGT\n", mtime=0), "not a text file in UTF-8"),
         ("a.csv.gz", gzip.compress(os.urandom(1000))[:-20], "cannot be read: Compressed file ended"),
         ("a.csv.gz", b"sequence\nACGT\n", "cannot be read: Not a gzipped file"),
         ("a.csv", b'sequence\n"ACGT\n>b\nACGT"\n', "row 1 has a line that begins with '>'"),

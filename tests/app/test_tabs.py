@@ -246,7 +246,7 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
     html = theory.report_html(served, Job(), SEQUENCE)
     for layer in report.complexity:
         assert f"<td>{layer.tau:.4g}</td>" in html and f"<td>{layer.measure:.4g}</td>" in html
-    assert "n = 100 training sequences" in html and "How far the output of a layer can reach" in html
+    assert "n = 100 is the number of training sequences" in html and "The reach of the output of a layer" in html
 
 
 def test_changes_of_parameters_are_shown_once(serve: Callable[..., ServedModel]) -> None:
@@ -272,13 +272,13 @@ def test_labels_wider_than_a_figure_are_not_cut() -> None:
 
 def test_a_report_on_few_sequences_compares_nothing(serve: Callable[..., ServedModel]) -> None:
     served = serve("S4", "ForSequenceClassification")
-    generalises, few = "generalises better", "a single one gives none"
+    generalises, few = "generalises better", "a single sequence gives none"
     one = theory.report_html(served, Job(), SEQUENCE)
-    assert generalises not in one and few in one and "Too few sequences for τ" in one
+    assert generalises not in one and few in one and "too few sequences for τ" in one
     rng = np.random.default_rng(0)
     rows = ["".join(rng.choice(list("ACGT"), 24)) for _ in range(16)]
     many = theory.report_html(served, Job(), "\n".join(f">{number}\n{row}" for number, row in enumerate(rows)))
-    assert generalises in many and few not in many and "Too few" not in many
+    assert generalises in many and few not in many and "too few" not in many
 
 
 def test_no_effect_names_its_positions(serve: Callable[..., ServedModel]) -> None:
@@ -286,10 +286,10 @@ def test_no_effect_names_its_positions(serve: Callable[..., ServedModel]) -> Non
     with torch.no_grad():
         served.model.classifier.weight.zero_()
     part = variants.variants_html(served, Job(), SEQUENCE, 3, 10)
-    assert "No substitution at the positions 3 to 10 changes it by more than" in part
+    assert "No substitution at the positions 3 to 10 changes the prediction by more than" in part
     assert "The other 16 of the 24 positions were not tried." in part and "single base of the" not in part
     whole = variants.variants_html(served, Job(), SEQUENCE, 1, 24)
-    assert "does not depend on a single base of the sequence." in whole and "not tried" not in whole
+    assert "does not depend on any single base of the sequence." in whole and "not tried" not in whole
     assert "Positions 1 to 24 of 24." in whole
 
 
@@ -393,7 +393,7 @@ def test_html_is_escaped(make_model: Callable[..., Any]) -> None:
 
 def test_too_long(serve: Callable[..., ServedModel]) -> None:
     served = serve("Hyena", "ForSequenceClassification")
-    with pytest.raises(ValueError, match="the model takes 64"):
+    with pytest.raises(ValueError, match="the model takes at most 64"):
         served.batches("A" * 65, 1, 100)
     signals = serve("Hyena", "ForSequenceClassification", num_input_channels=1)
     with pytest.raises(ValueError, match="has 65 positions, and the model takes at most 64"):

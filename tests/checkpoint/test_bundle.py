@@ -109,7 +109,7 @@ def test_a_model_without_the_filter_says_so(tmp_path):
         (tmp_path / "bundled_s4" / name).write_text(source, encoding="utf-8")
     run = "from bundled_s4.modeling_hf_ssm_s4 import S4Model as M; M(M.config_class(kernel_type='s4'))"
     done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True)
-    assert "this code has the filter 's4d' only, not 's4': pip install hf_ssm." in done.stderr
+    assert "has only the filter 's4d', not 's4': install and import hf_ssm." in done.stderr
 
 
 # A family in a package of its own.
@@ -265,12 +265,12 @@ def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
         (
             "class ToyModel:\n    def f(self):\n        from toys.base import Base\n",
             {},
-            r"toy\.py:3: `from toys\.base import Base` inside a definition",
+            r"toy\.py:3: `from toys\.base import Base` is inside a definition",
         ),
         (
             'class ToyModel:\n    """Write\n\n    from .x import y\n    """\n',
             {},
-            r"modeling_hf_ssm_toy\.py: text that looks like a relative import of x:",
+            r"modeling_hf_ssm_toy\.py contains text that looks like a relative import of x:",
         ),
         (
             "from toys.a import f as other\nclass ToyModel: x = other\n",

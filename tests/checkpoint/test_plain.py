@@ -49,7 +49,7 @@ def test_streaming(longest, with_gradients):
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-5, atol=1e-5)
     assert stream.length == 60 and torch.equal(stream.history, u)
     if longest is not None:
-        with pytest.raises(ValueError, match="would have 61 positions, but there are taps for 60"):
+        with pytest.raises(ValueError, match="would have 61 positions, but the implicit filter has taps for 60"):
             stream.extend(u[:, :1], lambda n: kernel[:, :n])
         assert stream.length == 60
 

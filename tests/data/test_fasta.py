@@ -72,7 +72,7 @@ def test_windows_are_in_capitals_unless_the_case_is_kept(fasta, caplog):
 
 
 def test_no_window_is_an_error(fasta):
-    with pytest.raises(ValueError, match=r"min_window=4 .*longest record has 3: .*--set data.min_window=1"):
+    with pytest.raises(ValueError, match=r"min_window=4 .*longest record has 3 bases. .*--set data.min_window=1"):
         load_fasta(fasta(">a\nACG\n"), window=8, stride=8, min_window=4)
 
 

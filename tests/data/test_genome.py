@@ -87,7 +87,7 @@ def test_a_current_index_is_used_and_an_old_one_is_not(reference, monkeypatch):
 @pytest.mark.parametrize(
     ("interval", "message"),
     [
-        (("chr1", 0, 24), "chr1:0-24 is not an interval of g.fa, whose contig 'chr1' has 23 letters"),
+        (("chr1", 0, 24), "chr1:0-24 is not an interval of g.fa: the contig 'chr1' has 23 letters"),
         (("chr1", -1, 3), "chr1:-1-3"),
         (("chr1", 3, 3), "chr1:3-3"),
         (("chr1", 5, 3), "chr1:5-3"),
@@ -105,7 +105,7 @@ def test_intervals_outside_are_refused(reference, interval, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (">a\nACGT\n>a x\nGG\n", "line 3: a second contig 'a'"),
+        (">a\nACGT\n>a x\nGG\n", "line 3: the file has a second contig 'a'"),
         (">a\nACGT\nACGTAC\nAC\n", "'a' at line 3.*faidx"),
         (">a\nACGT\n\nACGT\n", "at line 4.*faidx"),
         ("name,sequence\nx,ACGT\n", r"line 1: b'name,sequence\\n' is not a header"),

@@ -64,7 +64,7 @@ def test_class_labels_are_kept(hub):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (DatasetDict(test=split([0, 1])), "no 'train'"),
+        (DatasetDict(test=split([0, 1])), "no split 'train'"),
         (DatasetDict(train=split([0, 1]).rename_column("label", "y")), r"label_column='label'.*\['sequence', 'y'\]"),
         (DatasetDict(train=split([0, 1]).rename_column("sequence", "dna")), "Perhaps sequence_column='dna'"),
         (DatasetDict(train=split([0, 1]), test=split([0, None], 5)), "row 2 of 'test'"),

@@ -69,7 +69,7 @@ def test_equal_images_are_in_one_split(tmp_path):
     [
         (lambda content: content[:-1], r"size 719 into shape \(30,4,6\)"),
         (lambda content: content + b"x", "size 721"),
-        (lambda content: b"\0\0\x0d" + content[3:], "does not begin as an idx file"),
+        (lambda content: b"\0\0\x0d" + content[3:], "does not begin like an idx file"),
         (lambda content: content[:10], "cannot be read"),
     ],
 )
@@ -83,7 +83,7 @@ def test_damaged_idx_files(digits, damage, message):
 def test_labels_of_another_file(digits, tmp_path):
     path, _ = digits()
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(29) % 3)
-    with pytest.raises(ValueError, match="has 30 images, but train-labels-idx1-ubyte 29 labels"):
+    with pytest.raises(ValueError, match="has 30 images, but train-labels-idx1-ubyte has 29 labels"):
         load_sequences(path)
 
 

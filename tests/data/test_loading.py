@@ -215,7 +215,7 @@ def test_folders_and_unknown_formats_are_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot be read as a folder of images"):
         load_sequences(tmp_path)
     (tmp_path / "a.xlsx").write_text("x")
-    with pytest.raises(ValueError, match=r"unknown file format; files end in \.csv"):
+    with pytest.raises(ValueError, match=r"unknown file format; the suffix of a file must be one of \.csv"):
         load_sequences(tmp_path / "a.xlsx")
 
 

@@ -37,7 +37,7 @@ def test_videos_are_deterministic_and_of_the_right_kind() -> None:
     # A longer video begins with the shorter one.
     longer = MovingMNIST(digits(), 5, num_frames=40, image_size=16, speeds=(3.0, 0.5), seed=1)
     assert torch.equal(longer[2]["pixel_values"][:30], videos[2]["pixel_values"])
-    with pytest.raises(IndexError, match="index=5: there are 5 videos"):
+    with pytest.raises(IndexError, match="index=5 is out of range: there are 5 videos"):
         data[5]
 
 
@@ -103,9 +103,9 @@ def test_resized_digits_are_averages() -> None:
         ({"image_size": 5}, "image_size=5: give a whole number of at least 6"),
         ({"speeds": (-1.0, 1.0)}, r"speeds=\(-1.0, 1.0\): give the pixels per frame"),
         ({"speeds": (1.0, float("nan"))}, "finite and not negative"),
-        ({"speeds": (1.0,)}, "colours=.*give one for each of the 1 speeds"),
+        ({"speeds": (1.0,)}, "colours=.*give one colour for each of the 1 speeds"),
         ({"colours": ("red", "bleu")}, r"there is no 'bleu' \(did you mean 'blue'\?\)"),
-        ({"colours": ("red", (0, 0, 2))}, "red, green and blue from 0 to 1"),
+        ({"colours": ("red", (0, 0, 2))}, "red, green and blue as numbers from 0 to 1"),
         ({"seed": -1}, "seed=-1"),
     ],
 )

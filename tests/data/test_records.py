@@ -172,7 +172,7 @@ def test_lines_of_bed_with_fewer_fields_have_all_columns(file):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("chr1\t2\t19", "chr1:2-19 is not an interval of g.fa, whose contig 'chr1' has 18 letters"),
+        ("chr1\t2\t19", "chr1:2-19 is not an interval of g.fa: the contig 'chr1' has 18 letters"),
         ("chr1\t-1\t9", "chr1:-1-9 is not an interval"),
         ("chr1\t9\t9", "chr1:9-9 is not an interval"),
         ("Chr1\t2\t9", r"g.fa has no contig 'Chr1' \(did you mean 'chr1'\?\)"),
@@ -180,8 +180,8 @@ def test_lines_of_bed_with_fewer_fields_have_all_columns(file):
         ("chr1 2 9", "fewer than 3 fields"),
         ("chr1\t2\tnine", "invalid literal for int.*nine"),
         ("chr1\t2\t9\tn\thigh", "could not convert string to float: 'high'"),
-        ("chr1\t2\t9\tn\0\t0\t+", "it has a character NUL, as text in UTF-16: convert the file to UTF-8"),
-        ("chr1\t2\t9\tn\t0\tforward", "the strand 'forward' is none of"),
+        ("chr1\t2\t9\tn\0\t0\t+", "the line has a NUL character, as texts in UTF-16 have: convert the file to UTF-8"),
+        ("chr1\t2\t9\tn\t0\tforward", "the strand 'forward' is not"),
     ],
 )
 def test_wrong_lines_of_bed_are_refused_before_any_sequence(file, line, message, capfd):
@@ -197,7 +197,7 @@ def test_bed_in_another_encoding(tmp_path, file, encoding):
     pytest.importorskip("pysam")
     path = tmp_path / "i.bed"
     path.write_bytes("chr1\t0\t4\n".encode(encoding))
-    with pytest.raises(ValueError, match=r"i\.bed' cannot be read: line 1: it has a character NUL"):
+    with pytest.raises(ValueError, match=r"i\.bed' cannot be read: line 1: the line has a NUL character"):
         list(read_records(path, genome=file("g.fa", GENOME)))
 
 
@@ -234,7 +234,7 @@ def test_bed_and_genome_belong_together(file):
         ),
         ("i.jsonl", '{"sequence": "A", "x": [18446744073709551616]}', r"column 'x' are integers beyond 64 bits"),
         ("i.json", '[{"sequence": "A", "x": {"a": -9223372036854775809}}]', r"column 'x' are integers beyond 64 bits"),
-        ("i.json", '[{"sequence": "A", "x": "\\ud800"}]', r"column 'x' are no text in UTF-8"),
+        ("i.json", '[{"sequence": "A", "x": "\\ud800"}]', r"column 'x' are not text in UTF-8"),
         ("i.fa", ">a\nACGT\n>b\n>c\nA\n", r"i\.fa' cannot be read: the record 'b' has no sequence"),
         (
             "i.csv",
@@ -302,5 +302,5 @@ def test_reverse_complement():
 
 def test_only_dna_has_two_strands():
     check_dna(Record("ACGTURYSWKMBDHVNacgtn\n", "row 1"))
-    with pytest.raises(ValueError, match="row 2: 'I' is no letter of DNA"):
+    with pytest.raises(ValueError, match="row 2: 'I' is not a letter of DNA"):
         check_dna(Record("MKVIAA", "row 2"))

@@ -98,7 +98,7 @@ def test_what_is_refused(table: dict, arguments: dict, message: str) -> None:
 
 def test_a_single_time_cannot_be_continued() -> None:
     (series,) = series_of({"t": [1], "x": [2.0]}, None, None, "t")
-    with pytest.raises(ValueError, match="needs two times"):
+    with pytest.raises(ValueError, match="needs at least two times"):
         series.times_after(1)
 
 

@@ -63,8 +63,8 @@ def test_equal_signals_in_two_splits_are_counted(table, caplog):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (None, "row 3: expected a list of numbers"),
-        ([], "row 3: expected a list of numbers"),
+        (None, "row 3: the value must be a list of numbers"),
+        ([], "row 3: the value must be a list of numbers"),
         ("ACGT", "the column 'sequence' has values of different types"),
         ([1.0, None], "row 3: NaN or infinity"),
         ([1.0, float("nan")], "row 3: NaN or infinity"),
@@ -115,16 +115,16 @@ def test_targets(table):
 @pytest.mark.parametrize(
     ("values", "targets", "message"),
     [
-        ([[0, 1], 1], False, "lists of labels, but 1 in row 2"),
-        ([[0, 1], []], False, r"lists of labels, but \[\] in row 2"),
+        ([[0, 1], 1], False, "lists of labels, but row 2 has 1"),
+        ([[0, 1], []], False, r"lists of labels, but row 2 has \[\]"),
         ([[0, 1], [3, 1]], False, r"the classes of data are \[0, 1, 3\]"),
         ([[0, 1], [0, 0.5]], False, "label 0.5 in row 2"),
         ([[-100], [-100]], False, "no position with a class"),
         ([0.5, None], True, "without a label"),
         ([0.5, "x"], True, "has 'x' in row 2"),
         ([0.5, float("inf")], True, "has inf in row 2"),
-        ([0.5, [0.5]], True, r"has \[0\.5\] in row 2, of another shape than 0\.5 in row 1"),
-        ([[[1, 2]], [[1]]], True, "of another shape"),
+        ([0.5, [0.5]], True, r"has \[0\.5\] in row 2, which has another shape than 0\.5 in row 1"),
+        ([[[1, 2]], [[1]]], True, "which has another shape"),
     ],
 )
 def test_bad_labels(values, targets, message):
@@ -293,7 +293,7 @@ def test_unknown_letters_keep_their_labels_where_rows_are_cut(side, kept):
 def test_one_label_too_few():
     tokenizer = build_dna_tokenizer()
     data = DatasetDict(train=Dataset.from_dict({"sequence": ["ACGT", "ACGT"], "label": [[0, 1, 0, 1], [0, 1, 0]]}))
-    with pytest.raises(ValueError, match="split 'train', row 2: 3 labels for 4 tokens"):
+    with pytest.raises(ValueError, match="split 'train', row 2: there are 3 labels for 4 tokens"):
         align_labels(tokenize(data, tokenizer), tokenizer)
 
 

@@ -57,7 +57,7 @@ def test_equal_sequences_stay_together():
 
 def test_too_few_rows_are_an_error_and_a_share_of_zero_gives_no_split():
     assert list(cut(["A", "C"], None, {"validation": 0.0, "test": 0.0}, seed=0)) == ["train"]
-    with pytest.raises(ValueError, match=r"validation_fraction=0.1: 2 rows leave none for 'validation'"):
+    with pytest.raises(ValueError, match=r"validation_fraction=0.1: 2 rows are too few to give 'validation' a row"):
         cut(["A", "C"], None, {"validation": 0.1}, seed=0)
 
 

@@ -124,9 +124,9 @@ def test_classes_are_named_or_those_of_the_file(tmp_path):
     stream = stream_sequences(tmp_path / "c.parquet", label_column="label")
     assert stream.features == features and [row["label"] for row in stream] == [1, 0]
     assert first_rows(stream, 1).features == features
-    with pytest.raises(ValueError, match="its classes are unknown: name them by classes"):
+    with pytest.raises(ValueError, match="its classes are unknown: name the classes with the argument classes"):
         stream_sequences(path, "text", "label")
-    with pytest.raises(ValueError, match=r"a.jsonl.*'yes' in row 2 is none of the classes \['no'\]"):
+    with pytest.raises(ValueError, match=r"a.jsonl.*'yes' in row 2 is not one of the classes \['no'\]"):
         list(stream_sequences(path, "text", "label", classes=["no"]))
 
 
@@ -141,7 +141,7 @@ def test_files_that_do_not_belong_together(tmp_path):
         stream_sequences(tmp_path / "*.parquet", label_column="label")
     write(tmp_path / "genome.fa", ">a\nACGT\n")
     write(tmp_path / "genome[1].csv", "sequence\nACGT\n")
-    with pytest.raises(ValueError, match=r"'genome.fa' is a FASTA file and 'genome\[1\].csv' a table"):
+    with pytest.raises(ValueError, match=r"'genome.fa' is a FASTA file, but 'genome\[1\].csv' is a table"):
         stream_sequences(tmp_path / "genome*")
     # A file whose name has wildcards.
     assert len(list(stream_sequences(tmp_path / "genome[1].csv"))) == 1
@@ -161,19 +161,19 @@ def test_targets_are_numbers_or_lists(tmp_path):
     ("name", "text", "message"),
     [
         ("a.csv", "sequence,x\na,1\n ,2\n", r"a.csv' cannot be read: sequence_column='sequence'.*empty.*row 2"),
-        ("a.jsonl", '{"sequence": "a"}\n{"sequence": 5}\n', "values of type int, not text .row 2."),
+        ("a.jsonl", '{"sequence": "a"}\n{"sequence": 5}\n', "values of type int, which are not text .row 2."),
         ("a.jsonl", '{"sequence": "a"}\n{"x": "b"}\n', "empty sequences .row 2."),
         ("a.jsonl", '{"sequence": "a"}\n[1]\n', "line 2 is not a json object"),
         ("a.jsonl", '{"sequence": "a"}\n{\n', "line 2 is not json"),
         ("a.csv", "x;y\n1;2\n", "separated by ';'"),
         ("a.csv", "a,a\n1,2\n", "not unique"),
         ("a.csv", "x,y\n1,2\n", r"sequence_column='sequence': a.csv has no such column; its columns are \['x', 'y'\]"),
-        ("a.csv", "sequence,split\na,train\n", "a stream is not sorted into splits.*validation_file"),
+        ("a.csv", "sequence,split\na,train\n", "the rows of a stream are not sorted into splits.*validation_file"),
         ("a.csv", "sequence,x\n", "the files have no rows"),
         ("a.fa", ">a\nNNNNNN\n", "the files have no rows"),
         ("a.fa", ">a\nAC1T\n", "line 2: 'AC1T' is not a line of sequence letters"),
         ("a.fa", "ACGT\n", "line 1: 'ACGT' is not a header"),
-        ("a.json", "[]", "'a.json' cannot be read as a stream; files end in .csv"),
+        ("a.json", "[]", "'a.json' cannot be read as a stream; the suffix must be one of .csv"),
     ],
 )
 def test_errors_name_the_file_and_the_row(tmp_path, name, text, message):
@@ -184,7 +184,7 @@ def test_errors_name_the_file_and_the_row(tmp_path, name, text, message):
 def test_sources(tmp_path, shards):
     with pytest.raises(FileNotFoundError, match="no such file"):
         stream_sequences(tmp_path / "*.csv")
-    with pytest.raises(ValueError, match="a folder is read by a glob"):
+    with pytest.raises(ValueError, match="for a folder, give a glob"):
         stream_sequences(tmp_path)
     with pytest.raises(ValueError, match="shuffle_buffer=-1"):
         stream_sequences(shards, shuffle_buffer=-1)

@@ -81,8 +81,8 @@ def test_cells_are_numbers_only_if_written_as_such(write):
         ("a.csv", b'a,b\n1,"x\n2,y\n', "EOF inside string.*quoted=False"),
         ("a.json", b"[1, 2", "delimiter"),
         ("a.json", b"[1, 2]", "every row must be a json object"),
-        ("a.json", b'{"a": [1, 2], "b": [1]}', "lists of one length"),
-        ("a.json", b'{"a": [1, 2], "b": 1}', "lists of one length"),
+        ("a.json", b'{"a": [1, 2], "b": [1]}', "all lists must have the same length"),
+        ("a.json", b'{"a": [1, 2], "b": 1}', "all lists must have the same length"),
         ("a.jsonl", b'{"a": 1}\n{"a": 1\n', "line 2 is not json"),
         ("a.json", b"[]", "no rows"),
     ],
@@ -197,7 +197,7 @@ def test_wrong_columns_of_targets(write, columns, message):
     train = write("train.csv", "sequence,a,text,missing\nACGT,0.5,x,1\nCC,1,y,\n")
     with pytest.raises(ValueError, match=message):
         load_sequences(train, label_column=columns, targets=True, **NO_CUT)
-    with pytest.raises(ValueError, match=r"label_column=\['a', .*several columns are for regression: .*sequence-regr"):
+    with pytest.raises(ValueError, match=r"label_column=\['a', .*several label columns .*sequence-regr"):
         load_sequences(train, label_column=columns, **NO_CUT)
 
 
@@ -208,9 +208,9 @@ def test_wrong_columns_of_targets(write, columns, message):
         ("a.csv", "id,my seq\nx1,ACGT\nx2,CCGT\n", r"Perhaps sequence_column='my seq'\.$"),
         ("a.csv", "id,sequence,y\nx1,ACGT,0\nx2,CC,0\n", r"Perhaps label_column='y'\.$"),
         ("a.json", '[{"sequence": "ACGT"}]', r"its columns are \['sequence'\]\.$"),
-        ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert it"),
-        ("a.csv", "sequence\tlabel\nACGT\t0\n", r"separated by '.t', not by ','; rename it to .tsv"),
-        ("a.tsv.gz", "sequence,label\nACGT,0\n", r"separated by ',', not by '.t'; rename it to .csv"),
+        ("a.csv", "sequence;label\nACGT;0\nC;1,5\n", r"separated by ';', not by ','; convert the file"),
+        ("a.csv", "sequence\tlabel\nACGT\t0\n", r"separated by '.t', not by ','; rename the file to .tsv"),
+        ("a.tsv.gz", "sequence,label\nACGT,0\n", r"separated by ',', not by '.t'; rename the file to .csv"),
     ],
 )
 def test_errors_name_the_way_out(write, name, content, message):
@@ -340,5 +340,5 @@ def test_rows_with_names_of_their_own_are_refused(write, monkeypatch, name):
     text = "\n".join(rows) if name.endswith("l") else f"[{', '.join(rows)}]"
     assert len(read_table(write(name, text), [])) == 41
     monkeypatch.setattr(tables, "_MOST_CELLS", 1000)
-    with pytest.raises(ValueError, match="40 rows with 41 different names make a table of more than 1000 cells"):
+    with pytest.raises(ValueError, match="40 rows with 41 different column names make a table of more than 1000 cells"):
         read_table(write(name, text), [])

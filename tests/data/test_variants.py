@@ -68,8 +68,8 @@ def test_damaged_vcf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "v.vcf"
     for text, message in [
         (HEADER + RECORDS + "chr1\tx\t.\tA\tC\t.\t.\t.\n", "after number 2 is malformed"),
-        (RECORDS, "no VCF file"),
-        ("", "no VCF file"),
+        (RECORDS, "not a VCF file"),
+        ("", "not a VCF file"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -79,7 +79,7 @@ def test_damaged_vcf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"cut\.vcf\.gz.* ended before"):
         list(read_variants(tmp_path / "cut.vcf.gz"))
     path.write_text(HEADER + RECORDS)
-    with pytest.raises(ValueError, match="no INFO field 'CLASS'; its header has: LABEL, AF, GENES"):
+    with pytest.raises(ValueError, match="no INFO field 'CLASS'; the fields of its header are: LABEL, AF, GENES"):
         list(read_variants(path, ["CLASS"]))
     # The log of htslib bypasses Python.
     assert capfd.readouterr().err == ""

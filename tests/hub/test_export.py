@@ -373,10 +373,16 @@ def test_a_proof_runs_code_of_the_package_only_and_sees_no_secret(proved):
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ("first.logits", r"another `logits` than the model in memory when loaded, by up to"),
-        ("second.logits", r"another `logits` than the model in memory when saved and loaded again"),
-        ("trained.loss", r"another `loss` than the model in memory after a training step"),
-        ("trained.lm_head.weight", r"another `lm_head\.weight` than the model in memory after a training step"),
+        ("first.logits", r"loaded without hf_ssm, gives a different `logits` than the model in memory, by up to"),
+        (
+            "second.logits",
+            r"saved and loaded again without hf_ssm, gives a different `logits` than the model in memory",
+        ),
+        ("trained.loss", r"trained for one step without hf_ssm, gives a different `loss` than the model in memory"),
+        (
+            "trained.lm_head.weight",
+            r"trained for one step without hf_ssm, gives a different `lm_head\.weight` than the model in memory",
+        ),
         ("ids.1", r"the exported folder without hf_ssm gives other token ids than the tokenizer in memory"),
     ],
 )
@@ -391,10 +397,14 @@ def test_a_proof_sees_a_single_bit(proved, small, tmp_path, monkeypatch, result,
 
 def test_a_proof_names_the_step_of_a_failure(small, tmp_path, monkeypatch):
     def fail(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(args, 1, "importing\nsaving it again\n", "Traceback\nKeyError: 'no such'\n")
+        return subprocess.CompletedProcess(
+            args, 1, "importing\nsaving the model again\n", "Traceback\nKeyError: 'no such'\n"
+        )
 
     monkeypatch.setattr(isolation.subprocess, "run", fail)
-    with pytest.raises(OSError, match=r"export without hf_ssm failed, at saving it again: KeyError: 'no such'$"):
+    with pytest.raises(
+        OSError, match=r"export without hf_ssm failed while saving the model again: KeyError: 'no such'$"
+    ):
         export(small, hf_ssm.build_dna_tokenizer(), tmp_path / "y")
     assert list(tmp_path.iterdir()) == []
 

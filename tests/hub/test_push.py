@@ -365,7 +365,7 @@ def test_train_pushes_the_finished_run(hub, proofs, tmp_path, capsys):
     flags += ["--set=model.hidden_size=8", "--set=model.num_hidden_layers=1", "--set=training.disable_tqdm=true"]
     run = ["train", "--dataset", "planted-motifs", "--epochs", "1", *flags, "--output", str(tmp_path / "run")]
     assert main([*run, "--push-to-hub", "ben/motifs"]) == 2
-    assert "may not write to 'ben/motifs'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "no write access to 'ben/motifs'" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert main([*run, "--push-to-hub", NAME]) == 0
     assert f"Pushed to {hub.endpoint}/{NAME}" in capsys.readouterr().out
     files = hub.repo(NAME).files()

@@ -59,9 +59,7 @@ def test_repeated_fault(hub, folder, waits):
 def test_permanent_fault_leaves_the_old_commit(hub, folder, waits):
     hub.create(NAME, files=OLD)
     hub.fail(*REQUESTS["commit"], status=503, times=99)
-    with pytest.raises(
-        OSError, match=r"push to 'ada/motifs' failed, .* as it was before .*503.*repeat with `hf-ssm push"
-    ):
+    with pytest.raises(OSError, match=r"push to 'ada/motifs' failed, .* is unchanged .*503.*repeat with `hf-ssm push"):
         pushing.push_folder(folder, NAME)
     assert titles(hub) == ["initial commit", "Files"]
     assert len(waits) == 5
@@ -80,8 +78,8 @@ def test_the_command_to_repeat_is_quoted_for_the_shell(hub, folder):
 def test_connections_dropped_for_good_leave_the_old_commit(hub, folder, request_):
     hub.create(NAME, files=OLD)
     hub.fail(*REQUESTS[request_], drop=True, times=99)
-    state = "is as it was before" if request_ == "upload" else "has all of it or nothing"
-    with pytest.raises(OSError, match=f"failed, which {state}") as caught:
+    state = "is unchanged" if request_ == "upload" else "holds either all files of the push or none"
+    with pytest.raises(OSError, match=f"failed, and the repository {state}") as caught:
         pushing.push_folder(folder, NAME)
     assert "\n" not in str(caught.value)
     files = hub.repo(NAME).files()
@@ -103,7 +101,7 @@ def test_every_answer_to_the_commit_is_lost(hub, folder):
 def test_an_upload_that_changes_on_the_way_is_not_committed(hub, folder):
     hub.create(NAME, files=OLD)
     hub.fail(*REQUESTS["upload"], flip=True)
-    with pytest.raises((OSError, ValueError), match="failed, which is as it was before"):
+    with pytest.raises((OSError, ValueError), match="failed, and the repository is unchanged"):
         pushing.push_folder(folder, NAME)
     assert titles(hub) == ["initial commit", "Files"]
 
@@ -158,7 +156,7 @@ def test_the_cause_of_a_failure_is_told(error, kind, transient, parts):
 
 def test_a_failed_upload_tells_file_and_cause(hub, folder):
     hub.fail(*REQUESTS["upload"], status=418, times=99)
-    with pytest.raises(OSError, match=r"is as it was before \(Error while uploading 'model\.safetensors'.* 418: "):
+    with pytest.raises(OSError, match=r"is unchanged \(Error while uploading 'model\.safetensors'.* 418: "):
         pushing.push_folder(folder, NAME)
 
 
@@ -229,8 +227,8 @@ def _busy(hub, patch):
         (_wrong_token, NAME, ValueError, "rejects the token"),
         (_offline, NAME, ValueError, "unset HF_HUB_OFFLINE"),
         (_reads_only, NAME, ValueError, "no write access"),
-        (lambda hub, patch: None, "ben/motifs", ValueError, "login is for ada, which may not write .*: use ada/"),
-        (lambda hub, patch: hub.orgs.update(lab={"ben"}), "lab/motifs", ValueError, "may not write"),
+        (lambda hub, patch: None, "ben/motifs", ValueError, "login of ada has no write access to .*: use ada/"),
+        (lambda hub, patch: hub.orgs.update(lab={"ben"}), "lab/motifs", ValueError, "no write access"),
         (_unreachable, NAME, OSError, "the Hub cannot be reached"),
         (_busy, NAME, OSError, "the Hub answered 503"),
     ],
@@ -289,5 +287,5 @@ def test_warnings_of_retries_have_no_token(hub, folder, caplog):
 
 def test_the_client_given_is_the_one_asked():
     asked = SimpleNamespace(whoami=lambda: {"name": "eve"}, token=None)
-    with pytest.raises(ValueError, match="login is for eve"):
+    with pytest.raises(ValueError, match="login of eve has"):
         client.check_can_push(NAME, asked)

@@ -218,9 +218,9 @@ def _bare_header(folder):
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (_appended, rf"modeling_\w+\.py: has been changed, .* it is not what hf_ssm {hf_ssm.__version__} writes"),
+        (_appended, rf"modeling_\w+\.py: has been changed, .* hf_ssm {hf_ssm.__version__} writes other code"),
         (_cut_off, r"modeling_\w+\.py: has been changed"),
-        (_other_version, r"modeling_\w+\.py: has been changed, or is of another version"),
+        (_other_version, r"modeling_\w+\.py: has been changed, or was written by another version"),
         (lambda folder: (folder / "x.py").write_text("print()\n"), "x.py: is foreign code, not written by hf_ssm"),
         (_in_a_folder, "more/x.py: is foreign code"),
         (_bare_header, "x.py: is foreign code"),

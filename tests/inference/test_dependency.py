@@ -185,20 +185,20 @@ def test_mutants_share_the_states_before_them(make_model: Any) -> None:
 def test_errors(make_model: Any) -> None:
     causal, tokenizer = make_model("S4", "ForCausalLM"), hf_ssm.build_dna_tokenizer()
     for arguments, message in (
-        ({"start": 3, "stop": 3}, "`start`=3, `stop`=3: give a region of the 60 bases"),
-        ({"start": 3, "stop": 61}, "give a region of the 60 bases"),
-        ({"window": 20}, r"the region has 60 bases, but the context `window`=20.*--window"),
+        ({"start": 3, "stop": 3}, "`start`=3, `stop`=3: give a region inside the 60 bases"),
+        ({"start": 3, "stop": 61}, "give a region inside the 60 bases"),
+        ({"window": 20}, r"the region has 60 bases, but the context has only `window`=20 .*--window"),
         ({"window": 1}, "`window`=1: give at least two"),
     ):
         with pytest.raises(ValueError, match=message):
             hf_ssm.dependency_map(causal, tokenizer, SEQUENCE, **arguments)
-    with pytest.raises(ValueError, match="the region has no A, C, G or T: give another region"):
+    with pytest.raises(ValueError, match="the region has no A, C, G or T; give another region"):
         hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "n" * 6, 10, 16)
     # No site of two known bases.
     assert len(hf_ssm.dependency_map(causal, tokenizer, "ACGTACGTAC" + "NANCN", 10, 15).blocks(2)) == 0
     with pytest.raises(ValueError, match="60% of the window are N"):
         hf_ssm.dependency_map(causal, tokenizer, "ACGT" + "N" * 6)
-    with pytest.raises(ValueError, match="is no language model, which a dependency map needs"):
+    with pytest.raises(ValueError, match="is not a language model, but a dependency map needs a language model"):
         hf_ssm.dependency_map(make_model("S4", "ForSequenceClassification"), tokenizer, SEQUENCE)
     pairs = Tokenizer(models.BPE(vocab={**VOCABULARY, "AC": 12}, merges=[("A", "C")], unk_token="[UNK]"))
     joined = PreTrainedTokenizerFast(tokenizer_object=pairs, unk_token="[UNK]")

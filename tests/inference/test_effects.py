@@ -333,5 +333,5 @@ def test_bad_arguments(make_model, genome: Genome) -> None:
     with pytest.raises(ValueError, match="a column 'promoter_ref'"):
         hf_ssm.score_variants(model, PLAIN, [{**pair[0], "promoter_ref": 1}], target="all")
     next(model.parameters()).data.fill_(math.nan)
-    with pytest.raises(ValueError, match="gives NaN"):
+    with pytest.raises(ValueError, match="computes NaN"):
         hf_ssm.score_variants(model, PLAIN, pair, target="all")

@@ -186,9 +186,9 @@ def test_layers_and_columns(make_model):
     assert table.column_names == ["label", "embedding", "embedding_2", "embedding_0"]
     assert table["label"][:] == [1, None]
     assert str(table.features["embedding_0"]) == "List(Value('float32'), length=8)"
-    with pytest.raises(ValueError, match="row 0: the input has a column 'embedding', which the output needs"):
+    with pytest.raises(ValueError, match="row 0: the input has a column 'embedding', but the output needs this name"):
         hf_ssm.embed(model, tokenizer, rows, sequence_column="text")
-    with pytest.raises(ValueError, match="row 0: 'L' is no letter of DNA"):
+    with pytest.raises(ValueError, match="row 0: 'L' is not a letter of DNA"):
         hf_ssm.embed(model, tokenizer, ["ACGTLCGTA"], both_strands=True)
     with pytest.raises(ValueError, match="the input has a column 'record'"):
         hf_ssm.embed(model, tokenizer, [{"sequence": "ACGT", "record": 1}], window=4)
@@ -197,15 +197,15 @@ def test_layers_and_columns(make_model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layers": 3}, r"`layers`=\[3\]: the model has 3 hidden states: give numbers from -3 to 2"),
+        ({"layers": 3}, r"`layers`=\[3\]: the model has 3 hidden states; give numbers from -3 to 2"),
         ({"layers": [-4]}, r"`layers`=\[-4\]: the model has 3 hidden states"),
         ({"layers": []}, r"`layers`=\[\]"),
         ({"layers": [2, -1]}, "names a layer twice"),
         ({"pooling": "median"}, r"`pooling`='median' is not known"),
         ({"stride": 3}, "needs `window`"),
         ({"window": 0}, "positive"),
-        ({"window": 3, "stride": 4}, "the stride at most the window"),
-        ({}, r"`inputs`, row 1 has 41 tokens, but the model takes 40: .*--window"),
+        ({"window": 3, "stride": 4}, "a stride that is at most the window"),
+        ({}, r"`inputs`, row 1 has 41 tokens, but the model takes at most 40: .*--window"),
     ],
 )
 def test_bad_arguments(llama, arguments, message):

@@ -155,7 +155,7 @@ def test_pairs_of_sequences_and_bad_arguments():
     states = np.array(alone["embedding"][:]).reshape(2, 8, -1)
     np.testing.assert_allclose(table["embedding_delta"][0], states[1, 3] - states[0, 3], rtol=1e-10, atol=1e-12)
     for options, message in (
-        ({"pooling": "token"}, "`pooling`='token': alleles may differ"),
+        ({"pooling": "token"}, "`pooling`='token' is not possible for variants"),
         ({"window": 1}, "`window`=1: give at least two bases"),
         ({"layers": "layers.7"}, "`layers`='layers.7': give a number, all, last, middle, or the name of a module"),
     ):
@@ -163,5 +163,5 @@ def test_pairs_of_sequences_and_bad_arguments():
             hf_ssm.embed_variants(model, TOKENIZER, pairs, **options)
     with pytest.raises(ValueError, match="need the reference: give `genome`"):
         hf_ssm.embed_variants(model, TOKENIZER, [{"chrom": "one", "pos": 1, "ref": "A", "alt": "C"}])
-    with pytest.raises(ValueError, match="a column 'reason', as the table of embeddings has"):
+    with pytest.raises(ValueError, match="a column 'reason', but the table of embeddings needs this name"):
         hf_ssm.embed_variants(model, TOKENIZER, [{**pairs[0], "reason": ""}])

@@ -82,10 +82,10 @@ def test_labels_by_name_and_numbers() -> None:
 
 def test_bad_arguments() -> None:
     for arguments, message in [
-        ({"label": "class"}, "`label`='class' is no column"),
-        ({"label": "label", "by": "contig"}, "`by`='contig' is no column"),
-        ({"label": "chrom"}, "such as '1', 'X': name the class"),
-        ({"label": "chrom", "positive": "Y"}, "`positive`='Y' is no label"),
+        ({"label": "class"}, "`label`='class' is not a column"),
+        ({"label": "label", "by": "contig"}, "`by`='contig' is not a column"),
+        ({"label": "chrom"}, "such as '1', 'X': give the label of the positive class"),
+        ({"label": "chrom", "positive": "Y"}, "`positive`='Y' is not a label"),
     ]:
         with pytest.raises(ValueError, match=message):
             evaluate_scores(TABLE, **arguments)
@@ -120,5 +120,5 @@ def test_matched_groups_need_positives_and_controls() -> None:
         evaluate_scores(table, "y", match_group="n")
     with pytest.raises(ValueError, match="`match_group`='group' needs labels of two classes"):
         evaluate_scores(table, "n", match_group="group")
-    with pytest.raises(ValueError, match="`match_group`='x' is no column"):
+    with pytest.raises(ValueError, match="`match_group`='x' is not a column"):
         evaluate_scores(table, "y", match_group="x")

@@ -129,7 +129,7 @@ def test_scores_are_those_of_their_formulas(model: Any) -> None:
         ({"x": [1.0] * 9}, {"quantiles": [0.33]}, "`quantiles` has 0.33"),
         ({"x": [1.0] * 9}, {"horizon": 9, "hold_out": True}, "no value before the last 9"),
         ({"x": [1.0] * 9}, {"horizon": 4, "hold_out": True, "season": 6}, "fewer than `season`=6"),
-        ({"step": [1, 2], "x": [1.0, 2]}, {"time_column": "step"}, "rename it"),
+        ({"step": [1, 2], "x": [1.0, 2]}, {"time_column": "step"}, "rename the column"),
     ],
 )
 def test_what_is_refused(model: Any, columns: dict, options: dict, message: str) -> None:

@@ -103,6 +103,6 @@ def test_outputs_in_another_arrangement_are_refused(make_model):
     model = make_model("S4", "Model", rc_equivariant=True)
     assert len(hf_ssm.embed(model, TOKENIZER, TEXTS)) == len(TEXTS)
     with pytest.raises(
-        ValueError, match=r"output of this module is \(4, 3, 8\), and no hidden states of texts and tok"
+        ValueError, match=r"output of this module is \(4, 3, 8\), which is not the shape of hidden states"
     ):
         hf_ssm.embed(model, TOKENIZER, TEXTS, layers="layers.1")

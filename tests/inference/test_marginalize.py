@@ -255,16 +255,16 @@ def test_motif_files(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["n"][:, 0], [0.1, 0.2, 0.3, 0.4])
     np.testing.assert_allclose(motif_of_letters("sn"), [[0, 0.25], [0.5, 0.25], [0.5, 0.25], [0, 0.25]])
     for text, message in (
-        ("nothing", "x holds no motif: give a MEME file or one of JASPAR"),
+        ("nothing", "x holds no motif: give a MEME file or a JASPAR file"),
         (MEME.replace("MA2\tsecond one", "MA1 first"), "x holds two motifs of the name 'MA1 first'"),
         (MEME.replace("0.0 0.0 0.5 0.5\n", ""), "motif 'MA2 second one': the matrix is incomplete"),
-        (MEME.replace("0.5 0.2 0.3 0.0", "0.5 0.2"), "x is no MEME file"),
-        (MEME.replace("0.5 0.2 0.3 0.0", "0 0 0 0"), "motif 'MA2 second one': the numbers are no probabilities"),
+        (MEME.replace("0.5 0.2 0.3 0.0", "0.5 0.2"), "x is not a MEME file"),
+        (MEME.replace("0.5 0.2 0.3 0.0", "0 0 0 0"), "motif 'MA2 second one': the numbers are not probabilities"),
         (JASPAR.replace("3 0\n", "3 0 1\n"), "motif 'MA0002.1 X': give four lines"),
         (JASPAR.replace("0 1.5\n", "0 1,5\n"), "motif 'MA0002.1 X': give four lines"),
-        (JASPAR.replace("C  [", "A  ["), "the lines are those of AAGT, not of A, C, G, T"),
+        (JASPAR.replace("C  [", "A  ["), "the lines name the bases AAGT, but must name A, C, G and T"),
         (MEME.replace("w= 2", ""), "each matrix needs its width"),
-        (JASPAR.replace("1 0\n", "-1 0\n"), "motif 'MA0002.1 X': the numbers are no probabilities"),
+        (JASPAR.replace("1 0\n", "-1 0\n"), "motif 'MA0002.1 X': the numbers are not probabilities"),
         (JASPAR + JASPAR, "two motifs of the name"),
     ):
         (tmp_path / "x").write_text(text)
@@ -276,21 +276,21 @@ def test_errors(make_model: Any) -> None:
     model, tokenizer = make_model("S4", "ForSequenceClassification"), hf_ssm.build_dna_tokenizer()
     for motifs, arguments, message in (
         (["TGE"], {}, "motif 'TGE': give letters of DNA"),
-        (["A" * 25], {}, "has 25 bases, the backgrounds 24"),
+        (["A" * 25], {}, "has 25 bases, but the backgrounds have only 24"),
         (["TGA"], {"position": 22}, "`position`=22: motif 'TGA' has 3 bases; give 0 to 21"),
         (["TGA"], {"position": 2, "scan": 2}, "give either a position or a scan"),
         (["TGA"], {"scan": 0}, "`scan`=0: give a positive"),
         (["TGA"], {"samples": 0}, "`samples`=0: give a positive"),
-        (["TGA"], {"target": "x"}, "`target`='x': the model has LABEL_0, LABEL_1"),
+        (["TGA"], {"target": "x"}, "`target`='x': the model has the outputs LABEL_0, LABEL_1"),
         (["TGA"], {"target": 2}, "`target`=2: the model has"),
     ):
         with pytest.raises(ValueError, match=message):
             hf_ssm.marginalize(model, tokenizer, motifs, BACKGROUNDS, **arguments)
     with pytest.raises(ValueError, match="the sequences have 3 to 4 bases: give sequences of one length"):
         hf_ssm.marginalize(model, tokenizer, ["A"], ["ACGT", "ACG"])
-    with pytest.raises(ValueError, match="'L' is no letter of DNA"):
+    with pytest.raises(ValueError, match="'L' is not a letter of DNA"):
         hf_ssm.marginalize(model, tokenizer, ["A"], ["ACGT", "ACGL"])
-    with pytest.raises(ValueError, match="a language model has none"):
+    with pytest.raises(ValueError, match="a language model has no target"):
         hf_ssm.marginalize(make_model("S4", "ForCausalLM"), tokenizer, ["A"], BACKGROUNDS, target=1)
-    with pytest.raises(ValueError, match="has no number for a sequence"):
+    with pytest.raises(ValueError, match="does not predict a number for a sequence"):
         OneHotModel(make_model("S4", "ForTokenClassification"), tokenizer)

@@ -105,12 +105,12 @@ def test_letters_and_special_tokens(make_model):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("MKVLAAGIVPLLLAQ", r"row 1: 7 of the 15 letters of 'MKVLAAGIVPLLLAQ' are none of DNA \(I, L, P, Q\).*byte"),
+        ("MKVLAAGIVPLLLAQ", r"row 1: 7 of the 15 letters of 'MKVLAAGIVPLLLAQ' are not .* DNA \(I, L, P, Q\).*byte"),
         ("ACGTXACG" + "hello world", r"row 1: 7 of the 19 letters of .* \(X, e, l, o\)"),
         ("UUUGC", r"row 1: 60% of 'UUUGC'"),
         ("ACGTMKDHVSEEEEEEEE", r"row 1: 8 of the 18 letters of 'ACGTMKDHVSEEEEEEEE'"),
         (" \t ", r"row 1: the tokenizer makes no token of ' \\t '"),
-        ("A" * 65, "row 1 has 65 tokens, but the model takes 64"),
+        ("A" * 65, "row 1 has 65 tokens, but the model takes at most 64"),
     ],
 )
 def test_texts_that_are_refused(make_model, text, message):

@@ -88,9 +88,9 @@ def test_hits_of_tokens_and_errors() -> None:
         assert first["importance"] == pytest.approx(sign * 6 / 7)
     for change, options, message in (
         ({"position": None}, {}, "no column of positions"),
-        ({}, {"score": "llr"}, r"no column of scores \(llr\); it has row, position, token, effect"),
+        ({}, {"score": "llr"}, r"no column of scores \(llr\); its columns are row, position, token, effect"),
         ({"effect": [math.nan] * 12}, {}, "no base of the table has a number in the column 'effect'"),
-        ({}, {"score": "token"}, "the column 'token' of the table holds no numbers"),
+        ({}, {"score": "token"}, "the column 'token' of the table does not hold numbers"),
         ({}, {"threshold": 2.0}, "`threshold`=2.0: give a p-value"),
     ):
         columns = {name: values for name, values in (tokens | change).items() if values is not None}
@@ -187,7 +187,7 @@ def test_errors_of_attributions(make_model: Any) -> None:
         (
             (both, tokenizer, SEQUENCES),
             {},
-            "needs a classifier or regressor that reads one strand.* reads two.* use 'in_silico_mutagenesis'",
+            "needs a classifier or regressor that reads one strand.* reads both strands.* use 'in_silico_mutagenesis'",
         ),
         ((model, tokenizer, SEQUENCES, 0), {"method": "x"}, "`method`"),
         ((model, tokenizer, SEQUENCES, 0), {"references": 0}, "`references`=0"),

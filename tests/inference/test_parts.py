@@ -192,7 +192,7 @@ def test_planted_links_are_not_followed(tmp_path, name):
         write(output, overwrite=True)
         assert len(pd.read_csv(output)) == sum(range(1, 8)) and not output.is_symlink()
     else:
-        with pytest.raises(FileExistsError, match=f"{name}'.*delete it"):
+        with pytest.raises(FileExistsError, match=f"{name}'.*delete (it|this)"):
             write(output, overwrite=True)
     assert victim.read_text() == "precious"
     assert [path.name for path in folder.iterdir()] == ["precious"]
@@ -262,7 +262,9 @@ def test_another_output_is_not_taken_for_that_of_the_parts(tmp_path, overwrite):
         write(output, function=FailsAt(2), overwrite=overwrite)
     output.write_text("other")
     os.utime(output, (1, 1))
-    with pytest.raises(ValueError, match="is not that of the interrupted command: choose another file, or replace it"):
+    with pytest.raises(
+        ValueError, match="is not the output of the interrupted command: choose another file, or replace"
+    ):
         write(output)
     assert output.read_text() == "other"
     write(output, overwrite=True)

@@ -170,7 +170,7 @@ def test_only_sequences_that_are_too_long_are_cut(make_model, eos):
     # Far too long for a count of the tokens.
     assert len(hf_ssm.predict(model, tokenizer, ["ACGT" * 1000])) == -(-4000 // width)
     assert len(hf_ssm.predict(model, tokenizer, [LONG], aggregate="mean")) == 1
-    with pytest.raises(ValueError, match=r"row 0, letters 0 to 17 has 1\d tokens, but the model takes 16"):
+    with pytest.raises(ValueError, match=r"row 0, letters 0 to 17 has 1\d tokens, but the model takes at most 16"):
         hf_ssm.predict(model, tokenizer, [LONG], window=17)
 
 
@@ -248,8 +248,8 @@ def test_groups_do_not_change_the_result(classifier, tagger, tokenizer, monkeypa
     [
         ("S4", "ForCausalLM", "S4ForCausalLM is a causal language model: use hf-ssm score for .*, hf-ssm embed"),
         ("SSD", "ForMaskedLM", "SSDForMaskedLM is a masked language model: use hf-ssm score"),
-        ("S4", "Model", "S4Model is no classifier of sequences or tokens: use hf-ssm embed"),
-        ("S4", "ForSequencePairClassification", "is no classifier of sequences or tokens"),
+        ("S4", "Model", "S4Model is not a classifier of sequences or tokens: use hf-ssm embed"),
+        ("S4", "ForSequencePairClassification", "is not a classifier of sequences or tokens"),
     ],
 )
 def test_other_models_are_refused(make_model, tokenizer, family, head, message):
@@ -263,14 +263,14 @@ def test_other_models_are_refused(make_model, tokenizer, family, head, message):
     [
         (SEQUENCES, {"window": 0}, "`window`=0, `stride`=None"),
         (SEQUENCES, {"window": 4, "stride": 0}, "`stride`=0"),
-        (SEQUENCES, {"window": 4, "stride": 5}, "`window`=4, `stride`=5: .* the stride at most the window"),
+        (SEQUENCES, {"window": 4, "stride": 5}, "`window`=4, `stride`=5: .* a stride that is at most the window"),
         (SEQUENCES, {"stride": 5}, "`stride`=5 needs `window`"),
         (SEQUENCES, {"aggregate": "men"}, "`aggregate`='men' is not known: did you mean 'mean'"),
         ([], {}, "`inputs` is empty"),
-        (["ACGT", "MKVIAAGE"], {"both_strands": True}, "row 1: 'E' is no letter of DNA"),
-        (["ACGT", "MKVIAAGE"], {}, "row 1: 2 of the 8 letters of .* are none of DNA"),
+        (["ACGT", "MKVIAAGE"], {"both_strands": True}, "row 1: 'E' is not a letter of DNA"),
+        (["ACGT", "MKVIAAGE"], {}, "row 1: 2 of the 8 letters of .* are not letters of DNA"),
         ([{"sequence": "A", "prediction": 1}], {}, "row 0: the input has a column 'prediction'"),
-        ([{"sequence": "A", "start": 1}], {"window": 4}, "row 0: the input has a column 'start'.*rename it"),
+        ([{"sequence": "A", "start": 1}], {"window": 4}, "row 0: the input has a column 'start'.*rename the column"),
     ],
 )
 def test_wrong_arguments(classifier, tokenizer, inputs, options, message):
@@ -296,7 +296,7 @@ def test_classes_of_one_name_are_numbered(classifier, tokenizer):
 
 def test_weights_with_nan_are_named(classifier, tokenizer):
     classifier.classifier.bias.data[0] = torch.nan
-    with pytest.raises(ValueError, match=r"`inputs`, row \d: the model gives NaN"):
+    with pytest.raises(ValueError, match=r"`inputs`, row \d: the model computes NaN"):
         hf_ssm.predict(classifier, tokenizer, SEQUENCES)
 
 

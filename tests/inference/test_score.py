@@ -215,7 +215,7 @@ def test_scores_do_not_depend_on_the_strand_of_the_genome(model_of, tmp_path: Pa
         ({"alt": "*"}, "deleted by another variant"),
         ({"alt": None}, "no alternative allele"),
         ({"alt": "G]17:1]"}, "breakend"),
-        ({"alt": "PROTEIN"}, "no DNA sequence"),
+        ({"alt": "PROTEIN"}, "not a DNA sequence"),
         ({"alt": GENOME[40]}, "both alleles are equal"),
         ({"alt": "ACGTACGTACGT"}, "does not fit"),
     ],
@@ -483,17 +483,17 @@ def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
         hf_ssm.score_variants(model, TOKENIZER, [snv(4)])
     with pytest.raises(ValueError, match="no column 'alt'"):
         hf_ssm.score_variants(model, TOKENIZER, [{"chrom": "chr1", "pos": 3, "ref": "A"}], genome)
-    with pytest.raises(ValueError, match="no whole number"):
+    with pytest.raises(ValueError, match="not a whole number"):
         hf_ssm.score_variants(model, TOKENIZER, [{**snv(4), "pos": "x"}], genome)
     broken = model_of("S4")
     broken.lm_head.weight.data.fill_(math.nan)
-    with pytest.raises(ValueError, match=r"variant chr1:5 .* gives NaN"):
+    with pytest.raises(ValueError, match=r"variant chr1:5 .* computes NaN"):
         hf_ssm.score_variants(broken, TOKENIZER, [snv(4)], genome)
-    with pytest.raises(ValueError, match="the model gives NaN"):
+    with pytest.raises(ValueError, match="the model computes NaN"):
         hf_ssm.saturate(broken, TOKENIZER, GENOME, 3, 5)
-    with pytest.raises(ValueError, match=r"the variants have a column 'reason'.* rename it"):
+    with pytest.raises(ValueError, match=r"the variants have a column 'reason'.* rename the column"):
         hf_ssm.score_variants(model, TOKENIZER, [snv(4, reason="x")], genome)
-    with pytest.raises(ValueError, match="no language model"):
+    with pytest.raises(ValueError, match="not a language model"):
         hf_ssm.saturate(make_model("S4", "ForSequenceClassification"), TOKENIZER, GENOME)
-    with pytest.raises(ValueError, match="give a region of the 160 bases"):
+    with pytest.raises(ValueError, match="give a region inside the 160 bases"):
         hf_ssm.saturate(model, TOKENIZER, GENOME, 5, 200)

@@ -199,7 +199,7 @@ def test_arguments(make_model: Any) -> None:
     for sequence, window, message in (("", 8, "`sequence` is empty"), ("ACGT", 1, "`window`=1: give at least two")):
         with pytest.raises(ValueError, match=message):
             base_likelihoods(model, tokenizer, sequence, window=window)
-    with pytest.raises(ValueError, match="is no language model"):
+    with pytest.raises(ValueError, match="is not a language model"):
         base_likelihoods(make_model("S4", "ForSequenceClassification"), tokenizer, "ACGT")
     unmasked = hf_ssm.build_dna_tokenizer()
     unmasked.mask_token = None

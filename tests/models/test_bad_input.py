@@ -186,7 +186,7 @@ def test_fields_of_transformers_with_values_that_it_cannot_read(name: str, value
 
 @pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])
 def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
-    with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or among 0 to 2"):
+    with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or indices from 0 to 2"):
         make_model("S4", "Model")(torch.zeros(1, 3, dtype=torch.long), output_hidden_states=value)
 
 
@@ -223,7 +223,7 @@ def test_types_of_assigned_values() -> None:
 
 @pytest.mark.parametrize(("size", "suggested"), [(4, 5), (2, 3), (1, 3)])
 def test_filter_emb_dim_must_be_odd(size: int, suggested: int) -> None:
-    with pytest.raises(ValueError, match=f"`filter_emb_dim` must be odd and at least 3 .* take {suggested}"):
+    with pytest.raises(ValueError, match=f"`filter_emb_dim` must be odd and at least 3 .* use {suggested}"):
         HyenaConfig(filter_emb_dim=size)
 
 
@@ -257,7 +257,7 @@ def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
     ("head", "inputs", "message"),
     [
         ("ForCausalLM", {"input_ids": torch.zeros(1, 65, dtype=torch.long)}, "`max_position_embeddings`=64"),
-        ("ForCausalLM", {"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"none of it empty, got \(1, 0\)"),
+        ("ForCausalLM", {"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"with sizes of at least 1, got \(1, 0\)"),
         ("ForCausalLM", {"input_ids": torch.full((1, 3), 12)}, "the vocabulary has 12"),
         ("ForCausalLM", {}, "exactly one of `input_ids` and `inputs_embeds`, got none"),
         (
@@ -291,7 +291,7 @@ def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
         (
             "ForSignalRegression",
             {"input_values": torch.zeros(1, 3, 1), "labels": torch.zeros(1, 4, 2)},
-            r"`labels` has the shape \(1, 4, 2\), but the output is \(1, 3, 2\)",
+            r"`labels` has the shape \(1, 4, 2\), but the output has the shape \(1, 3, 2\)",
         ),
     ],
 )

@@ -100,10 +100,10 @@ def test_a_cache_of_another_model_is_refused(make, tmp_path):
     with pytest.raises(ValueError, match="the cache is empty"):
         SSMCache(model.config).save(file, model)
     cache.save(file, model)
-    with pytest.raises(ValueError, match="by this one with other weights"):
+    with pytest.raises(ValueError, match="by this model with other weights"):
         SSMCache.load(file, make("s4d"))
     model.model.layers[0].mixer.scan.x_proj.weight[-1, -1] += 1e-6
-    with pytest.raises(ValueError, match="by this one with other weights"):
+    with pytest.raises(ValueError, match="by this model with other weights"):
         SSMCache.load(file, model)
     file.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"cache.safetensors' is not a safetensors file"):

@@ -482,8 +482,8 @@ def _config(**fields: Any) -> Any:
 CONTRADICTIONS: list[tuple[Any, str]] = [
     (_config(d_model=5), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `d_model`"),
     (_config(vocab_size=24), r"word_embeddings.embedding.weight has the shape \(16, 6\), but `vocab_size`"),
-    (_config(n_layer=3), r"last one is that of backbone.layers.1.* `n_layer`=3"),
-    (_config(n_layer=1), r"last one is that of backbone.layers.1.* `n_layer`=1"),
+    (_config(n_layer=3), r"last layer has backbone.layers.1.* `n_layer`=3"),
+    (_config(n_layer=1), r"last layer has backbone.layers.1.* `n_layer`=1"),
     (
         _config(ssm_cfg={**SSM, "d_state": 4}),
         r"x_proj.weight has .* `ssm_cfg.dt_rank or ssm_cfg.d_s",
@@ -552,7 +552,7 @@ def test_classifier_of_the_largest_values(
     model_class = CLASSES[version, reference.head]
     source, target = reference.save(tmp_path / "source"), tmp_path / "target"
     assert run_cli(["convert", str(source), str(target), "--pooling", "max"]) == 0
-    assert "pooling='max' (--pooling)" in capsys.readouterr().out
+    assert "record pooling; its value is 'max' (option --pooling)" in capsys.readouterr().out
     ids = torch.randint(7, 12, (2, 7))
     hidden, size = reference.hidden(ids), reference.size
     strands = [hidden[..., :size], rc(hidden[..., size:])] if rcps else [hidden]
@@ -632,11 +632,13 @@ def test_tensors_that_contradict_the_configuration(version: str, change: Any, me
 def test_the_version_chooses_the_family(tmp_path: Path) -> None:
     """Both layouts have the same `model_type`; the nested one of Mamba is read by the selective models."""
     source = Reference(version="v2").save(tmp_path / "v2")
-    with pytest.raises(ValueError, match=r"`version`='v2' of `layer_cfg.mamba_cfg` .* 'v2' by those of SSD models"):
+    with pytest.raises(
+        ValueError, match=r"`version`='v2' of `layer_cfg.mamba_cfg` .* 'v2' by the classes of SSD models"
+    ):
         SelectiveSSMForMaskedLM.from_pretrained(source)
     reference = Reference()
     source = reference.save(tmp_path / "v1")
-    with pytest.raises(ValueError, match=r"`version`='v1' of `layer_cfg.mamba_cfg` is not that of PlantCAD2"):
+    with pytest.raises(ValueError, match=r"`version`='v1' of `layer_cfg.mamba_cfg` must be 'v2' for PlantCAD2"):
         SSDForMaskedLM.from_pretrained(source)
     (source / "config.json").write_text(json.dumps(reference.nested(version="v1")))
     model = convert_checkpoint(source, tmp_path / "target")

@@ -306,7 +306,7 @@ def without(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("changes", "spoil", "message"),
     [
-        ({"final_norm": False}, dict, "`final_norm`=False cannot be converted, only True"),
+        ({"final_norm": False}, dict, "`final_norm`=False cannot be converted: the models here have True"),
         ({"hcs_filter_groups": None}, dict, "lacks hcs_filter_groups: give the YAML file"),
         ({"hcs_layer_idxs": [0]}, dict, "layer 4 is in none of hcs_layer_idxs"),
         ({"hcs_filter_length": 128}, dict, "`hcs_filter_length`=128 must be below 128"),
@@ -339,7 +339,7 @@ def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"holds several checkpoints, evo2_tiny\.pt, other\.pt: keep one"):
         convert_checkpoint(source, tmp_path / "target")
     (source / "other.pt.part1").unlink()
-    with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch it again"):
+    with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch the part again"):
         convert_checkpoint(source, tmp_path / "target")
     assert not (tmp_path / "target").exists()
 

@@ -610,5 +610,5 @@ def test_other_configurations_are_not_recognised():
         CONVERTER.recognises(config, ())
         for config in ({}, {"model_type": "mamba"}, {"layer": {"l_max": 3}}, {"layer": 3})
     )
-    with pytest.raises(ValueError, match="not one of a HyenaDNA model"):
+    with pytest.raises(ValueError, match="not that of a HyenaDNA model"):
         converted(hub_state(), {"model_type": "mamba"})

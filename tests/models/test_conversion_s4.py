@@ -281,7 +281,7 @@ def test_convert_and_load(tmp_path, capsys):
     assert cli.main(["convert", str(tmp_path / "ckpt.pth"), str(tmp_path / "ours"), "--norm-first"]) == 0
     said = capsys.readouterr().out
     assert "AutoModelForSequenceClassification.from_pretrained" in said
-    assert "norm_first=True" in said
+    assert "record norm_first; its value is True" in said
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours")
     assert type(model) is S4ForSequenceClassification
     rows = torch.randn(2, 9, C)

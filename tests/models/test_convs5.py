@@ -395,7 +395,7 @@ def test_exported_program_reads_any_number_of_frames(tmp_path) -> None:
     ("frames", "error", "message"),
     [
         (torch.rand(2, 6, 8, 3), ValueError, r"shape \(batch, frames, height, width, channels\)"),
-        (torch.rand(2, 0, 6, 8, 3), ValueError, "none of it empty"),
+        (torch.rand(2, 0, 6, 8, 3), ValueError, "with sizes of at least 1"),
         (torch.rand(1, 2, 3, 6, 8), ValueError, r"8 channels, but `num_channels`=3.*movedim"),
         (torch.rand(1, 2, 7, 8, 3), ValueError, r"7 x 8 pixels, but `patch_size`=2 must divide both"),
         (torch.full((1, 2, 6, 8, 3), torch.nan), ValueError, "NaN or infinite"),
@@ -455,7 +455,7 @@ def test_commands_refuse_videos(tmp_path) -> None:
     make().save_pretrained(tmp_path)
     for model, message in (
         ({"family": "convs5"}, "model.family='convs5' predicts videos"),
-        ({"checkpoint": str(tmp_path)}, "predicts videos, and the command has no such task"),
+        ({"checkpoint": str(tmp_path)}, "predicts videos, and the command has no task of this kind"),
     ):
         settings = {"data": {"dataset": "planted-motifs", "num_train": 8, "tokenizer": "dna"}, "model": model}
         with pytest.raises(ValueError, match=message):

@@ -391,7 +391,7 @@ def test_half_precision_keeps_the_dynamics_and_is_close(dtype: torch.dtype) -> N
     ("arguments", "error", "message"),
     [
         ({"past_values": torch.ones(3)}, ValueError, "must have the shape"),
-        ({"past_values": torch.ones(2, 0)}, ValueError, "none of it empty"),
+        ({"past_values": torch.ones(2, 0)}, ValueError, "with sizes of at least 1"),
         ({"past_values": [1.0, 2.0]}, TypeError, "`past_values` must be a tensor"),
         ({"past_values": torch.ones(2, 3, dtype=torch.complex64)}, TypeError, "real numbers"),
         ({"past_values": torch.tensor([[1.0, math.inf]])}, ValueError, "holds infinite values"),

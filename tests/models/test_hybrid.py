@@ -105,7 +105,7 @@ def test_a_saved_hybrid_is_loaded_and_carries_the_code_of_its_layers_only(make_m
 @pytest.mark.parametrize("layer_types", [["ssd", "s5"], ["s4", "s5"], ["full_attention", "s5"]])
 def test_compression_is_refused(make_model, layer_types):
     reason = (
-        "layer 0 cannot be compressed" if "ssd" in layer_types else "HybridModel cannot be compressed: its layer types"
+        "layer 0 cannot be compressed" if "ssd" in layer_types else "HybridModel cannot be compressed: the layer types"
     )
     with pytest.raises(ValueError, match=reason):
         compress(make_model("Hybrid", "Model", layer_types=layer_types), state_size=4)
@@ -182,8 +182,8 @@ def test_the_command_line_trains_reports_and_probes(tmp_path, capsys, without_fi
     [
         ({"layer_types": ["ssd"] * 3}, "`layer_types` must be 2 names (`num_hidden_layers`) among 'hyena', 's4'"),
         ({"layer_types": ["ssd", "convs5"]}, "got ['ssd', 'convs5']"),
-        ({"state_size": 16}, "`state_size`=16 is a field of layers: give it with their type, such as `mixers={'ssd'"),
-        ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 is a field of layers"),
+        ({"state_size": 16}, "`state_size`=16 is a field of a layer type: give it in `mixers`, such as `mixers={'ssd'"),
+        ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 is a field of a layer type"),
         (
             {"mixers": {"s5": {"state_size": 16}}},
             "`mixers` has settings of 's5', but the layers with settings",

@@ -452,7 +452,10 @@ class TestFlags:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_heads": 3}, r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give one"),
+        (
+            {"num_heads": 3},
+            r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give only one",
+        ),
         ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
         ({"mimo_rank": 0}, "`mimo_rank` must be positive"),
         ({"A_floor": 0.0}, "`A_floor` must be positive"),
@@ -460,9 +463,9 @@ class TestFlags:
         ({"rope_fraction": 1.5}, "`rope_fraction`.*1.5"),
         ({"state_size": 3}, r"`rope_fraction`=0.5 of `state_size`=3 states is less than one pair.*use_rotation=False"),
         ({"init": "legs"}, r"`init`='legs' chooses a state matrix, but A depends on the token: use 'real'"),
-        ({"discretization": "bilinear"}, "set it to 'zoh'"),
+        ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"frequency_scale": 2.0, "use_rotation": False}, r"frequency_scale.*use_rotation=True"),
-        ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave it at 0"),
+        ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave `frequency_shift` at 0"),
         ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
         ({"mimo_ranks": 4}, "did you mean `mimo_rank`"),
     ],

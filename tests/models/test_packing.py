@@ -364,7 +364,9 @@ def test_one_seq_idx_for_all_rows_of_a_cache(make_model) -> None:
 def test_errors_with_a_cache(make_model) -> None:
     model, ids = make_model("S4", "ForCausalLM"), torch.zeros(1, 4, dtype=torch.long)
     cache = model(ids).past_key_values
-    with pytest.raises(ValueError, match="`cu_seq_lens_q` does not say whether a document continues that of `past_key"):
+    with pytest.raises(
+        ValueError, match="`cu_seq_lens_q` does not tell whether a document continues the one in `past_key"
+    ):
         model(ids, past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
     with pytest.raises(ValueError, match="`past_key_values` was filled without `seq_idx`"):
         model(ids, past_key_values=cache, seq_idx=torch.tensor([[0, 0, 1, 1]]))

@@ -103,7 +103,7 @@ def test_other_labels_and_inputs(make_model) -> None:
         ),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "seq_idx": torch.zeros(1, 5, dtype=torch.long)},
-            "packed rows hold none: leave out `seq_idx`",
+            "packed rows hold no pairs: leave out `seq_idx`",
         ),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "labels": torch.tensor([2])},

@@ -295,7 +295,7 @@ def test_bad_configurations(fields: dict[str, Any], message: str) -> None:
 def test_bad_uses(make_model) -> None:
     with pytest.raises(ValueError, match="A causal language model cannot have `rc_equivariant=True`"):
         make_model("S4", "ForCausalLM", rc_equivariant=True)
-    with pytest.raises(ValueError, match="`rc_conjoin`='eval' is for classifiers, not S4ForMaskedLM"):
+    with pytest.raises(ValueError, match="`rc_conjoin`='eval' is for classifiers, not for S4ForMaskedLM"):
         make_model("S4", "ForMaskedLM", rc_conjoin="eval")
     with pytest.raises(ValueError, match="`rc_equivariant=True` needs tokens"):
         make_model("S4", "ForSignalRegression", rc_equivariant=True)

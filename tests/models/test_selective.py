@@ -335,7 +335,7 @@ class TestPlain:
         SelectiveSSMModel(SelectiveSSMConfig(block="plain")).save_pretrained(tmp_path / "ours")
         for source, target, message in (
             ("text.pth", "new", "not a file of tensors"),
-            ("list.pth", "new", "no state dict"),
+            ("list.pth", "new", "does not hold a state dict"),
             ("gpt2", "new", "of type 'gpt2'"),
             ("ours", "new", "is already a checkpoint of hf_ssm"),
             ("nowhere", "new", "there is no folder"),
@@ -346,7 +346,7 @@ class TestPlain:
             assert cli.main(["convert", str(tmp_path / source), str(tmp_path / target)]) == 2
             assert message in capsys.readouterr().err
             assert not (tmp_path / "new").exists()
-        with pytest.raises(FileExistsError, match="full' holds no model, and is not replaced"):
+        with pytest.raises(FileExistsError, match="full' holds no model, so it is not replaced"):
             convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
         assert (tmp_path / "full" / "file").read_text() == "mine"
         (tmp_path / "full" / "config.json").write_text("{}")
@@ -567,7 +567,7 @@ class TestAttentionMatrix:
         model = make()
         hidden = torch.randn(1, 40, 8)
         for channels in ([], [99], [-1]):
-            with pytest.raises(ValueError, match="some of 0 to 15"):
+            with pytest.raises(ValueError, match="one or more numbers from 0 to 15"):
                 hf_ssm.attention_matrix(model.layers[0], hidden, channels=channels)
         holes = torch.ones(1, 40)
         holes[0, 3] = 0
@@ -590,14 +590,14 @@ class TestAttentionMatrix:
         ({"fixed_step": True}, r"fixed_step=True.*block='plain'"),
         ({"time_step_rank": 0}, r"time_step_rank.*positive"),
         ({"time_step_rank": "all"}, r"time_step_rank.*'all'"),
-        ({"discretization": "bilinear"}, "set it to 'zoh'"),
+        ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"init": "legs"}, r"init.*complex_state=True"),
         ({"frequency_scale": 2.0}, r"frequency_scale.*complex_state=True"),
         ({"frequency_shift": 1.0}, r"frequency_shift.*complex_state=True"),
         ({"complex_state": True, "init": "real", "frequency_scale": 2.0}, r"frequency_scale.*init='lin'"),
         ({"block": "plain", "fixed_step": True, "time_step_min": 0.01}, r"time_step_min.*fixed_step=True"),
         ({"residual_in_fp32": True, "use_residual": False}, r"residual_in_fp32.*use_residual=True"),
-        ({"expand": 3, "intermediate_size": 100}, r"expand.*intermediate_size.*give one"),
+        ({"expand": 3, "intermediate_size": 100}, r"expand.*intermediate_size.*give only one"),
         ({"state_size": 3, "complex_state": True}, "must be even"),
         ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
         ({"sobolev_trainable": True, "sobolev_frequency": "bilinear"}, "use 'normalized'"),

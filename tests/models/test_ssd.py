@@ -165,7 +165,7 @@ class TestTransformersFolders:
             ("state_size", 16, r"layers\.0\.mixer\.conv1d\.weight has the shape.*`n_groups`=2 and `state_size`=16"),
             ("num_hidden_layers", 3, r"2 layers \(backbone\.layers\.1\).*`num_hidden_layers`=3"),
             ("vocab_size", 41, r"backbone\.embeddings\.weight has the shape \(40, 16\).*`vocab_size`=41"),
-            ("conv_kernel", 3, r"conv1d\.weight.*asks for 3 by `conv_kernel`=3"),
+            ("conv_kernel", 3, r"conv1d\.weight.*asks for 3 because of `conv_kernel`=3"),
             ("num_heads", 2, r"`num_heads`=2 times `head_dim`=8|mixer\.A_log"),
         ],
     )
@@ -643,18 +643,24 @@ def test_sizes_follow_from_one_another() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_heads": 3}, r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give one"),
+        (
+            {"num_heads": 3},
+            r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give only one",
+        ),
         ({"head_dim": 48}, "`num_heads`=5 times `head_dim`=48"),
         ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
         ({"n_groups": 0}, "`n_groups` must be positive"),
-        ({"bidirectional_norm_tie": False}, "norms of their own: set `bidirectional=True` and `rms_norm=True`"),
-        ({"bidirectional_norm_tie": False, "bidirectional": True, "rms_norm": False}, "norms of their own"),
+        (
+            {"bidirectional_norm_tie": False},
+            "gives each direction a norm of its own: set `bidirectional=True` and `rms_norm=True`",
+        ),
+        ({"bidirectional_norm_tie": False, "bidirectional": True, "rms_norm": False}, "a norm of its own"),
         ({"chunk_size": 0}, "`chunk_size` must be positive"),
         ({"time_step_limit": (0.1, 0.01)}, r"`time_step_limit`.*0 <= low <= high, got \(0.1, 0.01\)"),
         ({"time_step_limit": (0.1,)}, "the least and the greatest step size"),
         ({"time_step_limit": (-0.1, 1.0)}, "0 <= low"),
         ({"time_step_limit": (0.0, math.nan)}, "0 <= low"),
-        ({"discretization": "bilinear"}, "set it to 'zoh'"),
+        ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"init": "legs"}, r"init.*complex_state=True"),
         ({"frequency_scale": 2.0}, r"frequency_scale.*complex_state=True"),
         ({"complex_state": True, "init": "real", "frequency_scale": 2.0}, r"frequency_scale.*init='lin'"),

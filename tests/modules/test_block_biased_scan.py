@@ -146,7 +146,7 @@ def test_generation_rescaling_saving_and_roles(make_model, flags, tmp_path):
 
 def test_what_such_models_refuse(make_model):
     model = make_model("SelectiveSSM", "ForSequenceClassification", num_blocks=4)
-    with pytest.raises(ValueError, match=r"There is no bound .* has one W_B and W_C for all channels"):
+    with pytest.raises(ValueError, match=r"There is no bound .* needs one W_B and one W_C for all channels"):
         generalization_bound(model, [{"input_ids": torch.randint(0, 12, (2, 8))}])
     for flags, message in (
         ({"num_blocks": 3}, "`num_blocks`=3 must divide the 256 channels of the scan"),

@@ -575,7 +575,7 @@ def test_what_the_hub_kernel_is_given(monkeypatch, half, expected):
 
 
 BAD = {
-    "u": (torch.zeros(2, 5), r"u must have shape \(batch, length, channels\), at least 1 .* got \(2, 5\)"),
+    "u": (torch.zeros(2, 5), r"u must have shape \(batch, length, channels\) with sizes of at least 1 .* got \(2, 5\)"),
     "delta": (torch.zeros(2, 5, 2), r"delta .* = \(2, 5, 3\) or \(2, 5, 1\), got \(2, 5, 2\)"),
     "A": (torch.zeros(4, 2), r"A must have shape \(channels, states\) with channels = 3, got \(4, 2\)"),
     "B": (torch.zeros(2, 4, 2), r"B must have shape \(batch, length, states\) = \(2, 5, 2\), got \(2, 4, 2\)"),
@@ -608,11 +608,11 @@ def test_errors_of_the_scan(scan):
         scan(**(good | {"u": torch.zeros(2, 5, 3, dtype=torch.int64)}))
     with pytest.raises(ValueError, match=r"delta must be of a real floating point type, got torch.complex64"):
         scan(**(good | {"delta": torch.zeros(2, 5, 3, dtype=torch.complex64)}))
-    with pytest.raises(ValueError, match=r"B must be complex as A \(torch.complex64\) is, got torch.float32"):
+    with pytest.raises(ValueError, match=r"B must be complex like A \(torch.complex64\), got torch.float32"):
         scan(**(good | {"A": torch.zeros(3, 2, dtype=torch.complex64)}))
-    with pytest.raises(ValueError, match=r"C must be real as A \(torch.float32\) is, got torch.complex64"):
+    with pytest.raises(ValueError, match=r"C must be real like A \(torch.float32\), got torch.complex64"):
         scan(**(good | {"C": torch.zeros(2, 5, 2, dtype=torch.complex64)}))
-    with pytest.raises(ValueError, match=r"initial_state must be real as A .* is, got torch.complex64"):
+    with pytest.raises(ValueError, match=r"initial_state must be real like A .*, got torch.complex64"):
         scan(**(good | {"initial_state": torch.zeros(2, 3, 2, dtype=torch.complex64)}))
 
 
@@ -620,7 +620,7 @@ def test_errors_of_the_step_and_the_matrix():
     u, A, b = torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 2)
     with pytest.raises(ValueError, match=r"state must have shape .* = \(2, 3, 2\), got \(2, 3\)"):
         selective_scan_step(u, u, A, b, b, u)
-    with pytest.raises(ValueError, match=r"u must have shape \(batch, channels\), .* got \(2, 1, 3\)"):
+    with pytest.raises(ValueError, match=r"u must have shape \(batch, channels\) with .* got \(2, 1, 3\)"):
         selective_scan_step(u.unsqueeze(1), u, A, b, b, torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match=r"delta must have shape \(batch, channels or 1\) = .* got \(2, 2\)"):
         selective_scan_step(u, b, A, b, b, torch.zeros(2, 3, 2))

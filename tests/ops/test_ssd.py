@@ -336,7 +336,7 @@ def test_memory_kept_for_the_backward():
 
 GOOD = {"x": (2, 5, 4, 3), "dt": (2, 5, 4), "A": (4,), "B": (2, 5, 2, 6), "C": (2, 5, 2, 6)}
 WRONG: list[tuple[str, Any, str]] = [
-    ("x", (2, 0, 4, 3), r"x must have shape \(batch, length, heads, head_dim\), at least 1 of each"),
+    ("x", (2, 0, 4, 3), r"x must have shape \(batch, length, heads, head_dim\) with sizes of at least 1"),
     ("x", (2, 5, 4), "x must have shape"),
     ("dt", (2, 5, 1), r"dt must have shape \(batch, length, heads\) = \(2, 5, 4\), got \(2, 5, 1\)"),
     ("A", (4, 6), r"A must have shape \(heads,\)"),

@@ -429,7 +429,7 @@ def test_errors():
             stream.extend(randn(*shape), kernel)
     with pytest.raises(ValueError, match=r"streams must be one or more .* lengths \[\]"):
         StreamingConvolution.join([])
-    with pytest.raises(ValueError, match=r"have seen an input, got lengths \[2, 0\]"):
+    with pytest.raises(ValueError, match=r"have read an input, got lengths \[2, 0\]"):
         StreamingConvolution.join([stream, StreamingConvolution()])
     other = StreamingConvolution()
     other.extend(randn(4, 2, 2), Taps(randn(2, 64)))

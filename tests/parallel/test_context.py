@@ -90,7 +90,7 @@ def test_bad_arguments_and_combinations_are_refused(differences):
         "mesh": "`mesh` must be a DeviceMesh or a process group",
         "export": "call `join_sequences(model)` before",
         "split channels": "are split by `tensor_parallel`",
-        "shared": "call `join_sequences` before",
+        "shared": "call `join_sequences` first",
         "sharded": "is sharded by FSDP2",
         "split and sharded": "call `shard_model` on a whole model",
     }

@@ -71,5 +71,5 @@ def test_one_process_keeps_its_model_whole():
     model = S4ForCausalLM(S4Config(vocab_size=12, hidden_size=7, state_size=4))
     assert tensor_parallel(model) is model
     assert model.model.layers[0].mixer.long_conv.channels == 7
-    with pytest.raises(ValueError, match="no model of hf_ssm"):
+    with pytest.raises(ValueError, match="not a model of hf_ssm"):
         tensor_parallel(torch.nn.Linear(2, 2))

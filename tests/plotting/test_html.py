@@ -106,8 +106,8 @@ def test_a_prediction_that_needs_no_token_has_a_warning(make_result):
     for last, warned in ((0.74, False), (0.76, True)):
         result.probabilities = torch.tensor([1.0, 1.0, 1.0, last]).double()
         page = sequence_html(result, class_names={1: "enhancer <a>"})
-        sentence = f"Stays at {last} with all tokens masked: class enhancer &lt;a&gt; is the answer"
-        assert (sentence in page) == ("Stays at" in page) == warned
+        sentence = f"The probability stays at {last} with all tokens masked: class enhancer &lt;a&gt; is the answer"
+        assert (sentence in page) == ("The probability stays at" in page) == warned
         assert "target: class enhancer &lt;a&gt;<" in page
 
 

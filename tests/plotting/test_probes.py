@@ -49,7 +49,7 @@ def test_different_lengths_are_interpolated_over_the_share(make_result):
     shares, mean, _ = results.mean_curve()
     assert line.get_xdata() == pytest.approx(shares.numpy())
     assert line.get_ydata() == pytest.approx(mean.numpy())
-    assert axes.get_xlabel() == "share of the 7 to 12 tokens that is masked, the least important first"
+    assert axes.get_xlabel() == "masked share of the 7 to 12 tokens, the least important first"
     assert not axes.child_axes
 
 

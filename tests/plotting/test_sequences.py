@@ -40,13 +40,15 @@ def test_the_effect_is_the_default(make_result):
     texts = [text.get_text() for text in figure.axes[0].texts]
     start, end = result.probabilities[[0, -1]].tolist()
     assert texts[:2] == ["row 3", f"class enhancer: probability {start:.2f}, with all tokens masked {end:.2f}"]
-    assert "height and colour: probability lost once the base, too, is masked: none" in texts
+    assert "height and colour: probability lost when the base is also masked: none" in texts
     texts = [text.get_text() for text in plot_sequence(result, unit="tokens").axes[0].texts]
-    assert "height and colour: probability lost once the token, too, is masked: none" in texts
+    assert "height and colour: probability lost when the token is also masked: none" in texts
     result.probabilities[-1] = 0.8
     result.probabilities[0] = 1.0
     texts = [text.get_text() for text in plot_sequence(result).axes[0].texts]
-    assert any(text.startswith("Stays at 0.80 with all tokens masked: class 1 is the answer") for text in texts)
+    assert any(
+        text.startswith("The probability stays at 0.80 with all tokens masked: class 1 is the answer") for text in texts
+    )
 
 
 def test_several_sequences_as_tiles(make_result, tmp_path):
@@ -60,7 +62,7 @@ def test_several_sequences_as_tiles(make_result, tmp_path):
     texts = [text.get_text() for text in axes.texts]
     for text in ("a run", "row 5", r"row \$9", "known site", "SEP", "8", *"ACGTN"):
         assert text in texts
-    assert sum(text.startswith("Stays at") for text in texts) == 1
+    assert sum(text.startswith("The probability stays at") for text in texts) == 1
     # All lines of text and tiles are inside the figure, and none of the letters is above the legend.
     assert all(0 <= text.get_position()[1] <= figure.get_size_inches()[1] for text in axes.texts)
     with pytest.raises(ValueError, match="`results` is empty"):

@@ -204,7 +204,7 @@ def test_evaluate_masks_another_sequence_in_the_same_places(probe, classifier, t
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     assert probe.evaluate("ACG", []).shape == (1,)
     for order in ([4], [-1], [1, 1]):
-        with pytest.raises(ValueError, match=r"`order` must hold different positions of 0 to 3"):
+        with pytest.raises(ValueError, match=r"`order` must hold different positions from 0 to 3"):
             probe.evaluate("ACGT", order)
     with pytest.raises(ValueError, match=r"`inputs` must be one sequence"):
         probe.evaluate(TEXTS, [0])
@@ -306,7 +306,7 @@ def test_a_mask_that_the_tokenizer_lacks_is_refused(classifier, tokenizer):
         ("ACGT", -1, r"`target`=-1: the model has the classes"),
         ("ACGT", True, r"`target`=True: give the number of a class"),
         ("ACGT", 0.5, r"`target`=0.5: give the number of a class"),
-        ("ACGT", "label", r"`target`='label' is the name of a column, but `inputs` is no Dataset"),
+        ("ACGT", "label", r"`target`='label' is the name of a column, but `inputs` is not a Dataset"),
         ("", None, r"the sequence is empty"),
         ([], None, r"`inputs` is empty"),
         (["ACG", ""], None, r"sequence 1: the sequence is empty"),
@@ -341,7 +341,7 @@ def test_bad_positions_are_refused(make_model, tokenizer, head, first):
             probe.run("ACGT", target=position)
     with pytest.raises(ValueError, match=r"`target`=None: give the position of a token"):
         probe.run("ACGT")
-    with pytest.raises(ValueError, match=r"65 tokens, but the model takes 64"):
+    with pytest.raises(ValueError, match=r"65 tokens, but the model takes at most 64"):
         probe.run("A" * 65, target=3)
 
 
@@ -352,7 +352,7 @@ def test_models_that_cannot_be_probed_are_refused(make_model, tokenizer):
     with pytest.raises(ValueError, match=r"an encoder and a decoder"):
         MaskingProbe(T5ForConditionalGeneration(small), tokenizer)
     regression = make_model("S4", "ForSequenceClassification", num_labels=1)
-    with pytest.raises(ValueError, match=r"its logits are no probabilities of classes: give a callable"):
+    with pytest.raises(ValueError, match=r"its logits are not probabilities of classes: give a callable"):
         MaskingProbe(regression, tokenizer).run("ACGT")
     with pytest.raises(ValueError, match=r"give a callable"):
         MaskingProbe(make_model("S4", "Model"), tokenizer).run("ACGT", target=0)
@@ -368,5 +368,5 @@ def test_models_of_transformers_say_how_much_they_take(tokenizer):
     config = BertConfig(
         vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=5
     )
-    with pytest.raises(ValueError, match=r"6 tokens, but the model takes 5"):
+    with pytest.raises(ValueError, match=r"6 tokens, but the model takes at most 5"):
         MaskingProbe(BertForSequenceClassification(config), tokenizer).run("ACGTAC")

@@ -84,9 +84,9 @@ def test_agreement_of_orders_and_areas():
     assert found["area_difference"] == pytest.approx(same.area - reversed_.area)
     shifted = make(order=(0, 2, 3))
     assert same.agreement(shifted)["spearman"] == pytest.approx(0.5)
-    with pytest.raises(ValueError, match=r"`other` is of another sequence"):
+    with pytest.raises(ValueError, match=r"`other` has another sequence"):
         same.agreement(make(input_ids=torch.tensor([7, 1, 8, 8])))
-    with pytest.raises(ValueError, match=r"`other` has 1 results, this one 2"):
+    with pytest.raises(ValueError, match=r"`other` has 1 results, but this object has 2"):
         MaskingResults([same, same]).agreement(MaskingResults([same]))
 
 
@@ -136,11 +136,11 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="without masking results"):
         MaskingResults.load(path)
     path.write_bytes(b"not a tensor in sight")
-    with pytest.raises(ValueError, match="is not a file of masking results, or is not whole"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is incomplete"):
         MaskingResults.load(path)
     make().save(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="is not a file of masking results, or is not whole"):
+    with pytest.raises(ValueError, match="is not a file of masking results, or is incomplete"):
         MaskingResults.load(path)
     save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
     with pytest.raises(ValueError, match="by a later version"):

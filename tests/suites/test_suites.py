@@ -448,13 +448,13 @@ def test_suite_of_a_lab(tmp_path: Path) -> None:
     [
         ("tasks: []", "must have `tasks`"),
         ("[1]", "must be a mapping, got list"),
-        ("tasks: [{name: a}]", "a task lacks `dataset`"),
+        ("tasks: [{name: a}]", "lacks the key `dataset`"),
         ("tasks: [{name: a, dataset: b, metrik: f1}]", "did you mean 'metric'"),
         ("tasks: [{name: a, dataset: b, metric: f2}]", "`metric`='f2' must be one of accuracy, f1"),
         ("tasks: [{name: a, dataset: b, kind: variants}]", "must be auroc or auprc"),
         ("tasks: [{name: ../a, dataset: b}]", "usable as a file name"),
-        ("tasks: [{name: a, dataset: b}, {name: a, dataset: b}]", "two tasks of one name"),
-        ("tasks: [", "is no YAML file"),
+        ("tasks: [{name: a, dataset: b}, {name: a, dataset: b}]", "two tasks of the same name"),
+        ("tasks: [", "is not a YAML file"),
     ],
 )
 def test_suites_that_are_none(tmp_path: Path, content: str, message: str) -> None:
@@ -466,19 +466,19 @@ def test_suites_that_are_none(tmp_path: Path, content: str, message: str) -> Non
 def test_wrong_arguments(reader: SequenceModel, mirror: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'traitgym'"):
         read_suite("traitgmy")
-    with pytest.raises(ValueError, match="no task 'emp_h3': did you mean 'emp_H3'"):
+    with pytest.raises(ValueError, match="no task 'emp_h3'; did you mean 'emp_H3'"):
         SUITES["gue"].choose(["emp_h3"])
     variants_of, lm = SUITES["traitgym"], Contender("lm", lambda: reader)
     out = tmp_path / "out"
     with pytest.raises(ValueError, match="has variants: give their reference genome"):
         run_suite(variants_of, [lm], out, mirror=mirror)
-    with pytest.raises(ValueError, match="'fresh' is trained: give a checkpoint"):
+    with pytest.raises(ValueError, match="'fresh' would be trained: give a checkpoint"):
         run_suite(variants_of, [Contender("fresh", settings=settings())], out, genome=mirror / "genome.fa")
     with pytest.raises(ValueError, match="named 'lm'"):
         run_suite(SUITES["gue"], [lm, lm], out, mirror=mirror)
     assert not out.exists()
     path = own_table(tmp_path, {"train": 20})
-    with pytest.raises(ValueError, match="has no test split; it has train, validation"):
+    with pytest.raises(ValueError, match="has no test split; its splits are train, validation"):
         load_task(Task("own", str(path), **COLUMNS), out)
     with pytest.raises(ValueError, match=r"no row of .* has \{'task': 'H2AFX'\}"):
         load_task(Task("x", task_of("nucleotide-transformer", "H2AFZ").dataset, where={"task": "H2AFX"}), out, mirror)

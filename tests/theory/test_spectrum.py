@@ -148,7 +148,7 @@ def test_of_pure_waves_the_stronger_is_the_line():
 
 
 def test_the_strongest_line_needs_frequencies_and_power():
-    with pytest.raises(ValueError, match="33 frequencies or more"):
+    with pytest.raises(ValueError, match="at least 33 frequencies"):
         strongest_line(torch.ones(20))
     with pytest.raises(ValueError, match="the inputs are constant"):
         strongest_line(torch.zeros(65))

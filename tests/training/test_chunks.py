@@ -275,7 +275,7 @@ def test_the_command_trains_in_pieces(tmp_path: Path, capsys) -> None:
     ("family", "head", "config", "arguments", "reason"),
     [
         ("S4", "ForTokenClassification", {"bidirectional": True}, {}, "bidirectional=True"),
-        ("S4", "ForSequenceClassification", {}, {}, "one output for a row"),
+        ("S4", "ForSequenceClassification", {}, {}, "one output for each row"),
         ("S4", "ForCausalLM", {"tau_weight": 0.1}, {}, "`tau_weight`=0.1"),
         ("S4", "ForCausalLM", {}, {"activation_checkpointing": True}, "gradient checkpointing"),
         ("S4", "ForCausalLM", {}, {"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
@@ -301,7 +301,7 @@ def test_refused_arguments_and_data(make_model, tmp_path: Path) -> None:
     rows = token_rows()
     with pytest.raises(ValueError, match="has a transform"):
         Pieces(rows.with_transform(lambda batch: batch), 5, 2)
-    with pytest.raises(ValueError, match="no row of the data has 2 positions"):
+    with pytest.raises(ValueError, match="no row of the data has 2 positions or more"):
         Pieces(token_rows((1, 1)), 5, 2)
     with pytest.raises(ValueError, match="no column 'labels'"):
         Pieces(rows, 5, 2, predicts_next=False)

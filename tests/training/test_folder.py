@@ -70,7 +70,7 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_is_taken(tmp_path
 def test_the_state_of_another_step_and_a_missing_shard_are_noticed(tmp_path):
     path = checkpoint(tmp_path, "checkpoint-2")
     (path / "trainer_state.json").write_text('{"global_step": 1}')
-    assert "trainer_state.json is damaged (it is the state of step 1)" in folder.checkpoint_problem(path)
+    assert "trainer_state.json is damaged (the file holds the state of step 1)" in folder.checkpoint_problem(path)
     (path / "trainer_state.json").write_text("{}")
     assert "trainer_state.json is damaged ('global_step')" in folder.checkpoint_problem(path)
     (path / "trainer_state.json").write_text('{"global_step": 2}')

@@ -120,7 +120,7 @@ def test_the_decay_must_be_finite_and_not_negative(tmp_path: Path, value: float)
 
 def test_a_decay_past_zero_or_of_nothing_is_refused(make_model, tmp_path: Path) -> None:
     settings = arguments(tmp_path, dynamics_weight_decay=20.0, dynamics_learning_rate=0.05)
-    with pytest.raises(ValueError, match="must be below 1, or one step would make A change sign"):
+    with pytest.raises(ValueError, match="must be below 1, because otherwise one step would change the sign of A"):
         SSMTrainer(make_model("S4", HEAD), settings).create_optimizer()
     settings = arguments(tmp_path, dynamics_weight_decay=0.1)
     with pytest.raises(ValueError, match="the model has no state matrix"):

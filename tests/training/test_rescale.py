@@ -216,7 +216,7 @@ def test_scans_have_no_tau_behind_a_matrix(make_model, make_batch, family: str) 
 
 def test_other_statistics_have_no_tau_behind_a_matrix(make_model, make_batch) -> None:
     model = make_model("S4", "ForSequenceClassification", tau_statistics="unit")
-    with pytest.raises(ValueError, match=r"tau_statistics='unit' replaces: give by='mean'"):
+    with pytest.raises(ValueError, match=r"tau_statistics='unit' replaces it: give by='mean'"):
         rescale_init_(model, make_batch("ForSequenceClassification"), "mixed")
 
 

@@ -171,7 +171,10 @@ def test_without_fsdp_nothing_is_sharded() -> None:
 
 @pytest.mark.parametrize(
     ("plugin", "error"),
-    [({"fsdp_version": 1}, "use FSDP2"), ({"fsdp_version": 2, "ignored_modules": "model.norm"}, "leave it out")],
+    [
+        ({"fsdp_version": 1}, "use FSDP2"),
+        ({"fsdp_version": 2, "ignored_modules": "model.norm"}, "`ignored_modules` out"),
+    ],
 )
 def test_options_that_are_refused(plugin: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("FSDP_")]:

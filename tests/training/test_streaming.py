@@ -179,7 +179,9 @@ def test_the_collator_tokenizes_as_the_table_does():
             assert batch.keys() == expected.keys() and all(torch.equal(batch[key], expected[key]) for key in expected)
     with pytest.raises(ValueError, match=r"'x'.*no such column.*\['a', 'b', 'label'\]"):
         StreamCollator(tokenizer, pad, ["x"])(raw)
-    with pytest.raises(ValueError, match=r"column 'a' of the stream: 4 of the 7 letters of 'MKLVPPE' are none of DNA"):
+    with pytest.raises(
+        ValueError, match=r"column 'a' of the stream: 4 of the 7 letters of 'MKLVPPE' are not letters of DNA"
+    ):
         StreamCollator(tokenizer, pad, ["a"])([*raw, {"a": "MKLVPPE"}])
 
 
@@ -189,7 +191,7 @@ def test_several_processes_evaluate_no_stream(shards):
         trainer = SimpleNamespace(
             train_dataset=None, data_collator=None, eval_dataset=rows, accelerator=SimpleNamespace(num_processes=2)
         )
-        with pytest.raises(ValueError, match="`eval_dataset` is a stream, of which several processes"):
+        with pytest.raises(ValueError, match="`eval_dataset` is a stream, and several processes"):
             SSMTrainer._prepare_streams(trainer)
 
 

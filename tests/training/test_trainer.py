@@ -396,7 +396,7 @@ class Poison(TrainerCallback):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"the loss of step 3 is nan; there is no checkpoint yet: .*learning_rate \(it was 0.1\)"),
+        ({}, r"the loss of step 3 is nan; there is no checkpoint yet. .*learning_rate \(it was 0.1\)"),
         ({"logging_nan_inf_filter": False, "logging_steps": 4}, "the loss up to step 4 is nan"),
         ({"save_strategy": "steps", "save_steps": 1}, r"not finite after step 2; '.*/checkpoint-1' is the last"),
     ],
@@ -454,7 +454,7 @@ def test_orders_that_the_regulariser_does_not_train_are_named(make_model, tmp_pa
             losses.logger.warning_once.cache_clear()
             caplog.clear()
             use()
-            found = [message for message in caplog.messages if "the regulariser does not train β" in message]
+            found = [message for message in caplog.messages if "Therefore the regulariser does not train β" in message]
             assert len(found) == warns
     causal = make_model("S4", "ForSequenceClassification", **{**flags, "sobolev_mode": "causal"})
     losses.logger.warning_once.cache_clear()
@@ -500,8 +500,8 @@ def other_parallelism():
 
 
 NEEDS_PROCESSES = {
-    "cp_size": "`cp_size`=2 processes share each sequence, but there are 1: .* --num_processes 2",
-    "sp_size": "`sp_size`=2 .* set it to 1, and `cp_size`",
+    "cp_size": "`cp_size`=2 processes share each sequence, but the number of processes is 1: .* --num_processes 2",
+    "sp_size": "`sp_size`=2 .* set `sp_size` to 1, and `cp_size`",
 }
 
 
@@ -533,7 +533,7 @@ def test_parts_of_sequences_need_processes(
     [
         ({"cp_size": 0}, "`cp_size` must be a positive number"),
         ({"cp_size": 4, "parallelism": {"cp_size": 2}}, "`cp_size`=4 contradicts `parallelism_config.cp_size`=2"),
-        ({"cp_size": 3}, "`cp_size`=3 processes share each sequence, but there are 4"),
+        ({"cp_size": 3}, "`cp_size`=3 processes share each sequence, but the number of processes is 4"),
         ({"parallelism": {"cp_size": 2, "tp_size": 2}}, "`tp_size`=2 cannot be combined"),
         ({"parallelism": {"cp_size": 2, "dp_shard_size": 4}}, "is 4, but 4 processes with `cp_size`=2 make 2 groups"),
         ({"cp_size": 2, "eval_use_gather_object": True}, "`eval_use_gather_object=True` does not work"),

@@ -60,7 +60,7 @@ def test_the_best_scale_is_found_and_kept(tmp_path: Path) -> None:
     assert len(found.trials) <= 3 + 2 * math.ceil(math.log2(math.log2(400)))
     text = "\n".join(found.lines())
     assert "diverged" in text
-    assert "it replaces the default" in text
+    assert "these settings replace the default" in text
     again = Valley(4.0, limit=20.0)
     assert bisect_frequency_scale(settings, tmp_path, run=again, high=40.0).to_dict() == found.to_dict()
     assert again.calls == []
@@ -70,7 +70,7 @@ def test_the_default_stays_without_a_clear_gain(tmp_path: Path) -> None:
     same = bisect_frequency_scale(settings_of(), tmp_path / "best", run=Valley(1.0), high=40.0)
     assert same.decision is None
     assert same.settings == settings_of()
-    assert same.reason == "no trial is better than α = 1, which stays"
+    assert same.reason == "no trial is better than the default α = 1, so the default stays"
     noisy = bisect_frequency_scale(settings_of(), tmp_path / "noisy", run=Valley(1.6, noise=2.0), high=40.0)
     assert noisy.decision is not None
     assert not noisy.decision.adopt

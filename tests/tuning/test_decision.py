@@ -55,7 +55,7 @@ def test_seeds_that_fail_are_counted_and_not_left_out():
     decision = decide([0.1, 0.1, 0.1], [0.05, 0.05, math.nan], greater_is_better=False, baseline=0.2)
     assert (decision.failed_candidate, decision.seeds, decision.adopt) == (1, 3, False)
     assert decision.gain == pytest.approx((0.05 + 0.05 - 0.1) / 3)
-    assert "1 of 3 seeds fail, with the default 0" in decision.reason
+    assert "1 of 3 seeds fail, and 0 with the default" in decision.reason
     # A default that always diverges is replaced by what does not.
     replaced = decide([math.nan] * 3, [0.05, 0.06, 0.05], greater_is_better=False, baseline=0.2)
     assert replaced.adopt and replaced.failed_default == 3 and replaced.gain == pytest.approx(0.2 - 0.16 / 3)

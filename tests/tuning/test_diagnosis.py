@@ -173,10 +173,11 @@ def test_tokens_and_pairs(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     data = {"dataset": str(path), "test_fraction": 0.0}
     tokens = diagnose(settings(data, task="token-classification"))
-    assert tokens.labels == "the labels are of positions" and tokens.baseline.linear_model.startswith("most frequent")
+    assert tokens.labels == "the labels belong to positions"
+    assert tokens.baseline.linear_model.startswith("most frequent")
     pairs = {**data, "label_column": "kind", "pair_column": "second"}
     result = diagnose(settings(pairs, task="sequence-pair-classification"))
-    assert result.labels == "the labels are of pairs" and result.scales.length <= 10
+    assert result.labels == "the labels belong to pairs" and result.scales.length <= 10
 
 
 def test_signals(tmp_path):
@@ -194,7 +195,7 @@ def test_signals(tmp_path):
     assert result.labels.frequency == pytest.approx(1 / 8, abs=1e-9) and result.labels.value > result.labels.level
     assert result.baseline.metric == "mse" and result.baseline.linear_model == "linear in all values"
     each = diagnose(settings({**data, "label_column": "each"}, task="signal-regression"))
-    assert each.labels == "the labels are of positions" and isinstance(each.baseline.linear, float)
+    assert each.labels == "the labels belong to positions" and isinstance(each.baseline.linear, float)
 
 
 def test_nothing_is_read_but_training_and_validation_rows(periodic, tmp_path):
@@ -209,5 +210,5 @@ def test_nothing_is_read_but_training_and_validation_rows(periodic, tmp_path):
 
 def test_streams_are_refused(periodic):
     stream = settings({**periodic, "streaming": True, "max_length": 60}, "training.max_steps=5")
-    with pytest.raises(ValueError, match="needs rows from all of the data"):
+    with pytest.raises(ValueError, match="needs rows from all parts of the data"):
         diagnose(stream)

@@ -67,10 +67,10 @@ def test_a_run_that_diverges_is_an_outcome(tmp_path):
 
 
 def test_a_run_without_validation_split_or_with_another_metric(tmp_path):
-    with pytest.raises(ValueError, match="has no validation split, on which runs are compared"):
+    with pytest.raises(ValueError, match="has no validation split, but runs are compared on this split"):
         run_in_process(settings(data={"num_validation": 0}), tmp_path / "a")
     unknown = {"metric_for_best_model": "recall", "eval_strategy": "no"}
-    with pytest.raises(ValueError, match=r"training\.metric_for_best_model='recall' is no metric"):
+    with pytest.raises(ValueError, match=r"training\.metric_for_best_model='recall' is not a metric"):
         run_in_process(settings(training=unknown), tmp_path / "b")
     by_loss = settings(training={"metric_for_best_model": "eval_loss", "greater_is_better": False})
     assert metric_of(by_loss) == ("loss", False)

@@ -69,7 +69,7 @@ def test_bad_arguments():
         SearchSpace(BertConfig())
     with pytest.raises(ValueError, match="`learning_rate` must be positive"):
         SearchSpace(S4Config(), 0.0)
-    with pytest.raises(ValueError, match="`alpha=True` needs frequencies"):
+    with pytest.raises(ValueError, match="`alpha=True` needs a state matrix with frequencies"):
         SearchSpace(S4Config(init="real"), alpha=True)
 
 

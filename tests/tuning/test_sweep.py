@@ -62,7 +62,7 @@ def test_the_same_key_in_two_sections():
 
 @pytest.mark.parametrize("values", [[], [1, 2, 1]])
 def test_lists_without_different_values(values):
-    with pytest.raises(ValueError, match=r"training\.seed=.*give one or more different values"):
+    with pytest.raises(ValueError, match=r"training\.seed=.*give one or more values"):
         expand({"data": DATA, "training": {"seed": values}})
 
 
@@ -71,7 +71,7 @@ def test_a_wrong_value_of_a_list_is_an_error(capsys, tmp_path):
     assert cli.main(["train", *words, "--set", "training.learning_rate=[1e-3, fast]"]) == 2
     assert "training.learning_rate must be of type float, got 'fast'" in capsys.readouterr().err
     assert cli.main(["train", *words, "--set", "training.seed=[0, 1]", "--push-to-hub", "me/mine"]) == 2
-    assert "--push-to-hub: the settings stand for 2 runs" in capsys.readouterr().err
+    assert "--push-to-hub uploads one run, but the settings stand for 2 runs" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -105,7 +105,7 @@ def _train_over_a_list(capsys, tmp_path):
     assert "(2 of 2)" not in capsys.readouterr().out
     assert (output / "seed=1" / "model.safetensors").stat().st_mtime_ns == written
     assert cli.main(["train", "--resume", "--output", str(output), "--set", "model.hidden_size=8"]) == 2
-    assert f"--resume: the settings are not those of {output}/grid.yaml" in capsys.readouterr().err
+    assert f"--resume: the settings differ from those in {output}/grid.yaml" in capsys.readouterr().err
 
 
 def test_a_grid_continues_with_the_learning_rate_with_which_it_began(capsys, tmp_path, monkeypatch):
@@ -140,4 +140,4 @@ def test_a_list_needs_a_validation_split(capsys, tmp_path):
     table.write_text("sequence,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
     words = ["--dataset", str(table), "--set", "data.validation_fraction=0", "--set", "training.seed=[0, 1]"]
     assert cli.main(["train", *words, "--family", "s4", "--output", str(tmp_path / "x")]) == 2
-    assert "has no validation split, on which runs are compared" in capsys.readouterr().err
+    assert "has no validation split, but runs are compared on this split" in capsys.readouterr().err

@@ -131,8 +131,8 @@ def test_runs_that_cannot_exist_are_named(tmp_path):
     result = tuned(Simulation(), tmp_path, settings, diagnosis=Known(recommendations=()))
     missing = {trial.candidate.name: trial.candidate.missing for trial in result.trials if trial.candidate.missing}
     assert missing == {
-        "rescale": "the settings have it",
-        "time_steps": "the diagnosis proposes no other step sizes",
+        "rescale": "the settings already have rescale_init",
+        "time_steps": "the diagnosis does not propose other step sizes",
         "penalty": "the settings have model.tau_weight=0.0001",
     }
     text = "\n".join(table_lines(result))

@@ -67,5 +67,5 @@ def test_words(value):
 
 @pytest.mark.parametrize("value", [None, 3, [1, 2]])
 def test_names_of_repositories(value):
-    with pytest.raises(ValueError, match=r"a Hub repository is named USER/NAME, .*: it must be a string"):
+    with pytest.raises(ValueError, match=r"a Hub repository is named USER/NAME, .*: the name must be a string"):
         hub.push(None, None, value)

@@ -18,10 +18,18 @@ def add_sequence_column(add: Callable[..., object]) -> None:
 
 def add_series_columns(add: Callable[..., object]) -> None:
     """The columns of a table of numeric series, for models that forecast."""
-    columns = "columns of values, each a series (default: all of numbers)"
+    columns = "columns of values; each column is a series (default: all columns of numbers)"
     add("--value-columns", metavar="NAME", nargs="+", help=columns)
-    add("--id-column", metavar="NAME", help="rows of one value are a series (default: all rows are)")
-    add("--time-column", metavar="NAME", help="sort rows by it; predict continues it (dates or numbers)")
+    add(
+        "--id-column",
+        metavar="NAME",
+        help="column that names the series of each row (default: all rows are one series)",
+    )
+    add(
+        "--time-column",
+        metavar="NAME",
+        help="column of dates or numbers by which rows are sorted, and which `hf-ssm predict` continues",
+    )
 
 
 def add_data_options(
@@ -46,10 +54,29 @@ def add_data_options(
     labels = "column of the labels (default: as in the training, otherwise label, labels, class or target)"
     add("--label-column", metavar="NAME", help=labels)
     add("--tokenizer", metavar="NAME", help="as in `hf-ssm train`; default: tokenizer of the checkpoint, if any")
-    add("--max-length", "--max-seq-length", metavar="TOKENS", type=int, help="cut longer sequences")
+    add(
+        "--max-length",
+        "--max-seq-length",
+        metavar="TOKENS",
+        type=int,
+        help="cut longer sequences to this number of tokens",
+    )
     add("--split", metavar="NAME", default=split, help=f"{split} (default), {splits}")
-    add("--rows", metavar="N", type=int, default=rows, help=f"random sequences to {purpose} (default: %(default)s)")
-    add("--set", metavar="data.KEY=VALUE", action="append", default=[], dest="assignments", help="other data setting")
+    add(
+        "--rows",
+        metavar="N",
+        type=int,
+        default=rows,
+        help=f"number of random sequences to {purpose} (default: %(default)s)",
+    )
+    add(
+        "--set",
+        metavar="data.KEY=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
+        help="another setting of the data (see `hf-ssm settings --section data`)",
+    )
 
 
 def add_output_options(parser: argparse.ArgumentParser, files: str, *, required: bool = False) -> None:
@@ -74,19 +101,34 @@ def add_model(parser: argparse.ArgumentParser, group: argparse._ActionsContainer
     parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs=None if required else "?", help=what)
     add = group.add_argument
     add("--tokenizer", metavar="NAME", help="dna, byte, a folder or a Hub id; default: tokenizer of the checkpoint")
-    add("--trust-remote-code", action="store_true", help="run the Python code of CHECKPOINT, if it has some")
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python code that comes with CHECKPOINT, if there is any",
+    )
 
 
 def add_batch_limit(add: Callable[..., object]) -> None:
     """The size of a batch."""
-    most = "tokens in one forward pass (default: %(default)s)"
+    most = "largest number of tokens in one forward pass (default: %(default)s)"
     add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
 
 
-def add_table_options(parser: argparse.ArgumentParser, formats: str, required: bool = True) -> None:
-    """The output file; if it is not `required`, the command shows the first rows without it."""
+def add_table_options(
+    parser: argparse.ArgumentParser, formats: str, required: bool = True, continues: bool = True
+) -> None:
+    """The output file.
+
+    Args:
+        parser: The parser of the command.
+        formats: Suffixes of the file.
+        required: Whether the option is required; if not, the command shows the first rows without the option.
+        continues: Whether the command writes its output in parts, and continues after an interruption.
+    """
     add = parser.add_argument_group("output").add_argument
-    what = f"file for the result ({formats}); an interrupted command continues where it stopped"
-    without = "" if required else ". Without it, the first ten rows are shown"
-    add("--output", metavar="FILE", type=Path, required=required, help=what + without)
-    add("--overwrite-output", action="store_true", help="replace --output and the parts of an interrupted command")
+    parts = "; an interrupted command continues where it stopped" if continues else ""
+    without = "" if required else ". Without --output, the first ten rows are printed"
+    what = f"file for the result ({formats}){parts}{without}"
+    add("--output", metavar="FILE", type=Path, required=required, help=what)
+    replaced = "the file of --output" + (" and the parts of an interrupted command" if continues else "")
+    add("--overwrite-output", action="store_true", help=f"replace {replaced}")

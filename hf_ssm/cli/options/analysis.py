@@ -22,50 +22,74 @@ LABEL, PREDICTED = "label", "predicted"
 SPECTRUM_ROWS = 512
 
 CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
-    "state_size": (int, "N of the planned state space model"),
-    "init": (str, "initialisation of its state matrix: legs, lin or inv"),
-    "discretization": (str, "its discretization: zoh or bilinear"),
-    "time_step_min": (float, "its smallest step size Δ"),
-    "time_step_max": (float, "its largest step size Δ"),
+    "state_size": (int, "state size N of the planned state space model"),
+    "init": (str, "initialisation of the state matrix of the planned model: legs, lin or inv"),
+    "discretization": (str, "discretization of the planned model: zoh or bilinear"),
+    "time_step_min": (float, "smallest step size Δ of the planned model"),
+    "time_step_max": (float, "largest step size Δ of the planned model"),
 }
 """Field of the configuration, set by an option of `spectrum` -> type, help."""
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser, "test", 20, "probe")
-    genome = "FASTA of the genome, for a BED file as --dataset: also write effect.bw, a track of the intervals"
+    genome = (
+        "FASTA file of the genome, if --dataset is a BED file; the command then also writes effect.bw, a track of "
+        "the intervals"
+    )
     parser.add_argument("--genome", metavar="FILE", type=Path, help=genome)
     add = parser.add_argument_group("method").add_argument
     orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
     order = f"order in which tokens are masked: {orders}"
     add("--method", "--strategy", choices=PROBE_METHODS, default="shortlist", metavar="METHOD", help=order)
-    add("--steps", metavar="N", type=int, help="gradients of integrated_gradients and gradient_shap (default: 32)")
-    add("--noise", metavar="SHARE", type=float, help="of gradient_shap: deviation relative to the embeddings (0.1)")
-    letters = "letters of in_silico_mutagenesis (default: ACGT, or all single letters of the tokenizer)"
+    add(
+        "--steps",
+        metavar="N",
+        type=int,
+        help="number of gradients of integrated_gradients and gradient_shap (default: 32)",
+    )
+    add(
+        "--noise",
+        metavar="SHARE",
+        type=float,
+        help="standard deviation of the noise of gradient_shap, relative to the embeddings (default: 0.1)",
+    )
+    letters = "letters that in_silico_mutagenesis tries (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
-    mask = "replacement of a token: mask, n, pad, zero, or a token of the model (default: n for classifiers and causal "
-    add("--mask", metavar="TOKEN", help=f"{mask}models of DNA, otherwise mask)")
+    mask = (
+        "replacement of a masked token: mask, n, pad, zero, or a token of the model (default: n for classifiers and "
+        "causal models of DNA, otherwise mask)"
+    )
+    add("--mask", metavar="TOKEN", help=mask)
     add_batch_limit(add)
     add = parser.add_argument_group("target").add_argument
-    target = f"class to probe: a number or a name, {LABEL} (of each row; default) or {PREDICTED}"
+    target = (
+        f"class to probe: its number or its name, {LABEL} (the label of each row; default) or {PREDICTED} (the "
+        "predicted class)"
+    )
     add("--target", metavar="CLASS", help=target)
-    position = "token that is predicted or classified, counted from 0, or backwards from -1"
+    position = "position of the token that is predicted or classified, counted from 0, or backwards from -1"
     add("--position", metavar="N", type=int, help=position)
     add("--allow-wrong", action="store_true", help="also probe rows that are predicted wrongly")
-    least = "least probability of the target of a row (default: 0)"
+    least = "smallest probability of the target with which a row is probed (default: 0)"
     add("--minimum-probability", metavar="P", type=float, default=0.0, help=least)
     add_output_options(parser, "results, tables and figures; an interrupted command continues there", required=True)
     colour = (
-        "colour of the tokens: effect (default), the probability lost once the token, too, is masked, or rank, the "
+        "colour of the tokens: effect (default), the probability that is lost when the token is also masked, or rank, "
+        "the order of masking"
     )
     add = parser.add_argument_group("figures").add_argument
-    add("--colour-by", choices=COLOURED_BY, default="effect", help=f"{colour}order of masking")
+    add("--colour-by", choices=COLOURED_BY, default="effect", help=colour)
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser, "train", 256, "measure")
     add = parser.add_argument_group("measurement").add_argument
-    add("--task", metavar="TASK", help="how the data are read, as in `hf-ssm train`; default: by the head of the model")
+    add(
+        "--task",
+        metavar="TASK",
+        help="how the data are read, as in `hf-ssm train`; default: the task of the head of the model",
+    )
     add("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: %(default)s)")
     add_series_columns(parser.add_argument_group("series of a forecaster, in windows of --max-length").add_argument)
     add_output_options(parser, "report.json and the plots")
@@ -78,7 +102,7 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="as in `hf-ssm train --dataset`; labels are not needed")
     add_data_options(parser, "train", SPECTRUM_ROWS, "read", of_checkpoint=False)
     add = parser.add_argument_group("model").add_argument
-    inputs = "also the spectra of the inputs of each layer of this folder or Hub id"
+    inputs = "also measure the inputs of each layer of this model (folder or Hub id)"
     add("--model", "--model-name-or-path", metavar="CHECKPOINT", help=inputs)
     for name, (kind, help_text) in CONFIG_OPTIONS.items():
         add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
@@ -88,8 +112,11 @@ def add_spectrum(parser: argparse.ArgumentParser) -> None:
 def add_app(parser: argparse.ArgumentParser) -> None:
     add_model(parser, parser)
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all addresses (default: %(default)s)")
     add("--port", type=int, default=7860, help="port (default: %(default)s)")
     add("--share", action="store_true", help="also open a tunnel with a public address, through servers of Gradio")
-    hosts = "further name of the page, such as that of a proxy; repeatable (default: none with a local --host)"
+    hosts = (
+        "further host name of the page, such as the name of a proxy; can be repeated (default: none with a local "
+        "--host)"
+    )
     add("--allowed-host", action="append", default=[], metavar="NAME", help=hosts)

@@ -10,14 +10,14 @@ EXPORT_FORMATS = ("onnx", "torch")
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
     file = "a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4)"
-    what = f"{file}, or a folder or Hub id of a Mamba, Caduceus or HyenaDNA model"
+    what = f"{file}, or a folder or Hub id, for example of a Mamba, Caduceus or HyenaDNA model"
     parser.add_argument("source", metavar="SOURCE", help=what)
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
-    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET, a folder with a model")
+    parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET if it is a folder with a model")
     add = parser.add_argument_group("facts that files of S4 do not contain").add_argument
     norm_first = "the norms precede the layers (the model was trained with --prenorm)"
     add("--norm-first", action="store_true", default=None, help=norm_first)
-    rule = "rule of its training (default: that of the version that wrote the file)"
+    rule = "discretization in the training of the model (default: that of the version that wrote the file)"
     add("--discretization", choices=("zoh", "bilinear"), help=rule)
     add = parser.add_argument_group("a fact that files of Caduceus do not contain").add_argument
     add("--pooling", choices=("mean", "max"), help="pooling_strategy of a classifier (default: mean)")
@@ -27,26 +27,36 @@ def add_compress(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser, "test", 512, "measure the error on")
     parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: 32)")
     size = parser.add_argument_group("size").add_mutually_exclusive_group(required=True)
-    size.add_argument("--state-size", metavar="N", type=int, help="states of the new model, even")
+    size.add_argument(
+        "--state-size", metavar="N", type=int, help="number of states of the new model, which must be even"
+    )
     share = (
-        "instead: the fewest states that drop at most this share of the sum of the Hankel singular values of a layer"
+        "instead of --state-size: keep the fewest states that drop at most this share of the sum of the Hankel "
+        "singular values of a layer"
     )
     size.add_argument("--tolerance", metavar="SHARE", type=float, help=share)
-    folder = "folder for the checkpoint and compression.json; new or empty"
+    folder = "folder for the checkpoint and compression.json, which must be new or empty"
     parser.add_argument("--output", "--output-dir", metavar="DIR", type=Path, required=True, help=folder)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the program; new or empty")
-    formats = "onnx (default): needs the packages of the extra `export`; torch: a program of torch.export"
+    parser.add_argument(
+        "target", metavar="TARGET", type=Path, help="folder for the program, which must be new or empty"
+    )
+    formats = "onnx (default) needs the packages of the extra `export`; torch writes a program of torch.export"
     parser.add_argument("--format", choices=EXPORT_FORMATS, default="onnx", help=formats)
-    with_cache = "of a causal language model: two programs, which read a prompt and one token, and return the states"
+    with_cache = (
+        "export two programs of a causal language model: one reads a prompt, the other reads one token, and both "
+        "return the states"
+    )
     parser.add_argument("--with-cache", action="store_true", help=with_cache)
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the repository; new or empty")
+    parser.add_argument(
+        "target", metavar="TARGET", type=Path, help="folder for the repository, which must be new or empty"
+    )
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +66,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the output folder of a run, or an export")
-    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository; created if absent")
-    parser.add_argument("--revision", metavar="BRANCH", help="default: main; created if absent")
+    parser.add_argument("repo_id", metavar="USER/NAME", help="the repository, which is created if it does not exist")
+    parser.add_argument(
+        "--revision", metavar="BRANCH", help="branch, which is created if it does not exist (default: main)"
+    )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
 
 

@@ -22,19 +22,27 @@ OPTIONS: dict[str, dict[str, _Option]] = {
         "dataset": (
             "--dataset --dataset-name --train-file SOURCE",
             str,
-            "planted-motifs (generated), a .csv, .tsv, .json, .jsonl or .fa file (also compressed), images (an idx "
-            "file, a folder), a Hub id, or, with --set data.streaming=true, a glob of files",
+            "planted-motifs (generated data), a .csv, .tsv, .json, .jsonl or .fa file (also compressed), images "
+            "(an idx file, a folder), a Hub id, or, with --set data.streaming=true, a glob of files",
         ),
-        "validation_file": ("--validation-file FILE", str, "default: a part of the data"),
-        "test_file": ("--test-file FILE", str, "default: a part of the data"),
+        "validation_file": (
+            "--validation-file FILE",
+            str,
+            "file with the validation rows (default: a part of the data)",
+        ),
+        "test_file": ("--test-file FILE", str, "file with the test rows (default: a part of the data)"),
         "sequence_column": ("--sequence-column NAME", str, "column of the sequences (default: sequence, seq or text)"),
         "label_column": ("--label-column NAME", str, "column of the labels (default: label, labels, class or target)"),
         "tokenizer": (
             "--tokenizer --tokenizer-name NAME",
             str,
-            "dna (default), byte, listops, a folder or a Hub id; none for images",
+            "dna (default), byte, listops, a folder or a Hub id; images need none",
         ),
-        "max_length": ("--max-length --max-seq-length TOKENS", int, "cut longer sequences (default: no limit)"),
+        "max_length": (
+            "--max-length --max-seq-length TOKENS",
+            int,
+            "cut longer sequences to this number of tokens (default: no limit)",
+        ),
     },
     "model": {
         "family": ("--family FAMILY", str, f"family of a fresh model: {', '.join(FAMILY_NAMES)} (default: hyena)"),
@@ -44,7 +52,7 @@ OPTIONS: dict[str, dict[str, _Option]] = {
             "sequence-classification (default), sequence-regression (labels are numbers), sequence-pair-classification "
             "(two texts of a row, encoded separately), token-classification, signal-regression, causal-lm or masked-lm",
         ),
-        "checkpoint": ("--model --model-name-or-path CHECKPOINT", str, "fine-tune this folder or Hub id"),
+        "checkpoint": ("--model --model-name-or-path CHECKPOINT", str, "fine-tune this model (folder or Hub id)"),
     },
     "training": {
         "num_train_epochs": ("--epochs --num-train-epochs N", float, "passes over the training split (default: 10)"),
@@ -53,8 +61,8 @@ OPTIONS: dict[str, dict[str, _Option]] = {
             int,
             "sequences per step and device (default: 32)",
         ),
-        "learning_rate": ("--learning-rate RATE", float, "peak rate (default: 3e-3, with --model 1e-3)"),
-        "seed": ("--seed N", int, "of weights, order and dropout (data.seed: of the splits)"),
+        "learning_rate": ("--learning-rate RATE", float, "peak learning rate (default: 3e-3, with --model 1e-3)"),
+        "seed": ("--seed N", int, "seed of weights, order and dropout (data.seed is the seed of the splits)"),
         "report_to": ("--report-to NAME", str, "also log to trackio, tensorboard or wandb (default: none)"),
     },
 }
@@ -78,7 +86,9 @@ def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
     fields.set_defaults(fields={})
     add = parser.add_argument_group("all settings", "`hf-ssm settings` lists them.").add_argument
     add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
-    example = "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); takes precedence"
+    example = (
+        "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); --set takes precedence over other options"
+    )
     add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
 
 
@@ -87,7 +97,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--output", "--output-dir", metavar="DIR", type=Path, required=True, help="folder for the result")
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
-    dry_run = "print the settings, and the sizes of data and model, without training; writes nothing"
+    dry_run = "print the settings and the sizes of data and model, without training and without writing files"
     add("--dry-run", action="store_true", help=dry_run)
     add("--svg", action="store_true", help=SVG_HELP)
     add("--push-to-hub", metavar="USER/NAME", help="upload the finished folder")
@@ -97,16 +107,22 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tuning").add_argument
-    add("--diagnose", action="store_true", help="print the diagnosis only: seconds, without training")
+    add("--diagnose", action="store_true", help="print the diagnosis only, which takes seconds and needs no training")
     add(
         "--bisect-alpha",
         action="store_true",
         help="afterwards, choose α (model.frequency_scale) by bisection: up to 8 runs and a comparison",
     )
-    seeds = "fresh seeds with which the best settings are compared with the default (default: %(default)s)"
+    seeds = "number of fresh seeds on which the best settings are compared with the default (default: %(default)s)"
     add("--seeds", metavar="N", type=int, default=3, help=seeds)
-    add("--jobs", metavar="N", type=int, default=1, help="runs side by side, in processes (default: %(default)s)")
-    _add_settings(parser, "continue in --output: finished runs are not repeated")
+    add(
+        "--jobs",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of runs that are trained at the same time, each in a process (default: %(default)s)",
+    )
+    _add_settings(parser, "continue in --output without repeating finished runs")
     add = parser.add_argument_group("output").add_argument
     add("--output", "--output-dir", metavar="DIR", type=Path, help="folder for runs, table, figure and settings")
     add("--svg", action="store_true", help=SVG_HELP)
@@ -115,7 +131,14 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 def add_demo(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     default = Path("runs/demo")
-    add("--output", "--output-dir", metavar="DIR", type=Path, default=default, help="default: runs/demo")
+    add(
+        "--output",
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        default=default,
+        help="folder for the result (default: runs/demo)",
+    )
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
 
 

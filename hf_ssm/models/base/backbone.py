@@ -28,12 +28,12 @@ class SSMModelOutput(ModelOutput):
     """Output of a backbone.
 
     Args:
-        last_hidden_state: `(B, L, D)`, after the final norm; `(B, L, 2 D)` of both strands with `rc_equivariant`.
+        last_hidden_state: `(B, L, D)`, after the final norm; `(B, L, 2 D)` for both strands with `rc_equivariant`.
         past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
             after the final norm; each in the shape of `last_hidden_state`.
-        tau: With `output_tau=True`, τ of each layer that has a kernel, `(config.num_tau_layers,)`: all but attention
-            (Liu & Li 2024, eq. (6)).
+        tau: With `output_tau=True`, τ of each layer that has a kernel, `(config.num_tau_layers,)`: all layers except
+            attention (Liu & Li 2024, eq. (6)).
     """
 
     last_hidden_state: Tensor | None = None
@@ -96,19 +96,21 @@ class SSMModel(SSMPreTrainedModel):
             input_ids: `(B, L)`, token ids.
             attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
                 `(B, P + L)`, where P positions were read before, whose entries are ignored.
-            inputs_embeds: `(B, L, D)`, instead of `input_ids`; with `rc_equivariant` those of both strands,
+            inputs_embeds: `(B, L, D)`, instead of `input_ids`; with `rc_equivariant` the embeddings of both strands,
                 `(B, L, 2 D)`, which are `hidden_states[0]` without dropout.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
-            output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: the
-                embedding; the others are then `None`); default: the configuration's.
+            output_hidden_states: Return the hidden states of all layers, or of the layers with the given numbers (0:
+                the embedding; the other entries are then `None`). Default: the value of the configuration.
             output_tau: Return τ of each layer; needs whole sequences.
             past_key_values: Continue from this cache, which is changed in place and returned.
-            use_cache: Return a new cache. Default: the configuration's, for causal models outside training.
+            use_cache: Return a new cache. Default: the value of the configuration for causal models outside training,
+                otherwise false.
             seq_idx: `(B, L)`, the number of the document that each position of packed rows is part of.
-            cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead: where each document begins; see `find_documents`.
-            position_ids: `(B, L)`, instead: a document begins where they start again.
+            cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead of `seq_idx`: where each document begins; see
+                `find_documents`.
+            position_ids: `(B, L)`, instead of `seq_idx`: a document begins where the numbers start again.
             kwargs: The arguments of views (`models/views`) and the family's `extra_inputs`, `(B, L)` each, positive;
-                others are refused, see `inputs.py`.
+                other arguments are refused, see `inputs.py`.
 
         Raises:
             TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
@@ -188,7 +190,7 @@ def selected_states(
     count = len(hidden_states)
     numbers = requested if isinstance(requested, (list, tuple)) else [requested]
     if not all(isinstance(number, int) and -count <= number < count for number in numbers):
-        raise ValueError(f"`output_hidden_states` must be a flag or among 0 to {count - 1}, got {requested}.")
+        raise ValueError(f"`output_hidden_states` must be a flag or indices from 0 to {count - 1}, got {requested}.")
     kept = {number % count for number in numbers}
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
 

@@ -65,18 +65,20 @@ def _register_as_pytree(cls: Any) -> Any:
 
 @_register_as_pytree
 class SSMCache(Cache):
-    """What a causal model of hf_ssm remembers of the tokens it has read.
+    """The states of a causal model of hf_ssm after the tokens that the model has read.
 
-    `model(..., use_cache=True)` returns one as `past_key_values`; pass it back with the tokens that follow. It is
-    changed in place; `copy.deepcopy` keeps the present state, without gradients. It belongs to the model that filled
-    it, with the weights of that time: after they have changed, start a new one. `save` and `load` keep it in a file,
-    with a check that it belongs to the model. It can be pickled; the reader has to know which model it belongs to.
+    `model(..., use_cache=True)` returns a cache as `past_key_values`; pass the cache back with the tokens that follow.
+    The cache is changed in place; `copy.deepcopy` keeps the present state, without gradients. A cache belongs to the
+    model that filled it, with the weights at that time: start a new cache after the weights have changed. `save` and
+    `load` keep a cache in a file, with a check that the cache belongs to the model. A cache can be pickled; the reader
+    must know to which model it belongs.
 
-    With gradients enabled, the states belong to the graph of the tokens they were computed from, so that a loss over a
-    later piece has gradients at earlier ones; `detach_` ends that (truncated backpropagation through time).
+    With gradients enabled, the states belong to the graph of the tokens from which they were computed, so that a loss
+    over a later piece has gradients at earlier tokens; `detach_` ends this graph (truncated backpropagation through
+    time).
 
-    After `activate_past_recording`, `crop` removes the last tokens again. `generate` does this by itself where an
-    assistant or a prompt lookup drafts tokens.
+    After `activate_past_recording`, `crop` removes the last tokens again. `generate` calls both methods if an assistant
+    or a prompt lookup drafts tokens.
 
     Args:
         config: The configuration of the model.
@@ -203,22 +205,22 @@ class SSMCache(Cache):
             self.recording = PastRecording()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last positions, padding included, by reading those before them once more.
+        """Remove the last positions, padding included, by reading the positions before them again.
 
         No gradient flows through a cropped cache to tokens read before.
 
         Args:
-            tokens_to_remove: Minus the number of positions, as in transformers; 0 removes none, and ends the recording
-                of those read so far.
+            tokens_to_remove: Minus the number of positions, as in transformers; 0 removes no positions, and ends the
+                recording of the positions read so far.
 
         Raises:
-            ValueError: A positive number; more positions than were recorded since the last crop, or any without
-                `activate_past_recording`.
+            ValueError: A positive number; more positions than were recorded since the last crop, or any positions
+                without `activate_past_recording`.
         """
         if tokens_to_remove > 0 or -tokens_to_remove > self.get_seq_length():
             raise ValueError(
-                f"`tokens_to_remove` must be in [-{self.get_seq_length()}, 0], minus the number of positions, got "
-                f"{tokens_to_remove}."
+                "`tokens_to_remove` is minus the number of positions to remove, and must be in "
+                f"[-{self.get_seq_length()}, 0], got {tokens_to_remove}."
             )
         if tokens_to_remove == 0:
             if self.recording is not None:
@@ -226,7 +228,7 @@ class SSMCache(Cache):
         elif self.recording is None:
             raise ValueError(
                 "The cache cannot be cropped, because a recurrent state keeps no earlier states: call "
-                "`activate_past_recording` before the tokens that may have to be removed."
+                "`activate_past_recording` before you read tokens that may have to be removed."
             )
         else:
             self.recording.crop(self, self.get_seq_length() + tokens_to_remove)
@@ -264,8 +266,8 @@ class SSMCache(Cache):
         (states of S4 are float64), and `to(torch.float64)` follows `model.double()`.
 
         Args:
-            device: Where to; a dtype may be given in its place. Default: the states stay where they are.
-            dtype: `torch.float32` or `torch.float64`. Default: as it is.
+            device: The target device, or a dtype in its place. Default: the device of the states.
+            dtype: `torch.float32` or `torch.float64`. Default: the type of the states.
 
         Returns:
             The cache itself.
@@ -288,7 +290,7 @@ class SSMCache(Cache):
         return self
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Everything it holds as real tensors by name; nothing before the first use.
+        """The contents of the cache as real tensors by name; empty before the first use.
 
         `layers.N.tensors.NAME` are recurrent states `(B, ...)`, complex ones with the real before the imaginary parts
         along the last dimension; `layers.N.streams.NAME` all inputs of a streaming convolution, `(B, P, D)`; `length`
@@ -362,7 +364,7 @@ class SSMCache(Cache):
 
         Args:
             file: Path of the file.
-            model: The model they belong to, with or without its head.
+            model: The model to which the states belong, with or without its head.
 
         Raises:
             ValueError: The cache is empty, or belongs to another model.
@@ -384,7 +386,8 @@ class SSMCache(Cache):
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is damaged or no cache, or the cache was filled by another model or other weights.
+            ValueError: The file is damaged or does not hold a cache, or the cache was filled by another model or with
+                other weights.
         """
         backbone: Any = getattr(model, "base_model", model)
         try:
@@ -401,8 +404,8 @@ class SSMCache(Cache):
             raise ValueError(f"{os.fspath(file)!r} is not a cache for a model of {count} layers.")
         if metadata.get("hf_ssm_cache") != _fingerprint(backbone):
             raise ValueError(
-                f"{os.fspath(file)!r} was filled by another model, or by this one with other weights: load the model "
-                "that filled it, or read the tokens again."
+                f"{os.fspath(file)!r} was filled by another model, or by this model with other weights: load the "
+                "model that filled it, or read the tokens again."
             )
         cache = cls._from_tensors(count, tensors, json.loads(metadata["limits"]))
         cache.length = int(tensors["length"])
@@ -410,7 +413,7 @@ class SSMCache(Cache):
         return cache
 
     def reset(self) -> None:
-        """Remove everything; the cache can then serve any model with as many layers."""
+        """Remove all states; the cache can then be used with any model that has the same number of layers."""
         super().reset()
         self._changed()
         self.length, self.tokens_seen, self.document_ids, self._owner = 0, None, None, None
@@ -467,7 +470,9 @@ def cache_for(
     non_causal_flag = None if is_own else model.config.non_causal_flag
     if is_shared(model.sharing):
         if use_cache or cache is not None:
-            raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and the cache.")
+            raise ValueError(
+                "Processes that share sequences keep no cache: leave out `use_cache=True` and `past_key_values`."
+            )
         return None
     if use_cache is None and cache is None:
         use_cache = model.config.use_cache and not model.training and non_causal_flag is None and not output_tau
@@ -484,7 +489,7 @@ def cache_for(
         raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{argument}`.")
     if recomputes and torch.is_grad_enabled():
         raise ValueError(
-            "Gradient checkpointing computes each layer twice, but a cache changes the first time: leave out "
+            "Gradient checkpointing computes each layer twice, but the first computation changes the cache: leave out "
             "`past_key_values`, or call `gradient_checkpointing_disable()`."
         )
     if cache is None:
@@ -496,7 +501,7 @@ def cache_for(
         )
     if len(cache) != len(model.layers) or not cache.may_belong_to(model):
         raise ValueError(
-            "`past_key_values` was filled by another model: continue with that one, or start with an empty "
+            "`past_key_values` was filled by another model: continue with that model, or start with an empty "
             "`SSMCache(model.config)`."
         )
     if cache.batch_size not in (-1, batch):

@@ -170,8 +170,8 @@ class CaduceusLayout(CheckpointConverter):
         """
         if _version(config) != self.version:
             raise ValueError(
-                f"`version`={_version(config)!r} of `layer_cfg.mamba_cfg` is not that of {self.name}, which is "
-                f"{self.version!r}: load 'v1' by the classes of SelectiveSSM models, and 'v2' by those of SSD models"
+                f"`version`={_version(config)!r} of `layer_cfg.mamba_cfg` must be {self.version!r} for {self.name}: "
+                "load 'v1' by the classes of SelectiveSSM models, and 'v2' by the classes of SSD models"
             )
         config = _flat(config)
         own = {new: field_value(config, name, kind, default) for name, (new, kind, default) in _FIELDS.items()}
@@ -271,7 +271,7 @@ class CaduceusLayout(CheckpointConverter):
             last = f"backbone.layers.{max(layers, default=0)}."
             name = next((name for name in stored if name.startswith(last)), last)
             raise ValueError(
-                f"the tensors have {len(layers)} layers (the last one is that of {name}), but the configuration has "
+                f"the tensors have {len(layers)} layers (the last layer has {name}), but the configuration has "
                 f"`n_layer`={wanted}"
             )
         generic = {_LAYER.sub("backbone.layers.{}.", name): name for name in stored}
@@ -396,8 +396,8 @@ def _drop_shared(stored: dict[str, Tensor], found: Mapping[str, Any], config: An
         tensor, other = stored.pop(name, None), stored.get(first)
         if tensor is not None and other is not None and not are_equal(tensor, other):
             raise ValueError(
-                f"{name} differs from {first}, but `{field}`={json.dumps(found.get(field, True))} of the configuration "
-                "shares them: correct config.json"
+                f"{name} differs from {first}, but `{field}`={json.dumps(found.get(field, True))} in the configuration "
+                "means that the two are shared: correct config.json"
             )
 
 

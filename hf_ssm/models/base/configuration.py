@@ -100,38 +100,42 @@ class SSMConfig(PreTrainedConfig):
             `"none"`.
         norm_first (`bool`, defaults to `True`): Pre-norm blocks and a final norm; `False`: post-norm blocks.
         use_residual (`bool`, defaults to `True`): Add the input of each mixer and MLP to its output.
-        residual_in_fp32 (`bool`, defaults to `False`): Keep that sum in float32 in a half-precision model.
+        residual_in_fp32 (`bool`, defaults to `False`): Keep the residual sum in float32 in a half-precision model.
         state_size (`int`, defaults to 64): Real states N per channel, stored as N/2 conjugate pairs.
         init (`str`, defaults to `"legs"`): State matrix at initialisation: `"legs"`, `"lin"`, `"inv"`, `"real"`.
         discretization (`str`, defaults to `"zoh"`): `"zoh"` or `"bilinear"`.
         time_step_min, time_step_max (`float`, defaults to 1e-3 and 1e-1): Range of the step size Δ, drawn
             log-uniformly per channel.
-        frequency_scale (`float`, defaults to 1.0): α of Yu et al., eq. (5): multiplies the imaginary part of the
-            state matrix at initialisation (for Hyena's other filters: their angular frequencies).
+        frequency_scale (`float`, defaults to 1.0): α of Yu et al., eq. (5), which multiplies the imaginary part of the
+            state matrix at initialisation. For Hyena's filters without a state matrix, α multiplies their angular
+            frequencies.
         frequency_shift (`float`, defaults to 0.0): Yu et al., eq. (14): w ↦ sign(w)(|w| + shift), after α.
-        sobolev_order (`float` or list of one per layer, defaults to 0.0): β of Yu et al., eq. (8).
+        sobolev_order (`float` or list of one per layer, defaults to 0.0): β of the Sobolev filter of Yu et al., eq.
+            (8).
         sobolev_mode (`str`, defaults to `"causal"`): `"causal"`, (1 + s)^β, or `"zero_phase"`, (1 + |s|)^β, which
             is not causal and is refused by causal heads.
         sobolev_frequency (`str`, defaults to `"normalized"`): What s measures: `"normalized"` (cycles per sample),
-            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6); with `"zero_phase"` constant above
-            ω = 0.95 π, as the taps of the filter would not exist otherwise for β of 1 or more).
+            `"radian"` (ω/Δ) or `"bilinear"` ((2/Δ) tan(ω/2), Yu et al., eq. (6); with `"zero_phase"` constant above ω =
+            0.95 π, because the taps of the filter would otherwise not exist for β of 1 or more).
         sobolev_trainable (`bool`, defaults to `False`): Learn β per channel, starting at `sobolev_order`.
-        rescale_init (`bool`, defaults to `False`): Liu & Li, Algorithm 1, done once by `SSMTrainer` before the first
-            step of a fresh model.
+        rescale_init (`bool`, defaults to `False`): Rescale the initial weights (Liu & Li, Algorithm 1). `SSMTrainer`
+            does so once, before the first step of a fresh model.
         rescaled (`bool`, defaults to `False`): Record that the rescaling was done. Not meant to be set by hand.
-        tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8), used by `SSMTrainer` and `tau_loss`.
-        tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs that enter τ: `"batch"`; or
-            regularisers that do not depend on the data: `"unit"` (mean 0 and variance 1: the squared ℓ1 norm of the
-            kernel), `"white"` (also uncorrelated: the squared ℓ2 norm). In distributed training the rows of
-            all processes are one batch (in gradient accumulation: those of a micro-batch); in evaluation mode each
-            process uses its own rows.
-        tau_detach_statistics (`bool`, defaults to `True`): No gradient of τ through mean and variance. A Sobolev filter
-            of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters τ only through
-            them: the regulariser then does not train β, of which `SSMTrainer` and `tau_loss` warn.
+        tau_weight (`float`, defaults to 0.0): λ of Liu & Li, eq. (8): the weight of the regulariser τ, used by
+            `SSMTrainer` and `tau_loss`.
+        tau_statistics (`str`, defaults to `"batch"`): Mean and variance of the inputs in τ: `"batch"`, those of the
+            batch; `"unit"`, mean 0 and variance 1, so that τ is the squared ℓ1 norm of the kernel; `"white"`, also
+            uncorrelated inputs, so that τ is the squared ℓ2 norm. With `"unit"` and `"white"` the regulariser does not
+            depend on the data. In distributed training the rows of all processes are one batch (with gradient
+            accumulation, the rows of one micro-batch); in evaluation mode each process uses its own rows.
+        tau_detach_statistics (`bool`, defaults to `True`): Compute no gradient of τ through mean and variance. A
+            Sobolev filter of the inputs (`sobolev_mode="zero_phase"`, and every filter before a selective scan) enters
+            τ only through mean and variance: the regulariser then does not train β, and `SSMTrainer` and `tau_loss`
+            warn.
         initializer_range (`float`, defaults to 0.02): Standard deviation of linear layers and embeddings.
         layer_norm_epsilon (`float`, defaults to 1e-5): ε of the norms.
-        embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): After the embedding, after
-            each mixer and MLP, before the classifier.
+        embedding_dropout, hidden_dropout, classifier_dropout (`float`, default to 0.0): Dropout after the embedding,
+            after each mixer and MLP, and before the classifier.
         tie_dropout (`bool`, defaults to `False`): Draw the hidden dropout once for all positions of a sequence, as
             state-spaces/s4 does under this name.
         classifier_bias (`bool`, defaults to `True`): Bias of the classifier and regression heads.
@@ -147,8 +151,8 @@ class SSMConfig(PreTrainedConfig):
         rc_conjoin (`str`, defaults to `"none"`): For classifiers that are not equivariant: the scores are means over
             the sequence and its reverse complement, outside training (`"eval"`) or always (`"always"`).
         complement_map (list of `int`, or dictionary, *optional*): Id of the complement of each token, a list of
-            `vocab_size` ids, or a dictionary of the tokens that are not their own complement. `None`: that of
-            single nucleotides where `vocab_size` is 12.
+            `vocab_size` ids, or a dictionary of the tokens that are not their own complement. `None`: the complements
+            of single nucleotides if `vocab_size` is 12.
 
     Raises:
         ValueError: An unknown argument, a value out of its range or choices, flags that exclude each other.
@@ -278,7 +282,7 @@ class SSMConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a `config.json`; that of a checkpoint which a converter of the family reads is converted.
+        """Read a `config.json`, and convert it if it is one of another library that a converter of the family reads.
 
         transformers only warns of another `model_type`, and makes a model with default sizes.
 
@@ -312,7 +316,7 @@ class SSMConfig(PreTrainedConfig):
         for name in (config_dict.keys() | kwargs.keys()) - known:
             if name[:1] != "_" and hasattr(cls, name):
                 raise ValueError(
-                    f"{cls.__name__} has no field `{name}`: that is an attribute of its class. Remove it from the "
+                    f"{cls.__name__} has no field `{name}`: `{name}` is an attribute of the class. Remove it from the "
                     "configuration."
                 )
         # transformers ignores some arguments here that it reads when it loads the model.
@@ -324,7 +328,8 @@ class SSMConfig(PreTrainedConfig):
                 raise ValueError(f"{cls.__name__} has no argument `{name}`: did you mean `{near}`?")
         foreign = {name: value for name, value in config_dict.items() if name not in known and name[:1] != "_"}
         if foreign:
-            logger.warning_once(f"{cls.__name__} does not know {', '.join(map(repr, sorted(foreign)))} of its file.")
+            names = ", ".join(map(repr, sorted(foreign)))
+            logger.warning_once(f"{cls.__name__} does not know the fields {names} of its file.")
         config_dict = {name: value for name, value in config_dict.items() if name not in foreign}
         loaded = super().from_dict(config_dict, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -351,7 +356,7 @@ class SSMConfig(PreTrainedConfig):
         check_dtype(self.dtype)
         check_label_names(self.id2label)
         if not isinstance(self.num_labels, int):
-            raise ValueError(f"`num_labels` must be a number, got {self.num_labels!r}: set it, or `id2label`.")
+            raise ValueError(f"`num_labels` must be a number, got {self.num_labels!r}: set `num_labels` or `id2label`.")
         check_numbers(self)
         check_strands(self)
         if self.stores_pairs and self.state_size % 2:
@@ -479,7 +484,9 @@ class SSMConfig(PreTrainedConfig):
     def no_alpha_rule(self) -> str | None:
         """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
         if self.init == "dfout":
-            return "`init`='dfout' spreads the frequencies evenly up to Nyquist's: α above 1 would alias them."
+            return (
+                "`init`='dfout' spreads the frequencies evenly up to the Nyquist frequency: α above 1 would alias them."
+            )
         if self.has_frequencies:
             return None
         return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."

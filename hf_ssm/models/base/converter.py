@@ -121,11 +121,13 @@ class CheckpointConverter(Converter):
 
     def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> PreTrainedModel:
         if not self.recognises(config, state_dict):
-            raise ValueError(f"the configuration is not one of a {self.name} model")
+            raise ValueError(f"the configuration is not that of a {self.name} model")
         found = config.get("architectures") or [next(iter(self.heads))]
         name = found[0] if isinstance(found, list) else found
         if not isinstance(name, str) or name not in self.heads:
-            raise ValueError(f"`architectures` of a {self.name} model must be among {', '.join(self.heads)}: {name!r}")
+            raise ValueError(
+                f"`architectures` of a {self.name} model must be among {', '.join(self.heads)}, got {name!r}"
+            )
         model_class: Any = self.heads[name]
         return model_class.from_pretrained(None, **self._converted(state_dict, config, model_class))
 
@@ -195,7 +197,7 @@ def _check(
     kinds = {"missing": missing, "unknown": unknown, "of another shape": reshaped, "not finite numbers": infinite}
     parts = [f"{kind} {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
     if parts:
-        raise ValueError(f"not a whole checkpoint of {what}: {'; '.join(parts)}")
+        raise ValueError(f"the tensors are not a whole checkpoint of {what}: {'; '.join(parts)}")
 
 
 def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any], *, check: bool = True) -> dict[str, Tensor]:
@@ -217,7 +219,7 @@ def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any], *, che
         for pattern, replacement in patterns.items():
             new = re.sub(pattern, replacement, new)
         if not are_equal(tensor, found.setdefault(new, tensor)) and check:
-            raise ValueError(f"{name} differs from another tensor that stands for {new} too")
+            raise ValueError(f"{name} differs from another tensor that is also converted to {new}")
     return found
 
 
@@ -231,11 +233,13 @@ def _read_weights(
 ) -> dict[str, Tensor]:
     """All tensors of a folder or Hub id, from the files that `from_pretrained` of transformers chooses."""
     if find_file(source, "adapter_config.json", **fetching):
-        raise ValueError(f"{str(source)!r} holds a PEFT adapter: merge it into its model, and convert the result")
+        raise ValueError(
+            f"{str(source)!r} holds a PEFT adapter: merge the adapter into its model, and convert the result"
+        )
     names = weight_names(variant, use_safetensors)
     files = weight_files(source, names, **fetching)
     if not files:
-        raise OSError(f"{str(source)!r} has no weights: none of the files {', '.join(names)} is there")
+        raise OSError(f"{str(source)!r} has no weights: none of the files {', '.join(names)} exists")
     for file in files:
         read_shapes(file)
     return {key: tensor for file in files for key, tensor in load_weights(file).items()}
@@ -272,7 +276,7 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):
-        raise ValueError(f"{str(path)!r} holds no state dict (names and tensors)")
+        raise ValueError(f"{str(path)!r} does not hold a state dict (tensors by name)")
     if opened is None:
         check_claims(path, found)
     return found
@@ -313,7 +317,7 @@ def check_tensors(
         expected = tuple(letter if isinstance(letter, int) else known.get(letter) for letter in letters)
         fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
         if not fits or 0 in shape:
-            raise ValueError(f"{name} has the shape {shape}, which does not fit {letters} with {known}")
+            raise ValueError(f"{name} has the shape {shape}, but must have the shape {letters} with the sizes {known}")
         check_tensor(name, tensor)
         known |= {letter: s for letter, s in zip(letters, shape, strict=True) if isinstance(letter, str)}
     return known

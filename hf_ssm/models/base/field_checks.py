@@ -84,7 +84,7 @@ def warn_of_changed_filter(config: dict[str, Any]) -> None:
     if is_saved and "tie_dropout" not in config and flags == ("zero_phase", "bilinear") and has_filter:
         logging.get_logger(__name__).warning_once(
             "This checkpoint was saved before bilinear frequencies of the zero-phase Sobolev filter became constant "
-            "above 0.95 π: its outputs differ from those of its training (logits by up to 1.4 at β = 0.5). For the "
+            "above 0.95 π: its outputs differ from those during training (logits by up to 1.4 at β = 0.5). For the "
             "former outputs, load the checkpoint with its own code (`trust_remote_code=True`); otherwise evaluate or "
             "train it again, and save it to end this warning."
         )

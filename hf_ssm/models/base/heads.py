@@ -77,8 +77,8 @@ class LabelHead(SSMPreTrainedModel):
     ) -> SSMHeadOutput:
         r"""
         Args:
-            labels: The targets, in the shape of the head: see the class. Where a head gives one output for each
-                sequence, packed rows have one for each document, in their order.
+            labels: The targets, in the shape of the head: see the class. If a head gives one output for each sequence,
+                packed rows have one output for each document, in the order of the documents.
 
         The other arguments are those of the backbone.
         """
@@ -132,8 +132,8 @@ class LabelHead(SSMPreTrainedModel):
 class SSMForSequenceClassification(LabelHead):
     """Pooled backbone and a linear map to `(B, num_labels)`.
 
-    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: those
-    of a sequence and of its reverse complement are the same.
+    With `rc_equivariant` or `rc_conjoin`, the scores are means over both strands, each pooled in its own order: a
+    sequence and its reverse complement have the same scores.
 
     `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels per row, or floats for
     regression, by `problem_type` (deduced by default, as in transformers).
@@ -156,9 +156,9 @@ class SSMForSequenceClassification(LabelHead):
 class SSMForTokenClassification(LabelHead):
     """A linear map of every position to `(B, L, num_labels)`; `labels` is `(B, L)`, -100 is ignored.
 
-    With `rc_equivariant` or `rc_conjoin`, the scores at a position are the mean of those of the sequence there and of
-    its reverse complement at the position of the paired base: the scores of the reverse complement are those of the
-    sequence in reverse order.
+    With `rc_equivariant` or `rc_conjoin`, the scores at a position are the mean of the scores of the sequence at this
+    position and the scores of its reverse complement at the position of the paired base. The reverse complement
+    therefore has the scores of the sequence in reverse order.
     """
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
@@ -217,7 +217,7 @@ class SSMForSignalRegression(LabelHead):
             return self.model.sharing.mean_squared_error(logits, labels, attention_mask)
         if labels.shape != logits.shape:
             raise ValueError(
-                f"`labels` has the shape {tuple(labels.shape)}, but the output is {tuple(logits.shape)} "
+                f"`labels` has the shape {tuple(labels.shape)}, but the output has the shape {tuple(logits.shape)} "
                 f"(`pooling`={self.pooling!r}, `num_labels`={self.num_labels})."
             )
         if attention_mask is not None and self.pooling is None:

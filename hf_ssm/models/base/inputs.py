@@ -118,7 +118,7 @@ def the_input(model: Any, named: Mapping[str, Tensor | None], both_strands: bool
     dimensions = 2 if name == "input_ids" else 3
     if inputs.dim() != dimensions or inputs.shape[0] == 0 or inputs.shape[1] == 0:
         shape = "(batch, length)" if dimensions == 2 else "(batch, length, channels)"
-        raise ValueError(f"`{name}` must have the shape {shape}, none of it empty, got {tuple(inputs.shape)}.")
+        raise ValueError(f"`{name}` must have the shape {shape} with sizes of at least 1, got {tuple(inputs.shape)}.")
     if name == "inputs_embeds":
         size = config.hidden_size * (1 + both_strands)
         if inputs.shape[-1] != size or not inputs.is_floating_point():
@@ -186,8 +186,8 @@ def check_ids(input_ids: Tensor, vocab_size: int) -> None:
         least, greatest = (bound.item() for bound in input_ids.aminmax())
     if least < 0 or greatest >= vocab_size:
         raise ValueError(
-            f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {vocab_size}: use the model's "
-            "own tokenizer, or `resize_token_embeddings`."
+            f"`input_ids` holds ids from {least} to {greatest}, but the vocabulary has {vocab_size} tokens: use "
+            "the model's own tokenizer, or call `model.resize_token_embeddings`."
         )
 
 

@@ -41,7 +41,7 @@ class SSMForSequencePairClassification(LabelHead):
     padded on either side to the longest of the batch (`hf_ssm.data.PairCollator`); with a mask, the result does not
     depend on the padding.
 
-    `labels` are those of `SSMForSequenceClassification`. τ is that of the 2 B sequences as one batch, and
+    `labels` are as in `SSMForSequenceClassification`. τ is computed for the 2 B sequences as one batch, and
     `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other. With `rc_equivariant` or
     `rc_conjoin`, the scores are means over the pair and the pair of reverse complements.
 
@@ -78,7 +78,9 @@ class SSMForSequencePairClassification(LabelHead):
         """
         for name in PACKING_ARGUMENTS:
             if kwargs.get(name) is not None:
-                raise ValueError(f"{type(self).__name__} reads pairs, and packed rows hold none: leave out `{name}`.")
+                raise ValueError(
+                    f"{type(self).__name__} reads pairs, but packed rows hold no pairs: leave out `{name}`."
+                )
         extra = take_extra_inputs(self, kwargs)
         return super().forward(
             _flattened("input_ids", input_ids, "length"),

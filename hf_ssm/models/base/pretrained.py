@@ -88,7 +88,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         if getattr(config, "model_type", None) != expected.model_type:
             raise ValueError(
                 f"{cls.__name__} needs a `{expected.__name__}`, got {type(config).__name__}: leave "
-                "`config` out to have the configuration of a checkpoint read as one."
+                f"`config` out to read the configuration of a checkpoint as a `{expected.__name__}`."
             )
 
     def post_init(self) -> None:
@@ -105,7 +105,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
-        """Load a checkpoint, also of another library if a converter of the family reads it.
+        """Load a checkpoint of hf_ssm, or a checkpoint of another library that a converter of the family reads.
 
         Raises:
             ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
@@ -135,7 +135,7 @@ class SSMPreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, together with the code that loads the model without hf_ssm.
 
-        Of a model whose parameters are sharded by FSDP2, the first process writes whole weights; all have to call this.
+        If FSDP2 shards the parameters, the first process writes whole weights, and all processes must call this method.
         """
         is_shared = kwargs.get("state_dict") is None and not has_whole_parameters(self)
         # Models that transformers has sharded know how to gather their weights.
@@ -179,8 +179,8 @@ class SSMPreTrainedModel(PreTrainedModel):
         segments = options.pop("segments", None)
         if segments is not None and self.is_remote_code():
             raise ValueError(
-                "`segments` needs hf_ssm, and this model is the code of its checkpoint: install hf_ssm, import it, and "
-                "load the model without `trust_remote_code=True`."
+                "`segments` needs hf_ssm, but this model runs the code of its checkpoint: install hf_ssm, import it, "
+                "and load the model without `trust_remote_code=True`."
             )
         if segments is not None:
             gradient_checkpointing_func = partial(gradient_checkpointing_func.func, **options)

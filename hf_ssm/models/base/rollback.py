@@ -77,8 +77,9 @@ class PastRecording:
             copies.pop()
         if not copies or read is None:
             raise ValueError(
-                f"The cache cannot return to {count} positions, because the last crop, or the reading of packed rows, "
-                f"was later: copy it (copy.deepcopy) before the tokens that may have to be removed."
+                f"The cache cannot return to {count} positions, because it keeps no states from before the last crop "
+                "or the last packed rows: copy the cache (copy.deepcopy) before you read tokens that may have to be "
+                "removed."
             )
         earlier, pieces = copies[-1]
         cache.restore(earlier)

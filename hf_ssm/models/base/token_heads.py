@@ -53,13 +53,13 @@ def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwarg
     for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
         if value := getattr(generation_config, name, None):
             raise ValueError(
-                f"`{name}`={value!r} needs a model with layers for it: leave it out, and draft tokens by "
+                f"`{name}`={value!r} needs a model with layers for drafts: leave `{name}` out, and draft tokens by "
                 "`assistant_model` or `prompt_lookup_num_tokens`."
             )
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
             f"Assisted generation reads the whole prompt, but `past_key_values` holds {cache.get_seq_length()} "
-            "positions of it: leave out `past_key_values`."
+            "positions of the prompt: leave out `past_key_values`."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("Assisted generation compares token ids: pass `input_ids` instead of `inputs_embeds`.")
@@ -81,16 +81,16 @@ class _TokenHead(SSMPreTrainedModel):
         if config.num_input_channels is not None:
             raise ValueError(
                 f"{type(self).__name__} predicts tokens, but `num_input_channels`={config.num_input_channels} means "
-                "continuous inputs: set it to None."
+                "continuous inputs: set `num_input_channels` to None."
             )
         if config.rc_conjoin != "none":
             raise ValueError(
-                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not {type(self).__name__}: leave it out, or "
-                "set `rc_equivariant=True`."
+                f"`rc_conjoin`={config.rc_conjoin!r} is for classifiers, not for {type(self).__name__}: leave "
+                "`rc_conjoin` out, or set `rc_equivariant=True`."
             )
         if config.output_clip is not None:
             raise ValueError(
-                f"{type(self).__name__} does not clip its logits: set `output_clip`={config.output_clip} to None."
+                f"{type(self).__name__} does not clip its logits: set `output_clip` to None, got {config.output_clip}."
             )
         super().__init__(config)
         self.model = self.backbone_class(config)
@@ -147,13 +147,16 @@ class _TokenHead(SSMPreTrainedModel):
         Args:
             labels: `(B, L)`. Causal: the input ids themselves (they are shifted here). Masked: the true token at each
                 masked position. -100 is ignored, and in packed rows of a causal model the first token of each document.
-            logits_to_keep: Compute only that many last logits (0: all), or those at the given positions.
+            logits_to_keep: Compute only this number of last logits (0: all), or the logits at the given positions.
 
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
         if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
-            raise ValueError("`logits_to_keep` counts positions of whole rows, which processes share: leave it out.")
+            raise ValueError(
+                "`logits_to_keep` counts positions of whole rows, but processes share the rows: leave out "
+                "`logits_to_keep`."
+            )
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
         outputs = self.model(

@@ -101,7 +101,7 @@ def read_shapes(path: str | Path) -> dict[str, Tensor]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if (unpacked := sum(info.file_size for info in archive.infolist())) > size:
-                raise ValueError(f"{str(path)!r} has {size} bytes, but unpacks to {unpacked}")
+                raise ValueError(f"{str(path)!r} has {size} bytes, but unpacks to {unpacked} bytes")
     try:
         tensors = load_weights(path, map_location="meta")
     except ValueError as error:  # a type of numbers that transformers does not know
@@ -118,7 +118,7 @@ def check_claims(path: str | Path, tensors: Mapping[str, Any]) -> None:
     size = os.path.getsize(path)
     claimed = sum(t.numel() * t.element_size() for t in tensors.values() if isinstance(t, Tensor))
     if claimed > 2 * size:
-        raise ValueError(f"{str(path)!r} has {size} bytes, but its tensors claim {claimed}")
+        raise ValueError(f"{str(path)!r} has {size} bytes, but its tensors claim {claimed} bytes")
 
 
 def compare(model_class: Any, config: Any, stored: Mapping[str, Tensor]) -> Fit:
@@ -209,8 +209,8 @@ def check_fit(model_class: Any, source: Any, arguments: Mapping[str, Any]) -> No
             more = f" (and {len(fit.reshaped) - 1} more)" if len(fit.reshaped) > 1 else ""
             raise MismatchedSizesError(
                 f"the weights of {str(source)!r} do not fit the configuration: {name} has the shape "
-                f"{tuple(found.shape)}, but the configuration asks for {tuple(wanted.shape)}{more}: correct it, or set "
-                "`ignore_mismatched_sizes=True` to initialise these weights anew."
+                f"{tuple(found.shape)}, but the configuration asks for {tuple(wanted.shape)}{more}: correct the "
+                "configuration, or set `ignore_mismatched_sizes=True` to initialise these weights anew."
             )
         new |= {name: wanted for name, (_, wanted) in fit.reshaped.items()}
     size, numbers = sum(os.path.getsize(file) for file in files), sum(tensor.numel() for tensor in new.values())
@@ -218,7 +218,7 @@ def check_fit(model_class: Any, source: Any, arguments: Mapping[str, Any]) -> No
         largest = max(new, key=lambda name: new[name].numel())
         raise ValueError(
             f"the configuration asks for {numbers} numbers that the weights of {str(source)!r} ({size} bytes) do not "
-            f"hold, most of them in {largest} of shape {tuple(new[largest].shape)}: correct it."
+            f"hold, most of them in {largest} of shape {tuple(new[largest].shape)}: correct the configuration."
         )
 
 

@@ -25,13 +25,13 @@ _SHARED = frozenset(
 class ConvS5Config(SSMConfig):
     r"""
     ConvS5: strided convolutions encode each frame, blocks of a norm, a convolutional state space model over time, an
-    activation and a (gated) linear map predict the next one, and transposed convolutions decode it. See `SSMConfig`
-    for the arguments all families share; those of token sequences have to keep their defaults.
+    activation and a (gated) linear map predict the next frame, and transposed convolutions decode the prediction. See
+    `SSMConfig` for the arguments all families share; the arguments for token sequences must keep their defaults.
 
     Args:
         num_channels (`int`, defaults to 3): Channels C of the frames `(B, T, H, W, C)`.
-        patch_size (`int`, defaults to 4): Height and width of the frames over those of the hidden states: 1, or a
-            power of two that divides `hidden_size`.
+        patch_size (`int`, defaults to 4): Height and width of the frames, divided by the height and width of the hidden
+            states: 1, or a power of two that divides `hidden_size`.
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         state_size (`int`, defaults to 64): Real states P at each pixel of the hidden states, in all blocks of the
             state matrix together, stored as P/2 conjugate pairs.

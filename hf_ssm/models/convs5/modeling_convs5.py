@@ -183,8 +183,8 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         patch, channels = self.config.patch_size, self.config.num_channels
         if pixel_values.dim() != 5 or 0 in pixel_values.shape:
             raise ValueError(
-                "`pixel_values` must have the shape (batch, frames, height, width, channels), none of it empty, got "
-                f"{tuple(pixel_values.shape)}."
+                "`pixel_values` must have the shape (batch, frames, height, width, channels) with sizes of at least 1, "
+                f"got {tuple(pixel_values.shape)}."
             )
         if not pixel_values.is_floating_point():
             raise TypeError(
@@ -286,7 +286,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but must be the video itself, {tuple(logits.shape)}, "
-                "of at least two frames: the label of each frame is the next one."
+                "of at least two frames: the label of each frame is the next frame."
             )
         predicted, target = logits[:, :-1].float(), labels[:, 1:].to(logits.device).float()
         weight = self.config.l1_weight

@@ -14,17 +14,18 @@ class FlowStateConfig(SSMConfig):
     IBM's checkpoints; docs/explanation/flowstate.md lists their layout.
 
     Args:
-        context_length (`int`, defaults to 2048): Longest input at `scale_factor` 1, with the steps that a forecast of
-            more than one patch appends; earlier values are cut off.
-        prediction_length (`int`, *optional*): Steps of a forecast where the call gives none; `None`: one patch.
-        scale_factor (`float`, defaults to 1.0): s, where the call gives none: the steps of the model in a step of the
-            series. It multiplies all step sizes Δ, and the distance of the points that the decoder evaluates.
+        context_length (`int`, defaults to 2048): Longest input at `scale_factor` 1, including the steps that a forecast
+            of more than one patch appends; earlier values are cut off.
+        prediction_length (`int`, *optional*): Steps of a forecast if the call gives none; `None`: one patch.
+        scale_factor (`float`, defaults to 1.0): s, the number of steps of the model in one step of the series, if the
+            call gives none. s multiplies all step sizes Δ, and the distance between the points that the decoder
+            evaluates.
         quantiles (list of `float`, *optional*): Levels of the forecast, ascending; `None`: 0.1, 0.2, ..., 0.9.
         prediction_type (`str`, defaults to `"mean"`): The point forecast: `"mean"`, an average of the quantiles with
             the weights 0.5 - |0.5 - q|, or `"median"`.
         interpolate_quantiles (`bool`, defaults to `False`): Return the empirical quantiles of the predicted values at
-            the levels `quantiles`, as the public code does, which narrows intervals. `False`: the predicted values in
-            ascending order.
+            the levels `quantiles`, as the public code does; this makes intervals narrower. `False`: return the
+            predicted values in ascending order.
         with_missing (`bool`, defaults to `True`): Read a flag of missing values as a second channel. Without it, a
             forecast has at most one patch, and series may have no gaps.
         state_size (`int`, defaults to 64): Real states of a layer, twice the `encoder_state_dim` of the public code.
@@ -36,9 +37,10 @@ class FlowStateConfig(SSMConfig):
         decoder_patch_len (`int`, defaults to 24): Steps of a patch at `scale_factor` 1.
         decoder_dim (`int`, defaults to 64): Number K of basis functions; odd for `"four"`.
         decoder_type (`str`, defaults to `"legs"`): Basis functions: `"legs"`, Legendre polynomials on [-1, 0.95],
-            `"hlegs"`, the same on [0, 0.95], or `"four"`, sines and cosines.
-        min_context (`int`, defaults to 24): In the loss, forecasts begin after so many values.
-        norm_type (`str`, defaults to `"none"`): The norm of a layer is part of its mixer, a layer norm of its output.
+            `"hlegs"`, the same polynomials on [0, 0.95], or `"four"`, sines and cosines.
+        min_context (`int`, defaults to 24): Number of values before the first forecast in the loss.
+        norm_type (`str`, defaults to `"none"`): Norm of the blocks. Each mixer contains a layer norm of its output, so
+            that the blocks need none.
 
     Examples:
         >>> from hf_ssm import FlowStateConfig, FlowStateForPrediction
@@ -89,7 +91,7 @@ class FlowStateConfig(SSMConfig):
         if self.num_input_channels != 1 + self.with_missing:
             raise ValueError(
                 f"`num_input_channels`={self.num_input_channels} must be {1 + self.with_missing} with "
-                f"`with_missing={self.with_missing}`: leave it out."
+                f"`with_missing={self.with_missing}`: leave out `num_input_channels`."
             )
         if self.state_size % (2 * self.num_blocks):
             raise ValueError(

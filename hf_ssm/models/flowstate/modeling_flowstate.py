@@ -153,12 +153,12 @@ class FlowStateForPredictionOutput(ModelOutput):
 
 
 class FlowStateForPrediction(FlowStatePreTrainedModel):
-    """Forecasts of numeric series, each column on its own: quantiles, and a point forecast.
+    """Forecasts of numeric series, each column by itself: quantiles, and a point forecast.
 
     With `future_values`, the loss is the mean quantile loss of the forecasts of one patch from every position, from
     `min_context` values to the last position whose patch ends with the future. Errors are in units of the scale of the
-    series at that position. Where the future is longer than a patch, the positions beyond the context read missing
-    values, as they do when forecasts are made.
+    series at that position. If the future is longer than a patch, the positions beyond the context read missing values,
+    as in a forecast.
     """
 
     main_input_name = "past_values"
@@ -207,7 +207,9 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         """
         check_extra_arguments(self, kwargs)
         if is_shared(self.model.sharing):
-            raise ValueError(f"{type(self).__name__} normalises whole series: end the sharing of sequences for it.")
+            raise ValueError(
+                f"{type(self).__name__} normalises whole series: call `hf_ssm.parallel.join_sequences` on the model."
+            )
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
         steps, patch, scale = self._lengths(prediction_length, scale_factor, future)
@@ -266,8 +268,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         if future is not None:
             if steps not in (None, future[0].shape[1]):
                 raise ValueError(
-                    f"`prediction_length`={steps} is not the length {future[0].shape[1]} of `future_values`: leave it "
-                    "out."
+                    f"`prediction_length`={steps} is not the length {future[0].shape[1]} of `future_values`: leave out "
+                    "`prediction_length`."
                 )
             steps = future[0].shape[1]
         steps = self.config.prediction_length if steps is None else steps
@@ -281,8 +283,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         if longest < 1:
             raise ValueError(
                 f"`prediction_length`={steps} leaves no context: the model reads {longest + extension} positions "
-                f"(`context_length`={self.config.context_length}, `scale_factor`={scale}), of which {extension} are "
-                "steps of the forecast. Forecast fewer steps."
+                f"(`context_length`={self.config.context_length}, `scale_factor`={scale}), and {extension} of them "
+                "are steps of the forecast. Forecast fewer steps."
             )
         return longest
 
@@ -294,7 +296,9 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 f"`prediction_length`={steps} must be at most {patch}, one patch, for a model without `with_missing`."
             )
         if has_readable_values(observed) and not observed.all():
-            raise ValueError("`past_values` has missing values, and the model has no `with_missing`: fill them.")
+            raise ValueError(
+                "`past_values` has missing values, but the model has `with_missing=False`: fill the missing values."
+            )
 
     def _inputs(self, values: Tensor, observed: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
         """`(B, L, 1 or 2)`: normalised values, and flags of missing ones."""
@@ -355,7 +359,7 @@ def _series(name: str, values: Any, mask: Any) -> tuple[Tensor, Tensor]:
     check_is_tensor(name, values)
     if values.dim() not in (2, 3) or 0 in values.shape:
         raise ValueError(
-            f"`{name}` must have the shape (batch, length) or (batch, length, columns), none of it empty, got "
+            f"`{name}` must have the shape (batch, length) or (batch, length, columns) with sizes of at least 1, got "
             f"{tuple(values.shape)}."
         )
     if values.is_complex() or values.dtype == torch.bool:

@@ -45,36 +45,36 @@ _ATTENTION = "full_attention"
 @strict_config
 class HybridConfig(SSMConfig):
     r"""
-    Hybrid: each layer mixes positions by the mixer of another family, or by rotary attention, with a gated MLP behind
-    it if `intermediate_size` is given. See `SSMConfig` for the arguments all families share.
+    Hybrid: each layer mixes positions by the mixer of another family, or by rotary attention, followed by a gated MLP
+    if `intermediate_size` is given. See `SSMConfig` for the arguments all families share.
 
     Args:
-        num_hidden_layers (`int`, *optional*): Number of blocks. `None`: that of `layer_types`, or 8.
+        num_hidden_layers (`int`, *optional*): Number of blocks. `None`: the length of `layer_types`, or 8.
         layer_types (list of `str`, *optional*): What mixes positions in each layer: `"hyena"`, `"s4"`, `"s5"`,
-            `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or `"full_attention"`. `None`: as in Jamba, one layer of
-            attention in eight, the fifth; the others are `"ssd"`. In a `config.json` the name is `mixer_types`:
+            `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or `"full_attention"`. `None`: as in Jamba, the fifth of
+            every eight layers is attention; the others are `"ssd"`. In a `config.json` the name is `mixer_types`:
             transformers reads `layer_types` of any file, and refuses names that it does not know.
         mixers (`dict`, *optional*): Fields of the configurations of layers, by layer type, such as `{"ssd":
             {"state_size": 32, "head_dim": 16}}`. A field that is not given has the default of its family.
         num_attention_heads (`int`, defaults to 4): Heads of the attention layers, a divisor of `hidden_size`.
-        num_key_value_heads (`int`, *optional*): Heads of their keys and values, a divisor of `num_attention_heads`.
-            `None`: as many.
+        num_key_value_heads (`int`, *optional*): Heads of the keys and values of these layers, a divisor of
+            `num_attention_heads`. `None`: `num_attention_heads`.
         rope_theta (`float`, defaults to 10000.0): Base of the rotary position embedding.
-        rope_scaling_factor (`float`, defaults to 1.0): Positions are divided by it.
+        rope_scaling_factor (`float`, defaults to 1.0): Number by which positions are divided.
         use_bias (`bool`, defaults to `False`): Bias of attention's output projection.
-        use_qkv_bias (`bool`, defaults to `False`): Bias of its input projection.
+        use_qkv_bias (`bool`, defaults to `False`): Bias of attention's input projection.
         intermediate_size (`int`, *optional*): Width of the gated MLP of each block; `None`: blocks have no MLP.
         hidden_act (`str`, defaults to `"silu"`): Activation of the MLP's gate.
         norm_type (`str`, defaults to `"rms"`): Norm of the residual stream.
 
-    States and frequencies are those of layer types: `mixers` has them. `time_step_min` and `time_step_max` other than
-    1e-3 and 1e-1 are those of all layers without their own. The Sobolev filter, τ and rescaling apply to all layers but
-    attention.
+    States and frequencies are fields of the layer types, in `mixers`. Values of `time_step_min` and `time_step_max`
+    other than 1e-3 and 1e-1 apply to all layers whose type has no values of its own. The Sobolev filter, τ and
+    rescaling apply to all layers except attention.
 
     Raises:
         ValueError: As for `SSMConfig` and the configurations of the layers, with the layer type; an unknown layer type;
-            settings of a layer type that no layer has; a field of layers outside of `mixers`, or of the whole model in
-            it; two-sided models with attention, which is causal.
+            settings of a layer type that no layer has; a field of layers outside of `mixers`, or a field of the whole
+            model in `mixers`; two-sided models with attention, which is causal.
 
     Examples:
         >>> from hf_ssm import HybridConfig, HybridForCausalLM
@@ -123,7 +123,7 @@ class HybridConfig(SSMConfig):
         for name in _OF_LAYERS:
             if getattr(self, name) != getattr(SSMConfig, name):
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)!r} is a field of layers: give it with their type, such as "
+                    f"`{name}`={getattr(self, name)!r} is a field of a layer type: give it in `mixers`, such as "
                     f"`mixers={{'ssd': {{{name!r}: {getattr(self, name)!r}}}}}`."
                 )
         types, known = self.mixer_types or [], (*MIXER_CONFIGS, _ATTENTION)
@@ -136,7 +136,8 @@ class HybridConfig(SSMConfig):
             if kind not in types or kind == _ATTENTION:
                 raise ValueError(
                     f"`mixers` has settings of {kind!r}, but the layers with settings are "
-                    f"{', '.join(map(repr, sorted({*types} - {_ATTENTION}))) or 'none'}: correct it, or `layer_types`."
+                    f"{', '.join(map(repr, sorted({*types} - {_ATTENTION}))) or 'none'}: correct `mixers` or "
+                    "`layer_types`."
                 )
         if _ATTENTION in types:
             self._check_attention()
@@ -154,12 +155,12 @@ class HybridConfig(SSMConfig):
         if (self.hidden_size // heads) % 2:
             raise ValueError(
                 f"`hidden_size` / `num_attention_heads` = {self.hidden_size // heads} must be even: the rotary "
-                "embedding turns pairs of channels."
+                "embedding rotates pairs of channels."
             )
         if self.bidirectional:
             raise ValueError(
-                "`bidirectional=True` is not possible with layers of attention, which is causal: leave it out, or, for "
-                "a masked language model, these layers."
+                "`bidirectional=True` is not possible with layers of attention, which is causal: leave out "
+                "`bidirectional`, or (for a masked language model) leave out these layers."
             )
 
     @classmethod
@@ -194,7 +195,9 @@ class HybridConfig(SSMConfig):
             if name in family.known_arguments() - read:
                 is_shared = name in type(self).known_arguments()
                 reason = (
-                    "a field of the whole model: give it there." if is_shared else "which no mixer reads: leave it out."
+                    "a field of the whole model: give the field outside of `mixers`."
+                    if is_shared
+                    else "which no mixer reads: leave it out."
                 )
                 raise ValueError(f"`mixers[{kind!r}]` has `{given}`, {reason}")
         return {name: settings[given] for given, name in names.items()}
@@ -225,7 +228,7 @@ class HybridConfig(SSMConfig):
     @property
     def no_alpha_rule(self) -> str | None:
         """Why there is no rule for the largest useful `frequency_scale`."""
-        return "α is a field of layer types (`mixers`), each of which has frequencies of its own."
+        return "α is a field of the layer types in `mixers`: each type has its own frequencies."
 
     @property
     def longest_input(self) -> int | None:

@@ -20,24 +20,25 @@ class HyenaConfig(SSMConfig):
     `examples/gated_convolution.py`.
 
     Args:
-        hyena_order (`int`, defaults to 2): Number of gates; there is one long filter fewer. 1: one gate after one
-            filter, (W_Q h) ⊙ (k ∗ W_V h), as in Nishikawa & Suzuki.
+        hyena_order (`int`, defaults to 2): Number of gates; the number of long filters is one less. 1: one gate after
+            one filter, (W_Q h) ⊙ (k ∗ W_V h), as in Nishikawa & Suzuki.
         filter_type (`str`, defaults to `"implicit"`): `"implicit"` (Hyena: sine MLP with exponential window),
             `"sinusoid"` (Nishikawa & Suzuki 2025, Section 3), `"s4d"` or `"s4"` (H3-style).
-        conv_kernel (`int`, defaults to 3): Taps of the short convolution; 0: there is none.
+        conv_kernel (`int`, defaults to 3): Taps of the short convolution; 0: no short convolution.
         intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
         mlp_depth (`int`, defaults to 2): Number of linear maps of the MLP, with activations between them.
         use_skip (`bool`, defaults to `True`): Feed-through of the long convolutions.
         use_output_projection (`bool`, defaults to `True`): Linear map after the last gate.
-        max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, whose time axis is
-            normalised by it. Other filter types have no limit.
+        max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, which normalises the
+            time axis of this filter. Other filter types have no limit.
         filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
-        filter_emb_dim (`int`, defaults to 5): Width of its positional embedding: odd, three or more (time, and pairs
-            of cosine and sine).
-        num_inner_mlps (`int`, defaults to 2): Hidden layers of the filter's MLP after the first.
-        filter_activation_frequency (`float`, defaults to 10.0): Frequency ω of its activation sin(ω x).
+        filter_emb_dim (`int`, defaults to 5): Width of the positional embedding of the implicit filter: odd, three or
+            more (time, and pairs of cosine and sine).
+        num_inner_mlps (`int`, defaults to 2): Hidden layers of the implicit filter's MLP after the first.
+        filter_activation_frequency (`float`, defaults to 10.0): Frequency ω of the activation sin(ω x) of the implicit
+            filter.
         filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
-        filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window.
+        filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window of the implicit filter.
         filter_positions (`str`, defaults to `"computed"`): `"computed"`: positional embedding and window of the
             implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
             the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
@@ -46,7 +47,7 @@ class HyenaConfig(SSMConfig):
             paper's proof of Theorem F.1 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
         init (`str`, defaults to `"legs"`): As in `S4Config`; `"dfout"` for the filter "s4d" only.
         n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
-            (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own.
+            (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own copy.
         use_bias (`bool`, defaults to `True`): Biases of the projections.
         hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
 
@@ -129,7 +130,7 @@ class HyenaConfig(SSMConfig):
         if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
             raise ValueError(
                 "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "
-                f"got {self.filter_emb_dim}: take {max(3, self.filter_emb_dim + 1)}."
+                f"got {self.filter_emb_dim}: use {max(3, self.filter_emb_dim + 1)}."
             )
 
         if self.n_ssm is not None:
@@ -140,11 +141,12 @@ class HyenaConfig(SSMConfig):
         if self.filter_type not in ("s4d", "s4"):
             raise ValueError(
                 f"`n_ssm`={copies} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state matrix: "
-                "leave it out."
+                "leave out `n_ssm`."
             )
         if filters % copies:
             raise ValueError(
-                f"`n_ssm`={copies} must divide the {filters} filters of a layer: give 1 to share A and B among all."
+                f"`n_ssm`={copies} must divide the {filters} filters of a layer: give 1 to share A and B among all "
+                "filters."
             )
 
     @property

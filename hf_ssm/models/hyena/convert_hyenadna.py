@@ -225,13 +225,13 @@ def _from_hub(config: Mapping[str, Any]) -> dict[str, Any]:
     found = _rename_fields(config, _HUB_FIELDS)
     if found["conv_kernel"] != 3:
         raise ValueError(
-            f"`short_filter_order`={found['conv_kernel']!r} cannot be converted, only 3: HyenaDNA's code on the Hub "
-            "always pads for 3, and shifts the sequence otherwise"
+            f"`short_filter_order`={found['conv_kernel']!r} cannot be converted, because HyenaDNA's code on the Hub "
+            "always pads for 3, and shifts the sequence with other orders"
         )
     if found["layer_norm_epsilon"] != 1e-5:
         raise ValueError(
-            f"`layer_norm_epsilon`={found['layer_norm_epsilon']!r} cannot be converted, only 1e-05: HyenaDNA's code on "
-            "the Hub uses it for the last norm only, and 1e-05 for the others"
+            f"`layer_norm_epsilon`={found['layer_norm_epsilon']!r} cannot be converted, because HyenaDNA's code on the "
+            "Hub uses the value for the last norm only, and 1e-05 for the other norms"
         )
     if found["filter_train_frequency"] not in (True, False):
         raise ValueError(f"`train_freq` must be true or false, got {found['filter_train_frequency']!r}")
@@ -264,8 +264,8 @@ def _from_original(config: Mapping[str, Any]) -> dict[str, Any]:
 def _warn_of_dropout(probability: Any) -> None:
     if probability:
         logger.warning_once(
-            f"HyenaDNA's dropout of {probability!r} between gates and long convolutions is dropped: the Hyena models "
-            "have none there. It has no effect outside training."
+            f"HyenaDNA's dropout of {probability!r} between gates and long convolutions is left out: the Hyena models "
+            "have no dropout there. Dropout has no effect outside training."
         )
 
 

@@ -17,16 +17,16 @@ class Hyena2Config(SSMConfig):
     `SSMConfig` for the arguments all families share. `hf-ssm convert` reads checkpoints of Evo 2.
 
     Args:
-        vocab_size (`int`, defaults to 512): Number of tokens; those of Evo 2 are bytes, with 256 ids to spare.
+        vocab_size (`int`, defaults to 512): Number of tokens; the tokens of Evo 2 are bytes, and 256 ids are unused.
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         layer_types (list of `str`, *optional*): What mixes positions in each layer: `"short_conv"` (explicit taps),
-            `"medium_conv"` (more of them, regularised by a decay), `"long_conv"` (a sum of exponentials, of any
+            `"medium_conv"` (more explicit taps, regularised by a decay), `"long_conv"` (a sum of exponentials, of any
             length) or `"full_attention"`. `None`: as in Evo 2 of 7 billion parameters, short, medium and long in turn,
-            with attention in the layers 3, 10, 17, ... In a `config.json` the name is `mixer_types`: transformers
-            reads `layer_types` of any file, and refuses names that it does not know.
+            with attention in the layers 3, 10, 17, ... In a `config.json` the name is `mixer_types`: transformers reads
+            `layer_types` of any file, and refuses names that it does not know.
         short_filter_length (`int`, defaults to 7): Taps of the short convolutions.
-        short_filter_groups (`int`, *optional*): Different filters of a layer, a divisor of `hidden_size`; consecutive
-            channels share one. `None`: one for each channel.
+        short_filter_groups (`int`, *optional*): Number of different filters of a layer, a divisor of `hidden_size`;
+            consecutive channels share a filter. `None`: one filter for each channel.
         medium_filter_length (`int`, defaults to 128): Taps of the medium convolutions.
         medium_filter_groups (`int`, *optional*): As `short_filter_groups`.
         medium_filter_decay (`bool`, defaults to `True`): Multiply the medium filters by exp(-r t / (K - 1)), with rates
@@ -36,25 +36,25 @@ class Hyena2Config(SSMConfig):
         state_size (`int`, defaults to 16): Exponentials of each long filter.
         complex_state (`bool`, defaults to `False`): The exponentials of the long filters are complex, as in the first
             StripedHyena (Evo 1): decaying oscillations, whose initial frequencies `frequency_scale` multiplies.
-        init (`str`, *optional*): `"lin"` with `complex_state`, and `"real"` without it; `None` stands for the one of
-            the two that fits.
+        init (`str`, *optional*): `"lin"` with `complex_state`, and `"real"` without it; `None` selects the value that
+            fits `complex_state`.
         conv_kernel (`int`, defaults to 3): Taps of the depth-wise convolution behind the input projection.
-        use_conv_bias (`bool`, defaults to `False`): Its bias.
+        use_conv_bias (`bool`, defaults to `False`): Bias of this convolution.
         num_attention_heads (`int`, defaults to 4): Heads of the attention layers, a divisor of `hidden_size`.
-        num_key_value_heads (`int`, *optional*): Heads of their keys and values, a divisor of `num_attention_heads`.
-            `None`: as many.
+        num_key_value_heads (`int`, *optional*): Heads of the keys and values of these layers, a divisor of
+            `num_attention_heads`. `None`: `num_attention_heads`.
         rope_theta (`float`, defaults to 10000.0): Base of the rotary position embedding.
-        rope_scaling_factor (`float`, defaults to 1.0): Positions are divided by it (linear interpolation), as in
-            checkpoints whose context was extended.
+        rope_scaling_factor (`float`, defaults to 1.0): Number by which positions are divided (linear interpolation), as
+            in checkpoints whose context was extended.
         intermediate_size (`int`, *optional*): Width of the gated MLP; `None`: 8/3 of `hidden_size`, rounded up to a
             multiple of 16.
         hidden_act (`str`, defaults to `"gelu"`): Activation of the MLP's gate.
-        evo2_style_activations (`bool`, defaults to `True`): Only the first block has that activation; the gates of the
-            others are linear.
+        evo2_style_activations (`bool`, defaults to `True`): Only the first block has the activation `hidden_act`; the
+            gates of the other blocks are linear.
         use_bias (`bool`, defaults to `True`): Biases of the output projections.
         use_qkv_bias (`bool`, defaults to `False`): Biases of the input projections.
-        norm_type (`str`, defaults to `"rms_plus"`): As in `SSMConfig`; `"rms_plus"`: x / (rms(x) + ε), where `"rms"`
-            has ε below the root.
+        norm_type (`str`, defaults to `"rms_plus"`): As in `SSMConfig`; `"rms_plus"` is x / (rms(x) + ε); `"rms"` adds ε
+            under the root.
         layer_norm_epsilon (`float`, defaults to 1e-6): ε of the norms.
         tie_word_embeddings (`bool`, defaults to `True`): Share the embedding with the language-model head.
 
@@ -146,12 +146,12 @@ class Hyena2Config(SSMConfig):
         if (self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(
                 f"`hidden_size` / `num_attention_heads` = {self.hidden_size // self.num_attention_heads} must be even: "
-                "the rotary embedding turns pairs of channels."
+                "the rotary embedding rotates pairs of channels."
             )
         if self.complex_state != (self.init == "lin"):
             raise ValueError(
-                f"`init`={self.init!r} does not fit `complex_state={self.complex_state}`: real exponentials begin as "
-                "'real', complex ones as 'lin'. Leave `init` out."
+                f"`init`={self.init!r} does not fit `complex_state={self.complex_state}`: real exponentials need "
+                "init='real', and complex exponentials need init='lin'. Leave `init` out."
             )
         if self.bidirectional:
             raise ValueError("`bidirectional=True` is not possible, as attention is causal: leave it out.")

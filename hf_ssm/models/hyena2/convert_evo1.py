@@ -37,11 +37,11 @@ class Evo1Converter(Evo2Converter):
         """
         for name, value in {"hyena_filter_groups": 1, "proj_groups": 1}.items():
             if config.get(name, value) != value:
-                raise ValueError(f"`{name}`={config[name]!r} cannot be converted, only {value!r}.")
+                raise ValueError(f"`{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
         missing = set(range(config["num_layers"])) - {*config["attn_layer_idxs"], *config["hyena_layer_idxs"]}
         if missing:
             raise ValueError(
-                f"layer {min(missing)} is neither in attn_layer_idxs nor in hyena_layer_idxs: correct them."
+                f"layer {min(missing)} is neither in attn_layer_idxs nor in hyena_layer_idxs: correct the two lists."
             )
         size = config.get("hidden_size")
         as_second = {

@@ -78,9 +78,10 @@ class Evo2Converter(CheckpointConverter):
     def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> Any:
         if config.get("use_fp8_input_projections"):
             logger.warning_once(
-                "This checkpoint was made for input projections in fp8, which are computed with its 16-bit weights "
-                "here. Its authors report that the models of 7 billion parameters keep their accuracy so, and that "
-                "those of 1, 20 and 40 billion lose it: compare scores before you rely on them."
+                "This checkpoint was made for input projections in fp8, which are computed with the 16-bit weights "
+                "here. Its authors report that the models of 7 billion parameters keep their accuracy with 16-bit "
+                "weights, and that the models of 1, 20 and 40 billion lose accuracy: compare scores before you rely on "
+                "them."
             )
         return super().convert(state_dict, {**config, "architectures": ["Evo2"]}, **options)
 
@@ -100,7 +101,7 @@ class Evo2Converter(CheckpointConverter):
             return load_state_dict(whole[0])
         missing = [number for number in range(max(numbered)) if number not in numbered]
         if missing:
-            raise ValueError(f"{str(source)!r} lacks part {missing[0]} of {next(iter(stems))}: fetch it again.")
+            raise ValueError(f"{str(source)!r} lacks part {missing[0]} of {next(iter(stems))}: fetch the part again.")
         with _Parts([path for _, path in sorted(numbered.items())]) as parts:
             return load_state_dict(folder / next(iter(stems)), io.BufferedReader(parts))
 
@@ -116,7 +117,7 @@ class Evo2Converter(CheckpointConverter):
         """
         for name, value in _FIXED.items():
             if config.get(name, value) != value:
-                raise ValueError(f"`{name}`={config[name]!r} cannot be converted, only {value!r}.")
+                raise ValueError(f"`{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
         needed = (
             *("hidden_size", "num_layers", "num_attention_heads", "vocab_size", "state_size", "eps"),
             *("hcs_filter_length", "hcs_filter_groups", "hcm_filter_length", "hcm_filter_groups"),

@@ -20,9 +20,9 @@ class LinOSSConfig(SSMConfig):
         damping (`bool`, defaults to `True`): A damping G of each oscillator is trained (D-LinOSS); `False`: G = 0
             (LinOSS).
         discretization (`str`, defaults to `"imex"`): `"imex"`: the velocity is updated first, with the old position,
-            and the position with the new velocity; without damping, energy is conserved. `"im"`: both by the implicit
-            Euler rule, which also damps. `"zoh"`: the exact solution for inputs that are constant between positions.
-            `time_deltas` need `"zoh"` or `"im"`.
+            and the position with the new velocity; without damping, energy is conserved. `"im"`: both are updated by
+            the implicit Euler rule, which also damps. `"zoh"`: the exact solution for inputs that are constant between
+            positions. `time_deltas` need `"zoh"` or `"im"`.
         init (`str`, *optional*): `"ring"`: discrete eigenvalues of random radius and angle, uniform by area in a ring;
             `"uniform"`: A uniform in [0, 1], and G uniform below min(1, 2 √A). `None`: `"uniform"` for `"im"`, which
             has no other choice, and `"ring"` otherwise.
@@ -38,8 +38,8 @@ class LinOSSConfig(SSMConfig):
         use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
-    sampled at irregular times. `sobolev_frequency` is in units of positions, since each oscillator has a step size of
-    its own.
+    sampled at irregular times. `sobolev_frequency` is in units of positions, because each oscillator has its own step
+    size.
 
     Raises:
         ValueError: As for `SSMConfig`; a ring for `"im"`; radii that are not ordered; angles above π; a shift of
@@ -93,7 +93,7 @@ class LinOSSConfig(SSMConfig):
         if self.init == "ring" and self.discretization == "im":
             raise ValueError(
                 "`init`='ring' needs `discretization='imex'` or 'zoh': implicit steps damp an oscillation of angle θ "
-                "to a radius below cos θ, so that their eigenvalues do not fill a ring. Use init='uniform'."
+                "to a radius below cos θ, so that the eigenvalues do not fill a ring. Use init='uniform'."
             )
         if self.r_min > self.r_max:
             raise ValueError(f"`r_min` ({self.r_min}) must not exceed `r_max` ({self.r_max}).")

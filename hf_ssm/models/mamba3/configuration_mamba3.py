@@ -14,8 +14,8 @@ _CHANNELS_OF_HEAD = 64
 class Mamba3Config(SSMConfig):
     r"""
     Mamba-3: scans with one decay per head and token. Three changes to Mamba-2 are flags: `use_trapezoid`,
-    `use_rotation` and `mimo_rank`. There is no short convolution; B and C pass a norm and have a bias for each head.
-    See `SSMConfig` for the arguments all families share. `docs/explanation/mamba3.md` has the equations.
+    `use_rotation` and `mimo_rank`. There is no short convolution; B and C pass through a norm and have a bias for each
+    head. See `SSMConfig` for the arguments all families share. `docs/explanation/mamba3.md` has the equations.
 
     Args:
         hidden_size (`int`, defaults to 128): Channels of the residual stream.
@@ -38,17 +38,18 @@ class Mamba3Config(SSMConfig):
             as in its first release and in flash-linear-attention.
         A_floor (`float`, defaults to 1e-4): Least |A|.
         use_bias (`bool`, defaults to `False`): Biases of in- and out-projection.
-        chunk_size (`int`, *optional*): Positions of a chunk of the scan, R for each token, which changes speed and
-            rounding only; `None`: chosen by the implementation.
+        chunk_size (`int`, *optional*): Positions of a chunk of the scan (each token has R positions). The size changes
+            speed and rounding only; `None`: chosen by the implementation.
         time_step_floor (`float`, defaults to 1e-4): Least initial step size.
         rms_norm (`bool`, defaults to `False`): RMS norm of each head's output before the gate (`is_outproj_norm` of
             mamba_ssm).
         rescale_prenorm_residual (`bool`, defaults to `False`): Divide the initial out-projection by the root of the
             number of layers.
         rescale_init (`bool`, defaults to `False`): As in `SSMConfig`; adds a scale of C to each layer.
-        frequency_scale (`float`, defaults to 1.0): α of Yu et al. 2025, eq. (5). The frequencies are projections of the
-            token here; α multiplies the initial weights of this projection. They are bounded by π per unit of time.
-        init (`str`, defaults to `"real"`): The only choice, as A is a projection of the token.
+        frequency_scale (`float`, defaults to 1.0): α of Yu et al. 2025, eq. (5). The frequencies of Mamba-3 are
+            projections of the token; α multiplies the initial weights of this projection. The frequencies are bounded
+            by π per unit of time.
+        init (`str`, defaults to `"real"`): The only choice, because A is a projection of the token.
         norm_type (`str`, defaults to `"rms"`): Norm of the residual stream.
         residual_in_fp32 (`bool`, *optional*): `None`: true if there is a residual stream.
         tie_word_embeddings (`bool`, defaults to `True`): Share the embedding with the language-model head.
@@ -123,33 +124,33 @@ class Mamba3Config(SSMConfig):
         if not self.use_rotation and self.frequency_scale != 1.0:
             raise ValueError(
                 f"`frequency_scale`={self.frequency_scale} multiplies the frequencies of rotated states: set "
-                "`use_rotation=True`, or leave it at 1."
+                "`use_rotation=True`, or leave `frequency_scale` at 1."
             )
         if self.frequency_shift:
             raise ValueError(
-                f"`frequency_shift`={self.frequency_shift} moves initial frequencies, but those of Mamba-3 are "
-                "projections of each token: leave it at 0."
+                f"`frequency_shift`={self.frequency_shift} moves initial frequencies, but the frequencies of "
+                "Mamba-3 are projections of each token: leave `frequency_shift` at 0."
             )
         super().check()
         if self.num_heads * self.head_dim != self.intermediate_size:
             raise ValueError(
                 f"`num_heads`={self.num_heads} times `head_dim`={self.head_dim} must be `expand`={self.expand} times "
-                f"`hidden_size`={self.hidden_size}, which is {self.intermediate_size}: give one of `num_heads` and "
-                f"`head_dim`, a divisor of {self.intermediate_size}."
+                f"`hidden_size`={self.hidden_size}, which is {self.intermediate_size}: give only one of "
+                f"`num_heads` and `head_dim`, as a divisor of {self.intermediate_size}."
             )
         if self.num_heads % self.n_groups:
             raise ValueError(f"`n_groups`={self.n_groups} must divide the {self.num_heads} heads (`num_heads`).")
         if self.use_rotation and self.num_rope_angles < 1:
             raise ValueError(
                 f"`rope_fraction`={self.rope_fraction} of `state_size`={self.state_size} states is less than one pair: "
-                "give more of them, or set `use_rotation=False`."
+                "give more states, or set `use_rotation=False`."
             )
         if self.init != "real":
             raise ValueError(f"`init`={self.init!r} chooses a state matrix, but A depends on the token: use 'real'.")
         if self.discretization != "zoh":
             raise ValueError(
-                f"`discretization`={self.discretization!r}: Mamba-3 uses exp(ΔA), and `use_trapezoid` decides on the "
-                "rest; set it to 'zoh'."
+                f"`discretization`={self.discretization!r} must be 'zoh': Mamba-3 uses exp(ΔA), and `use_trapezoid` "
+                "chooses the discretisation of the inputs."
             )
         if self.has_sobolev_filter and self.sobolev_frequency != "normalized":
             raise ValueError(

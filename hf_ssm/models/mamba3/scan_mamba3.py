@@ -49,8 +49,8 @@ class Mamba3Scan(ScaledScan):
     C_scale: Tensor | None
     no_bound = (
         "the theorems of Honarpisheh et al. 2025 need B, C and the step that are linear in the input of the scan, and "
-        "a state matrix that does not depend on it. In Mamba-3, B and C leave a norm, and A depends on the token: use "
-        "τ and ψ."
+        "a state matrix that does not depend on the input. In Mamba-3, B and C are outputs of a norm, and A depends on "
+        "the token: use τ and ψ."
     )
 
     def __init__(self, config, layer_idx: int, direction: str = "forward"):

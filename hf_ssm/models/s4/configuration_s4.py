@@ -15,14 +15,15 @@ class S4Config(SSMConfig):
     Args:
         num_hidden_layers (`int`, defaults to 4): Number of blocks.
         kernel_type (`str`, defaults to `"s4d"`): `"s4d"` (diagonal state matrix) or `"s4"` (diagonal plus rank one;
-            with `init="legs"` exactly HiPPO-LegS, with the others a random rank-one term).
+            exactly HiPPO-LegS with `init="legs"`, and with a random rank-one term otherwise).
         init (`str`, defaults to `"legs"`): As in `SSMConfig`; or `"dfout"` (S4D-DFouT, for S4D only): the poles of all
-            channels of a layer are a uniform grid of angles on circles of radius exp(-ξ/2), with ξ of each channel
-            from [time_step_min, time_step_max]. ξ is the step size Δ, whose training moves the angles as well; the
-            paper trains both apart.
-        n_ssm (`int`, *optional*): Number of copies of A and B, a divisor of `hidden_size`; channel c uses copy
-            c mod n_ssm. 1: all channels of a layer share A and B, as in the papers' models of the Long Range Arena
-            (Liu & Li, Appendix A; state-spaces/s4). `None`: each channel has its own. Δ and C are always its own.
+            channels of a layer are a uniform grid of angles on circles of radius exp(-ξ/2), with ξ of each channel from
+            [time_step_min, time_step_max]. ξ is the step size Δ. Training Δ also moves the angles; the paper trains ξ
+            and the angles separately.
+        n_ssm (`int`, *optional*): Number of copies of A and B, a divisor of `hidden_size`; channel c uses copy c mod
+            n_ssm. 1: all channels of a layer share A and B, as in the papers' models of the Long Range Arena (Liu & Li,
+            Appendix A; state-spaces/s4). `None`: each channel has its own copy. Each channel always has its own Δ and
+            C.
         use_skip (`bool`, defaults to `True`): Feed-through D u.
         hidden_act (`str`, defaults to `"gelu"`): Activation after the convolution; `"linear"` for none.
         output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear

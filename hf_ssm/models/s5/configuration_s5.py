@@ -22,8 +22,7 @@ class S5Config(SSMConfig):
         use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
-    sampled at irregular times. `sobolev_frequency` is in units of positions, since each state has a step size of its
-    own.
+    sampled at irregular times. `sobolev_frequency` is in units of positions, because each state has its own step size.
 
     Examples:
         >>> from hf_ssm import S5Config, S5ForSequenceClassification

@@ -48,8 +48,8 @@ class SelectiveSSMConfig(SSMConfig):
         state_matrix (`str`, defaults to `"neg_exp"`): `"neg_exp"`: Re A = -exp(A_log), stable by construction.
             `"raw"`: A is stored as it is and may be positive.
         complex_state (`bool`, defaults to `False`): Complex A, B and C.
-        init (`str`, *optional*): State matrix at initialisation: `"real"`, -(1 ... N), for real states and the default
-            there; `"lin"` (the default), `"legs"`, `"inv"` or `"real"` for complex ones.
+        init (`str`, *optional*): State matrix at initialisation. Real states: `"real"` (the default), -(1 ... N).
+            Complex states: `"lin"` (the default), `"legs"`, `"inv"` or `"real"`.
         bidirectional_strategy (`str`, defaults to `"add"`): With `bidirectional=True`: add the outputs of the two
             directions, or multiply them elementwise (`"ew_multiply"`).
         bidirectional_weight_tie (`bool`, defaults to `True`): Both directions have the same in- and out-projection.
@@ -72,11 +72,11 @@ class SelectiveSSMConfig(SSMConfig):
         time_step_floor (`float`, defaults to 1e-4): Least initial step size.
         rescale_prenorm_residual (`bool`, defaults to `False`): Divide the initial out-projection by the root of the
             number of layers.
-        norm_type (`str`, *optional*): `None`: `"rms"`, in the block "plain" `"none"`.
+        norm_type (`str`, *optional*): `None`: `"rms"` in the block "mamba", and `"none"` in the block "plain".
         use_residual, residual_in_fp32, classifier_bias, tie_word_embeddings (`bool`, *optional*): `None`: true in the
             block "mamba", false in the block "plain".
-        initializer_range (`float`, *optional*): `None`: 0.1, in the block "plain" (whose output is cubic in the
-            embedding) 0.5.
+        initializer_range (`float`, *optional*): `None`: 0.1 in the block "mamba", and 0.5 in the block "plain", whose
+            output is cubic in the embedding.
 
     Raises:
         ValueError: As for `SSMConfig`; an argument that the block does not use; frequencies for a real state matrix; a
@@ -171,13 +171,14 @@ class SelectiveSSMConfig(SSMConfig):
         for name, default in _ONLY_TWO_SIDED.items():
             if not self.bidirectional and getattr(self, name) != default:
                 raise ValueError(
-                    f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave it out."
+                    f"`{name}`={getattr(self, name)!r} joins two directions: set `bidirectional=True`, or leave out "
+                    f"`{name}`."
                 )
         self.check_products()
         if self.discretization != "zoh":
             raise ValueError(
-                f"`discretization`={self.discretization!r}: a selective model uses exp(ΔA) and ΔB, as published; set "
-                "it to 'zoh'."
+                f"`discretization`={self.discretization!r} must be 'zoh': a selective model uses exp(ΔA) and ΔB, as "
+                "published."
             )
         if not self.complex_state and self.init != "real":
             raise ValueError(
@@ -195,7 +196,7 @@ class SelectiveSSMConfig(SSMConfig):
             if getattr(self, name) != default:
                 raise ValueError(
                     f"`{name}`={getattr(self, name)!r} has no meaning with `block='plain'` and "
-                    f"`fixed_step={self.fixed_step}`: leave it out."
+                    f"`fixed_step={self.fixed_step}`: leave out `{name}`."
                 )
 
     def _check_mamba(self) -> None:
@@ -211,7 +212,7 @@ class SelectiveSSMConfig(SSMConfig):
         if self.expand != 2 and self.intermediate_size != self.expand * self.hidden_size:
             raise ValueError(
                 f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
-                f"{self.intermediate_size}: give one of `expand` and `intermediate_size`."
+                f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`."
             )
 
     @property

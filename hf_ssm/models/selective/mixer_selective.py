@@ -30,7 +30,10 @@ def build_scan(config, layer_idx: int, direction: str = "forward") -> SelectiveS
         ValueError: The code of a checkpoint, which has the scan of its configuration only, lacks this one.
     """
     if config.scan_type not in SCANS:
-        raise ValueError(f"this code has the scan {next(iter(SCANS))!r} only, not {config.scan_type!r}: use hf_ssm.")
+        raise ValueError(
+            f"the code of this checkpoint has only the scan {next(iter(SCANS))!r}, not {config.scan_type!r}: install "
+            "and import hf_ssm."
+        )
     return SCANS[config.scan_type](config, layer_idx, direction)
 
 

@@ -28,20 +28,21 @@ class SSDConfig(SSMConfig):
             computed for the channels of each group by itself.
         state_size (`int`, defaults to 64): States N of each channel.
         complex_state (`bool`, defaults to `False`): Rotated states: pairs of states turn with a frequency of the head,
-            by an angle that is proportional to the step size, which is a complex state matrix with N/2 eigenvalues.
+            by an angle that is proportional to the step size. This corresponds to a complex state matrix with N/2
+            eigenvalues.
         init (`str`, *optional*): State matrix at initialisation: `"real"`, -1, -2, ... for the heads, the default and
             only choice for real states; with `complex_state`, `"lin"` (the default), `"legs"`, `"inv"` or `"real"`.
         conv_kernel (`int`, defaults to 4): Taps of the short convolution of the scan's input, B and C.
         use_conv_bias (`bool`, defaults to `True`): Bias of the short convolution.
         use_bias (`bool`, defaults to `False`): Biases of in- and out-projection.
         hidden_act (`str`, defaults to `"silu"`): Activation after the short convolution.
-        chunk_size (`int`, *optional*): Positions of a chunk of the scan, which changes speed and rounding only; `None`:
-            chosen by the implementation.
-        time_step_limit (`tuple` of two `float`, defaults to `(0.0, inf)`): Least and greatest step size, to which the
-            step sizes are clamped at every token, in decoding too.
+        chunk_size (`int`, *optional*): Positions of a chunk of the scan. The size changes speed and rounding only;
+            `None`: chosen by the implementation.
+        time_step_limit (`tuple` of two `float`, defaults to `(0.0, inf)`): Least and greatest step size. The step sizes
+            are clamped to this range at every token, also in decoding.
         time_step_floor (`float`, defaults to 1e-4): Least initial step size.
         rms_norm (`bool`, defaults to `True`): RMS norm of the gated output before the out-projection.
-        norm_before_gate (`bool`, defaults to `False`): Apply the gate after that norm instead.
+        norm_before_gate (`bool`, defaults to `False`): Apply the gate after this norm instead of before it.
         bidirectional_norm_tie (`bool`, defaults to `True`): With `bidirectional=True`: one norm, of the sum of both
             directions; false: each direction is gated and normalised by itself before the sum, as in PlantCAD2.
         D_has_hdim (`bool`, defaults to `False`): A feed-through for each channel instead of each head.
@@ -124,8 +125,8 @@ class SSDConfig(SSMConfig):
         if self.num_heads * self.head_dim != self.intermediate_size:
             raise ValueError(
                 f"`num_heads`={self.num_heads} times `head_dim`={self.head_dim} must be `expand`={self.expand} times "
-                f"`hidden_size`={self.hidden_size}, which is {self.intermediate_size}: give one of `num_heads` and "
-                f"`head_dim`, a divisor of {self.intermediate_size}."
+                f"`hidden_size`={self.hidden_size}, which is {self.intermediate_size}: give only one of "
+                f"`num_heads` and `head_dim`, as a divisor of {self.intermediate_size}."
             )
         if self.num_heads % self.n_groups:
             raise ValueError(f"`n_groups`={self.n_groups} must divide the {self.num_heads} heads (`num_heads`).")
@@ -138,12 +139,12 @@ class SSDConfig(SSMConfig):
             raise ValueError("`norm_before_gate=True` needs `rms_norm=True`: there is no norm to apply.")
         if not self.bidirectional_norm_tie and not (self.bidirectional and self.rms_norm):
             raise ValueError(
-                "`bidirectional_norm_tie=False` gives both directions norms of their own: set `bidirectional=True` and "
-                "`rms_norm=True`, or leave it out."
+                "`bidirectional_norm_tie=False` gives each direction a norm of its own: set `bidirectional=True` and "
+                "`rms_norm=True`, or leave out `bidirectional_norm_tie`."
             )
         if self.discretization != "zoh":
             raise ValueError(
-                f"`discretization`={self.discretization!r}: Mamba-2 uses exp(ΔA) and ΔB, as published; set it to 'zoh'."
+                f"`discretization`={self.discretization!r} must be 'zoh': Mamba-2 uses exp(ΔA) and ΔB, as published."
             )
         if not self.complex_state and self.init != "real":
             raise ValueError(

@@ -155,7 +155,7 @@ class Mamba2Converter(CheckpointConverter):
             if head is not None and embedding is not None and not are_equal(head, embedding):
                 raise ValueError(
                     "lm_head.weight differs from the embedding, but the configuration ties them (`tie_embeddings`, "
-                    "`tie_word_embeddings`): set it to false if the head was trained separately"
+                    "`tie_word_embeddings`): set the field to false if the head was trained separately"
                 )
         return weights
 
@@ -276,7 +276,9 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
     def shape(name: str, dimensions: int) -> tuple[int, ...]:
         if len(shapes.get(name, ())) != dimensions:
-            raise ValueError(f"not a whole checkpoint of Mamba-2: {name} of {dimensions} dimensions is missing")
+            raise ValueError(
+                f"the tensors are not a whole checkpoint of Mamba-2: {name} of {dimensions} dimensions is missing"
+            )
         return shapes[name]
 
     vocabulary, size = shape("model.embed_tokens.weight", 2)
@@ -287,15 +289,15 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     normed = shapes.get(f"{mixer}norm.weight")
     if rows != inner + channels + heads or normed not in (None, (inner,)):
         raise ValueError(
-            f"mixer.in_proj.weight has {rows} rows, which are not the {inner} channels of mixer.out_proj.weight, the "
-            f"{channels} of mixer.conv1d.weight and the {heads} heads of mixer.A_log: checkpoints with `d_ssm` (an MLP "
-            "beside the scan) cannot be converted"
+            f"mixer.in_proj.weight has {rows} rows, which do not match the {inner} channels of mixer.out_proj.weight, "
+            f"the {channels} channels of mixer.conv1d.weight and the {heads} heads of mixer.A_log: checkpoints with "
+            "`d_ssm` (an MLP beside the scan) cannot be converted"
         )
     if inner % size or inner % heads or (channels - inner) % 2 or channels <= inner:
         raise ValueError(
-            f"mixer.out_proj.weight has {inner} channels, which must be a multiple of the {size} of the embedding and "
-            f"of the {heads} heads of mixer.A_log, and mixer.conv1d.weight has {channels}, which must be {inner} and "
-            "an even number for B and C"
+            f"mixer.out_proj.weight has {inner} channels, which must be a multiple of the {size} channels of the "
+            f"embedding and of the {heads} heads of mixer.A_log, and mixer.conv1d.weight has {channels}, which must be "
+            f"{inner} and an even number for B and C"
         )
     numbers = [int(match[1]) for name in shapes if (match := re.match(r"model\.layers\.(\d+)\.", name))]
     return {
@@ -338,12 +340,12 @@ def _check_sizes(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         if found is not None and len(found) > axis and found[axis] != size:
             own = name.replace("model.embed_tokens", "backbone.embeddings").replace("model.", "backbone.")
             raise ValueError(
-                f"{own} has the shape {found}, but the config.json asks for {size} by {text.format(**fields)}: correct "
-                "the configuration"
+                f"{own} has the shape {found}, but the config.json asks for {size} because of {text.format(**fields)}: "
+                "correct the configuration"
             )
     layers = {int(match[1]) for name in shapes if (match := re.match(r"model\.layers\.(\d+)\.", name))}
     if layers and max(layers) + 1 != fields["num_hidden_layers"]:
         raise ValueError(
-            f"the tensors are those of {max(layers) + 1} layers (backbone.layers.{max(layers)}), but the config.json "
+            f"the tensors belong to {max(layers) + 1} layers (backbone.layers.{max(layers)}), but the config.json "
             f"has `num_hidden_layers`={fields['num_hidden_layers']}: correct the configuration"
         )

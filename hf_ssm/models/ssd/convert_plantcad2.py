@@ -87,7 +87,7 @@ class PlantCAD2Converter(CaduceusLayout):
         if own["rms_norm"] and own["layer_norm_epsilon"] != _EPSILON:
             raise ValueError(
                 f"`norm_cfg.norm_epsilon`={own['layer_norm_epsilon']!r} cannot be converted: the norms before the "
-                f"out-projections have {_EPSILON}, and all norms of the models here have the same"
+                f"out-projections have {_EPSILON}, and all norms of the models here have the same epsilon"
             )
         own["bidirectional_norm_tie"] = not (own["bidirectional"] and own["rms_norm"])
         return own

@@ -57,7 +57,7 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
     if len(value) != vocab_size:
         raise ValueError(
             f"`complement_map` has {len(value)} entries, but `vocab_size`={vocab_size}: give the complement of each "
-            "token, or a dictionary of those that have another one."
+            "token, or a dictionary of the tokens that are not their own complement."
         )
     for token, other in enumerate(value):
         if type(other) is not int or not 0 <= other < vocab_size:
@@ -101,7 +101,7 @@ def check_strands(config) -> None:
     }
     set_flags = [flag for flag, is_set in flags.items() if is_set]
     if config.rc_swap and not config.rc_equivariant:
-        raise ValueError("`rc_swap=True` exchanges two strands: set `rc_equivariant=True`, or leave it out.")
+        raise ValueError("`rc_swap=True` exchanges two strands: set `rc_equivariant=True`, or leave out `rc_swap`.")
     if len(set_flags) == 2:
         raise ValueError(
             f"`{set_flags[1]}` has no effect with `{set_flags[0]}`, which reads both strands anyway: leave one of "

@@ -24,7 +24,10 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
         ValueError: The code of a checkpoint, which has the filter of its configuration only, lacks this one.
     """
     if kind not in FILTERS:
-        raise ValueError(f"this code has the filter {next(iter(FILTERS))!r} only, not {kind!r}: pip install hf_ssm.")
+        raise ValueError(
+            f"the code of this checkpoint has only the filter {next(iter(FILTERS))!r}, not {kind!r}: install and "
+            "import hf_ssm."
+        )
     return FILTERS[kind](
         channels,
         2 if config.bidirectional else 1,

@@ -101,7 +101,7 @@ class BlocksOnGPU:
         self.shapes.check_inputs(hidden, pasts, states, len(self.blocks))
         batch, pasts, states = len(hidden), pasts.contiguous(), states.contiguous()
         if mask is not None and (mask.shape != (batch,) or mask.dtype != torch.bool):
-            raise ValueError(f"mask must be a bool of each of {batch} rows, got {tuple(mask.shape)} of {mask.dtype}")
+            raise ValueError(f"mask must be a bool for each of {batch} rows, got {tuple(mask.shape)} of {mask.dtype}")
         moving = as_bytes(mask)
         outputs = torch.empty(len(self.blocks), *hidden.shape, dtype=torch.float32, device=hidden.device)
         source = hidden.to(torch.float32).reshape(batch, -1)

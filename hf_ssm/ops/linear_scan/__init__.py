@@ -105,7 +105,9 @@ def _check_scan(a: Tensor, b: Tensor, state: Tensor | None) -> None:
         if t is not None and not (t.is_floating_point() or t.is_complex()):
             raise ValueError(f"{name} must be of a real or complex floating point type, got {t.dtype}")
     if b.dim() < 3 or 0 in b.shape:
-        raise ValueError(f"b must have shape (batch, length, ..., states), no size zero, got {tuple(b.shape)}")
+        raise ValueError(
+            f"b must have shape (batch, length, ..., states) with sizes of at least 1, got {tuple(b.shape)}"
+        )
     fits = a.dim() <= b.dim() and all(n in (1, m) for n, m in zip(a.shape[::-1], b.shape[::-1], strict=False))
     if not fits or a.dim() == 0:
         raise ValueError(

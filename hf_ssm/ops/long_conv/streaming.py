@@ -162,7 +162,7 @@ class StreamingConvolution:
         histories = [s._history[:, : s.length] for s in streams if s._history is not None]
         if not histories or len(histories) < len(streams):
             lengths = [s.length for s in streams]
-            raise ValueError(f"streams must be one or more that have seen an input, got lengths {lengths}")
+            raise ValueError(f"streams must be one or more streams that have read an input, got lengths {lengths}")
         channels = [history.shape[2] for history in histories]
         if len(set(channels)) > 1:
             raise ValueError(f"streams must have the same number of channels, got {channels}")
@@ -202,8 +202,8 @@ class StreamingConvolution:
         length = self.length + u.shape[1]
         if self.longest is not None and length > self.longest:
             raise ValueError(
-                f"the sequence would have {length} positions, but there are taps for {self.longest} "
-                "(`max_position_embeddings` of an implicit filter): end it sooner, or train a model with a larger value"
+                f"the sequence would have {length} positions, but the implicit filter has taps for {self.longest} "
+                "(`max_position_embeddings`): shorten the sequence, or train a model with a larger value"
             )
 
     def _widen(self, dtype: torch.dtype) -> None:

@@ -89,16 +89,17 @@ def check_initial(
     _check_state_size(state_size)
     if not (math.isfinite(frequency_scale) and frequency_scale > 0):
         raise ValueError(
-            f"frequency_scale must be positive and finite, got {frequency_scale!r}; "
-            "1.0 leaves the frequencies as they are"
+            f"frequency_scale must be positive and finite, got {frequency_scale!r}; 1.0 does not change the frequencies"
         )
     if not (math.isfinite(frequency_shift) and frequency_shift >= 0):
         raise ValueError(
             f"frequency_shift must be finite and not negative, got {frequency_shift!r}; "
-            "0.0 leaves the frequencies as they are"
+            "0.0 does not change the frequencies"
         )
     if (init == "dfout") != (time_step is not None):
-        raise ValueError(f"time_step is needed for init='dfout', and for no other, got init={init!r}, {time_step!r}")
+        raise ValueError(
+            f"time_step must be given for init='dfout' and only then, got init={init!r} and time_step={time_step!r}"
+        )
 
 
 def initial_eigenvalues(

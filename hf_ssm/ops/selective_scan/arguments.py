@@ -60,7 +60,7 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
         state: Name of the argument that `args.state` is.
     """
     if args.u.dim() != axes.count(",") + 2 or 0 in args.u.shape[1:]:
-        meaning = f"({axes}, channels), at least 1 of each after the batch"
+        meaning = f"({axes}, channels) with sizes of at least 1 after the batch"
         raise ValueError(f"u must have shape {meaning}, got {tuple(args.u.shape)}")
     *lead, channels = args.u.shape
     if args.A.dim() != 2 or args.A.shape[0] != channels:
@@ -86,7 +86,7 @@ def check_scan_tensors(args: ScanTensors, axes: str = "batch, length", state: st
             raise ValueError(f"{name} must have shape {meaning} = {choices}, got {tuple(value.shape)}")
         if name in ("B", "C", state) and value.is_complex() != args.A.is_complex():
             kind = "complex" if args.A.is_complex() else "real"
-            raise ValueError(f"{name} must be {kind} as A ({args.A.dtype}) is, got {value.dtype}")
+            raise ValueError(f"{name} must be {kind} like A ({args.A.dtype}), got {value.dtype}")
         if name not in ("B", "C", state) and not value.is_floating_point():
             raise ValueError(f"{name} must be of a real floating point type, got {value.dtype}")
 

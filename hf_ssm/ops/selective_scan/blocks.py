@@ -89,7 +89,7 @@ def check_blocks(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None
     if bias is not None and bias.shape != A.shape:
         raise ValueError(f"bias must have shape (channels, states) = {tuple(A.shape)}, got {tuple(bias.shape)}")
     if u.shape[-1] != len(A):
-        raise ValueError(f"u must have {len(A)} channels, as A has, got shape {tuple(u.shape)}")
+        raise ValueError(f"u must have {len(A)} channels like A, got shape {tuple(u.shape)}")
 
 
 def _of_channels(weights: Tensor, channels: int) -> Tensor:

@@ -87,7 +87,7 @@ def ssd_scan(
     check_ssd_tensors(args)
     check_dt_limit(dt_limit)
     if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, or None for a good one, got {chunk_size}")
+        raise ValueError(f"chunk_size must be at least 1, or None for an automatic choice, got {chunk_size}")
     starts = document_starts(seq_idx, x)
     # Implementations take x, B and C in their own dtype, or cast them by `in_dtype_of_steps`.
     dt, A, D, dt_bias, state = to_arithmetic(args.dtype, dt, A, D, dt_bias, initial_state)

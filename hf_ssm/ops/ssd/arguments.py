@@ -65,7 +65,7 @@ def check_ssd_tensors(args: SSDTensors, axes: str = "batch, length", state: str 
     """
     lead_axes = axes.count(",") + 1
     if args.x.dim() != lead_axes + 2 or 0 in args.x.shape[1:]:
-        meaning = f"({axes}, heads, head_dim), at least 1 of each after the batch"
+        meaning = f"({axes}, heads, head_dim) with sizes of at least 1 after the batch"
         raise ValueError(f"x must have shape {meaning}, got {tuple(args.x.shape)}")
     *lead, heads, size = args.x.shape
     if args.B.dim() != lead_axes + 2 or 0 in args.B.shape[-2:] or heads % args.B.shape[-2]:

@@ -109,7 +109,7 @@ def test_without_damping_the_kernels_of_dfout_span_all_circular_kernels():
 
 def test_dfout_needs_steps_and_the_others_none():
     for init, steps in (("dfout", None), ("lin", torch.ones(2))):
-        with pytest.raises(ValueError, match="time_step is needed for init='dfout', and for no other"):
+        with pytest.raises(ValueError, match="time_step must be given for init='dfout' and only then"):
             initial_eigenvalues(init, 8, time_step=steps)
 
 
