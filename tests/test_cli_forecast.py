@@ -125,7 +125,7 @@ def test_options_of_series_are_refused_for_models_of_sequences(make_model, tmp_p
 def test_report_of_a_forecaster(checkpoint, table, tmp_path, capsys):
     data = ["--dataset", str(table), *SERIES, "--max-length", "18", "--batch-size", "3"]
     assert cli.main(["report", checkpoint, *data, "--output", str(tmp_path / "report")]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     # Two windows of each shop.
     assert "for 4 sequences of up to 18 positions; n = 4 is the number of training sequences" in printed
     report = json.loads((tmp_path / "report/report.json").read_text())

@@ -114,7 +114,7 @@ def test_screen_json_and_pictures(capsys, trained, tmp_path):
     output = tmp_path / "deep" / "report"
     assert run("report", trained, "--rows", 10, "--batch-size", 4, "--output", output) == 0
     printed = capsys.readouterr().out
-    for part in ("Complexity", "ψ²/√n", "Total variation", "α = 1", "has no selective scan", "Im A", "n = 24 training"):
+    for part in ("Complexity", "ψ²/√n", "Total variation", "α = 1", "has no selective scan", "Im A", "n = 24 is the"):
         assert part in printed
     assert str(trained) not in printed
     assert sorted(path.name for path in output.iterdir()) == FILES
@@ -158,7 +158,7 @@ def test_card_section_is_added_on_demand_and_replaced(capsys, checkpoint):
     second = card.read_text(encoding="utf-8")
     assert second.startswith(before) and second.endswith(after) and second.count("## Theory report") == 1
     assert "curve.png" not in second
-    assert "on 8 sequences" in second and "on 4 sequences" not in second and "](report/" not in second
+    assert "for 8 sequences" in second and "for 4 sequences" not in second and "](report/" not in second
 
 
 def test_pictures_of_the_run_outlive_a_report_beside_them(checkpoint):
@@ -227,7 +227,7 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
     settings.write_text(yaml.safe_dump(content))
     fractions = ["--set", "data.validation_fraction=0.0", "--set", "data.test_fraction=0.0"]
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0
-    assert "on 10 sequences" in capsys.readouterr().out
+    assert "for 10 sequences" in capsys.readouterr().out
     settings.unlink()
     assert "has no train_config.yaml that names its data: give --dataset" in error_of(capsys, "report", checkpoint)
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0

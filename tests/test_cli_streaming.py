@@ -83,7 +83,7 @@ def test_a_run_resumes_to_the_bit_and_only_with_the_same_stream(capsys, finished
 def test_other_commands_read_its_data(capsys, finished):
     for split in ("validation", "train"):
         assert run("report", finished, "--split", split, "--rows", 4) == 0
-        assert "n = 30 training sequences" in capsys.readouterr().out
+        assert "n = 30 is the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
