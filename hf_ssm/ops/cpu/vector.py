@@ -41,7 +41,6 @@ __all__ = [
     "splat",
     "store",
     "store_some",
-    "store_uncached",
     "sub",
     "total",
 ]
@@ -320,22 +319,6 @@ def store(typing: Any, at: Any, index: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[2]
         _access(kind, builder.store(arguments[2], _place(builder, kind, *arguments[:2])))
-        return context.get_dummy_value()
-
-    return types.void(at, types.intp, Vector(at.dtype)), generate
-
-
-@intrinsic
-def store_uncached(typing: Any, at: Any, index: Any, value: Any) -> Any:
-    """`at[index : index + 16] = value`, past the caches, to an address that is a multiple of 64.
-
-    Saves the read of the memory that is overwritten, for arrays that leave the caches before they are read again.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        instruction = builder.store(arguments[2], _place(builder, signature.args[2], *arguments[:2]))
-        instruction.align = 64
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
         return context.get_dummy_value()
 
     return types.void(at, types.intp, Vector(at.dtype)), generate

@@ -38,7 +38,6 @@ from hf_ssm.ops.cpu.vector import (
     softplus,
     splat,
     store_some,
-    store_uncached,
     total,
 )
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
@@ -47,16 +46,12 @@ from hf_ssm.ops.threads import run_tasks
 
 __all__ = ["SSDBlocksStep", "ssd_step_numba", "supports_ssd_step"]
 
-# Bytes of the states of all blocks from which on they are not kept in the caches until the next position.
-_UNCACHED_BYTES = 2**22
 # Numbers of a state from which on a batch is divided among threads: starting a task takes as long as some thousands.
 _NUMBERS_OF_A_TASK = 2**17
 
 
 @kernel
-def _heads_step(
-    like, x, d, A, logarithmic, B, C, skip, skips, state, new_state, y, heads, size, groups, states, uncached
-):
+def _heads_step(like, x, d, A, logarithmic, B, C, skip, skips, state, new_state, y, heads, size, groups, states):
     """One position of all heads of one sequence, vectorised over states.
 
     Args:
@@ -69,7 +64,6 @@ def _heads_step(
         state: `(H, P, N)`.
         new_state: Written, `(H, P, N)`.
         y: Written, `(D,)`.
-        uncached: Whether the new state, of aligned rows, is written past the caches.
     """
     inputs, steps, rates = pointer(x, like), pointer(d, like), pointer(A, like)
     b, c, out = pointer(B, like), pointer(C, like), pointer(y, like)
@@ -83,10 +77,7 @@ def _heads_step(
             for n in range(0, states, LANES):
                 lanes, at = states - n, k * states + n
                 s = fma(amount, load_some(b, weights + n, lanes), mul(decay, load_some(before, at, lanes)))
-                if uncached:
-                    store_uncached(after, at, s)
-                else:
-                    store_some(after, at, s, lanes)
+                store_some(after, at, s, lanes)
                 summed = fma(s, load_some(c, weights + n, lanes), summed)
             value = total(summed)
             if skip != 0:
@@ -117,7 +108,6 @@ def _rows_step(like, item, x, d, A, B, C, skip, skips, state, new_state, y, star
             size,
             groups,
             states,
-            False,
         )
 
 
@@ -139,9 +129,7 @@ def _norm_groups(like, y, weight, groups, epsilon, channels):
 
 
 @kernel
-def _block_step(
-    like, item, weights, norm, flags, gated, limit, sizes, batch, memory, uncached, hidden, new_hidden, scratch
-):
+def _block_step(like, item, weights, norm, flags, gated, limit, sizes, batch, memory, hidden, new_hidden, scratch):
     """`_blocks_step` of one block; `weights` and `memory` are its resolved weights and its addresses."""
     past, state, new_past, new_state = memory
     conv_weight, conv_bias, dt_bias, A_log, skip, gate_weight = weights[4:10]
@@ -169,8 +157,7 @@ def _block_step(
             store_some(d, k, minimum(high, maximum(low, v)), lanes)
         at = row * channels * states * item
         held = state + at, new_state + at
-        shape = heads, size, groups, states
-        _heads_step(like, convolved, step, A_log, True, B, C, skip, skips, *held, scanned, *shape, uncached)
+        _heads_step(like, convolved, step, A_log, True, B, C, skip, skips, *held, scanned, heads, size, groups, states)
         if not norm_before_gate:
             apply_gate(like, scanned, gate, channels)
         if gate_weight != 0:
@@ -194,14 +181,13 @@ def _blocks_step(like, item, weights, counts, final, norm, flags, gated, limit, 
     width, channels, _, groups, states, taps, _ = sizes
     past_bytes = batch * (taps - 1) * (channels + 2 * groups * states) * item
     state_bytes = batch * channels * states * item
-    uncached = len(weights) * state_bytes >= _UNCACHED_BYTES and new_states % 64 == 0 and states % LANES == 0
     source, target, scratch, room = places
     own = np.empty(len(counts), np.int64)
     for i in range(len(weights)):
         a, b = i * past_bytes, i * state_bytes
         memory = pasts + a, states_before + b, new_pasts + a, new_states + b
         resolve(like, item, weights[i], counts, own, room)
-        _block_step(like, item, own, norm, flags, gated, limit, sizes, batch, memory, uncached, source, target, scratch)
+        _block_step(like, item, own, norm, flags, gated, limit, sizes, batch, memory, source, target, scratch)
         source, target = target, target + batch * width * item
     apply_final_norm(like, item, source, norm, flags, final, batch, width, room)
 

@@ -14,7 +14,7 @@ from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.ssd import ssd_scan, ssd_step
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
 from hf_ssm.ops.ssd.numba import _backward, _forward
-from hf_ssm.ops.ssd.numba_decoding import _UNCACHED_BYTES, SSDBlocksStep
+from hf_ssm.ops.ssd.numba_decoding import SSDBlocksStep
 
 NAMES = ("x", "d", "A", "B", "C", "D", "initial_state")
 
@@ -134,22 +134,6 @@ def test_a_step_of_all_blocks(given, norm_first, residual, norm_before_gate, dty
             expected = ssd_blocks_step_reference(hidden, *expected[1:], blocks, options, final)
         tolerance = 1e-4 if dtype == torch.float32 else 1e-11
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_states_that_are_written_past_the_caches(dtype):
-    # So are the states of three rows, while those of one row are too small.
-    heads, channels, states = 4, 128, 352
-    options = SSDBlockOptions("rms", 1e-5, True, True, 1, 1e-3, False, (0.0, math.inf))
-    step = SSDBlocksStep([block_weights(16, heads, channels, 1, states, 2, PLAIN, dtype) for _ in range(2)], options)
-    row = 2 * heads * channels * states * dtype.itemsize
-    assert row < _UNCACHED_BYTES <= 3 * row
-    hidden, pasts = torch.randn(3, 16, dtype=dtype), torch.randn(2, 3, 1, heads * channels + 2 * states, dtype=dtype)
-    before = torch.randn(2, 3, heads, channels, states, dtype=dtype)
-    found = step(hidden, pasts, before)
-    rows = [step(hidden[[i]], pasts[:, [i]].contiguous(), before[:, [i]].contiguous()) for i in range(3)]
-    for joined, *single in zip(found, *rows, strict=True):
-        assert torch.equal(joined, torch.cat(single, 1))
 
 
 def test_a_step_of_all_blocks_checks_shapes():
