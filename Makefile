@@ -8,6 +8,8 @@
 #   make test-grid    exports every family with every head and many flags, and kills commands before each of their files
 #                     (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
+#   make test-newest  runs these tests, transformers' own model tests and the demo with the newest version of each
+#                     dependency but PyTorch, in .venv-newest
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:
 #                     make notebooks NOTEBOOKS=docs/tutorials/gpu.ipynb
@@ -20,6 +22,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
+VENV_NEWEST ?= .venv-newest
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
 DEVICE ?= cpu
@@ -39,7 +42,7 @@ PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Triton's interpreter needs processes of its own.
 TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-docs test-triton test-kernels test-grid test-lowest conformance docs notebooks lint bench clean
+.PHONY: demo test test-all test-docs test-triton test-kernels test-grid test-lowest test-newest conformance docs notebooks lint bench clean
 
 demo: $(STAMP)
 	@echo "Starting the demo, which takes half a minute of one core ..."
@@ -66,7 +69,7 @@ test-kernels: $(STAMP)
 	$(BIN)/python benchmarks/kernels.py resources --check
 
 # Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures, genomes, attributions.
-LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \
+CONTACT_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \
 	tests/models/test_packing.py tests/training/test_trainer.py tests/hub/test_client.py tests/tokenization \
 	tests/data/test_signals.py tests/plotting/test_style.py tests/ops/cpu/test_selective_scan.py \
 	tests/inference/test_score.py tests/data/test_variants.py tests/data/test_genome.py tests/test_cli_score.py \
@@ -74,7 +77,20 @@ LOWEST_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/mod
 
 test-lowest:
 	$(MAKE) $(VENV_LOWEST)/.installed VENV="$(VENV_LOWEST)" CONSTRAINTS=constraints-lowest.txt EXTRAS=test,bench,cpu,images,plots,genomics
-	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(LOWEST_TESTS) $(PYTEST_ARGS)
+	$(THREADS) $(VENV_LOWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(CONTACT_TESTS) $(PYTEST_ARGS)
+
+# The pinned version of PyTorch: others come with gigabytes of CUDA.
+$(VENV_NEWEST)/torch.txt: constraints.txt
+	$(PYTHON) -m venv "$(VENV_NEWEST)"
+	grep '^torch==' constraints.txt > $@
+
+test-newest: $(VENV_NEWEST)/torch.txt
+	$(MAKE) $(VENV_NEWEST)/.installed VENV="$(VENV_NEWEST)" CONSTRAINTS="$(VENV_NEWEST)/torch.txt" EXTRAS=test,genomics,app
+	$(VENV_NEWEST)/bin/hf-ssm --version
+	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(CONTACT_TESTS) tests/models/test_assisted_generation.py $(PYTEST_ARGS)
+	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -m slow tests/hub/test_newcomer.py $(PYTEST_ARGS)
+	$(THREADS) $(VENV_NEWEST)/bin/python tests/conformance/run.py
+	$(VENV_NEWEST)/bin/hf-ssm demo --output runs/demo-newest --overwrite-output
 
 # One family: make conformance CONFORMANCE_ARGS="--family S4"
 conformance: $(STAMP)
@@ -105,7 +121,7 @@ else
 endif
 
 clean:
-	rm -rf "$(VENV)" "$(VENV_LOWEST)" build dist site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf "$(VENV)" "$(VENV_LOWEST)" "$(VENV_NEWEST)" build dist site .mypy_cache .pytest_cache .ruff_cache
 
 # The stamp is written last: an interrupted installation is repeated at the next call.
 $(STAMP): pyproject.toml $(CONSTRAINTS)

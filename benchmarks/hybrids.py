@@ -51,7 +51,7 @@ def seconds_per_token(model: torch.nn.Module, prompt: torch.Tensor, count: int) 
     start = time.process_time()
     for _ in range(count):
         token = output.logits[:, -1].argmax(-1, keepdim=True)
-        output = model(token, past_key_values=output.past_key_values, use_cache=True)
+        output = model(token, cache=output.cache, use_cache=True)
     return (time.process_time() - start) / count
 
 

@@ -7,6 +7,8 @@ functions are imported when they are first used.
 import importlib
 from typing import Any
 
+from hf_ssm.utils.versions import note_newer_transformers
+
 __version__ = "0.1.0"
 
 _LAZY = {
@@ -48,8 +50,11 @@ _PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "suite
 
 def _register_families() -> dict[str, type]:
     """Register the families with the Auto classes, and return their classes by name."""
-    from hf_ssm.models.registry import FAMILIES
-
+    try:
+        from hf_ssm.models.registry import FAMILIES
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
+        note_newer_transformers(error)
+        raise
     classes = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
     return {cls.__name__: cls for cls in classes}
 

@@ -639,7 +639,9 @@ def test_help_names_every_family_of_sequences_and_task(capsys):
 def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         run("--version")
-    assert capsys.readouterr().out.strip() == f"hf-ssm {hf_ssm.__version__}"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"hf-ssm {hf_ssm.__version__}"
+    assert f"transformers {transformers.__version__} (tested: {TESTED['transformers']})" in lines
 
 
 def test_version_is_that_of_the_project_file():

@@ -1,8 +1,8 @@
 """`constraints-lowest.txt` pins each dependency to the lowest version that `pyproject.toml` admits."""
 
+import tomllib
 from pathlib import Path
 
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version

@@ -5,6 +5,7 @@ See the README of this folder for the parts of the code, and for what it leaves 
 
 import functools
 import itertools
+import json
 import os
 import re
 import sys
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from hf_ssm.checkpoint.order import in_reading_order
 from hf_ssm.checkpoint.plain import SHOWN, narrowing_of
 from hf_ssm.checkpoint.simplify import Narrowing
@@ -21,7 +24,7 @@ from hf_ssm.checkpoint.sources import DEFINITIONS, Import, Name, Sources, Statem
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["HEADER", "auto_map", "bundle", "family_of", "file_names", "write_code"]
+__all__ = ["HEADER", "auto_map", "bundle", "family_of", "file_names", "refresh_code", "write_code"]
 
 HEADER = "# Part of the checkpoint's code, from the package hf_ssm"
 """How each file of a checkpoint's code begins."""
@@ -60,6 +63,37 @@ def write_code(config: Any, folder: str | os.PathLike[str]) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
         write_text_atomically(Path(folder, name), source)
+
+
+def refresh_code(folder: str | os.PathLike[str]) -> list[str]:
+    """Replace the code in a local checkpoint of hf_ssm by that of the installed version; weights are not touched.
+
+    Args:
+        folder: Folder with the `config.json` of a model of hf_ssm.
+
+    Returns:
+        Names of the code files.
+
+    Raises:
+        ValueError: No folder, or no configuration of a family of hf_ssm in it.
+    """
+    path = Path(folder, "config.json")
+    try:
+        stored = json.loads(path.read_bytes())
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{os.fspath(folder)!r} holds no checkpoint of hf_ssm: {error}") from error
+    family = family_of(config)
+    if family is None:
+        raise ValueError(f"{os.fspath(folder)!r} holds no checkpoint of hf_ssm, but one of {config.model_type!r}")
+    older = {file.name for file in Path(folder).glob("*.py") if file.read_bytes().startswith(f"{HEADER} ".encode())}
+    write_code(config, folder)
+    if stored.get("auto_map") != config.auto_map:
+        write_text_atomically(path, json.dumps(stored | {"auto_map": config.auto_map}, indent=2, sort_keys=True) + "\n")
+    names = [*bundle(config)]
+    for name in older.difference(names):
+        Path(folder, name).unlink()
+    return names
 
 
 def family_of(config: Any) -> Family | None:

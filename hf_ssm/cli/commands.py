@@ -227,8 +227,9 @@ COMMANDS: dict[str, Command] = {
         "convert a checkpoint of another library",
         "Convert a checkpoint of another library, for example HyenaDNA with its head, transformers' Mamba as a "
         "causal language model, or, as a sequence classifier, a selective SSM of Honarpisheh et al. or the example "
-        "of state-spaces/s4 (.pth). No code of the checkpoint is run.",
-        ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna",),
+        "of state-spaces/s4 (.pth). No code of the checkpoint is run. Without TARGET, the code in a checkpoint of "
+        "hf_ssm is replaced by that of the installed version.",
+        ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna", "hf-ssm convert runs/mine"),
     ),
     "compress": Command(
         "share",

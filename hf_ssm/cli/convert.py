@@ -2,6 +2,8 @@
 
 import argparse
 
+from hf_ssm import __version__
+from hf_ssm.checkpoint import refresh_code
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.hub.exporting import auto_class_of
 from hf_ssm.hub.sources import check_source
@@ -10,7 +12,12 @@ from hf_ssm.models.conversion import convert_checkpoint
 
 
 def run_convert(args: argparse.Namespace) -> None:
-    """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load."""
+    """`hf-ssm convert`: write a foreign checkpoint as a folder that the Auto classes load, or renew the code of one."""
+    if args.target is None:
+        names = refresh_code(args.source)
+        print(f"{args.source} has the code of hf_ssm {__version__} now: {', '.join(names)}. The weights are unchanged.")
+        suggest((command("verify", args.source), "check the files"))
+        return
     check_source(args.source)
     model = convert_checkpoint(
         args.source,

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from hf_ssm import __version__
 from hf_ssm.cli.commands import COMMANDS, GROUPS
 from hf_ssm.utils.hints import closest_name
+from hf_ssm.utils.versions import TESTED, installed_versions
 
 _WIDTH = 100
 
@@ -25,6 +26,16 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(action.option_strings)} {value}"
+
+
+class _Versions(argparse.Action):
+    """Print this version, and of each library the installed and the newest tested one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"hf-ssm {__version__}")
+        for name, installed in installed_versions().items():
+            print(f"{name} {installed or 'not installed'} (tested: {TESTED[name]})")
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,7 +56,7 @@ def build_parser(*names: str) -> Parser:
         description="State space models with measured and tunable generalization, for transformers and DNA.",
         epilog=_list_of_commands(),
     )
-    parser.add_argument("--version", action="version", version=f"hf-ssm {__version__}")
+    parser.add_argument("--version", action=_Versions, nargs=0, help="show versions, installed and tested, and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, command in COMMANDS.items():
         text = command.description

@@ -40,7 +40,7 @@ def export_program(
     `pixel_values` `(batch, length, *config.frame_shape)` instead. The outputs are those of the model. With a cache
     there are two programs: `prefill` reads a prompt, without padding, and also returns the states; `decode` reads one
     token and the states, and returns both again. The names of states are those of `SSMCache.named_tensors`, with
-    `past_key_values.` before them. The file of a program is `<program>.onnx` or
+    `cache.` before them. The file of a program is `<program>.onnx` or
     `<program>.pt2`; without a cache there is one, `model`. `export.json` describes them, and
     `transformers.exporters.ExportedModel.from_pretrained(folder)` loads and runs them.
 
@@ -102,7 +102,7 @@ def _whole(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
 def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     ids = _example(model, "AutoModelForCausalLM")["input_ids"]
     with torch.no_grad():
-        cache = model(ids, use_cache=True).past_key_values
+        cache = model(ids, use_cache=True).cache
     batch = Dim("batch")
     # All inputs of streaming convolutions, `(batch, positions, channels)`, grow, up to one position before the last.
     longest = model.config.longest_input
@@ -112,14 +112,12 @@ def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
         for name in cache.named_tensors()
     ]
     configs = {
-        "prefill": config_class(
-            dynamic=True, dynamic_shapes={"input_ids": {0: batch, 1: _length(model)}, "past_key_values": []}
-        ),
-        "decode": config_class(dynamic=True, dynamic_shapes={"input_ids": {0: batch}, "past_key_values": shapes}),
+        "prefill": config_class(dynamic=True, dynamic_shapes={"input_ids": {0: batch, 1: _length(model)}, "cache": []}),
+        "decode": config_class(dynamic=True, dynamic_shapes={"input_ids": {0: batch}, "cache": shapes}),
     }
     examples = {
-        "prefill": {"input_ids": ids, "past_key_values": SSMCache(model.config)},
-        "decode": {"input_ids": ids[:, :1], "past_key_values": cache},
+        "prefill": {"input_ids": ids, "cache": SSMCache(model.config)},
+        "decode": {"input_ids": ids[:, :1], "cache": cache},
     }
     components = {}
     for name, inputs in examples.items():

@@ -275,7 +275,10 @@ def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Pr
         # Checkpoints of a training run, in folders below, have the same code.
         elif start != code:
             installed = f"hf_ssm {sys.modules['hf_ssm'].__version__}"
-            what = f"has been changed, or was written by another version: {installed} writes other code"
+            what = (
+                f"has been changed, or was written by another version: {installed} writes other code (renew it: "
+                "hf-ssm convert FOLDER)"
+            )
             yield Problem(name, what, is_own_code=True)
 
 

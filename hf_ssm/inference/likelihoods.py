@@ -111,7 +111,7 @@ class CausalLikelihood:
     def _can_branch(self) -> bool:
         # Token 0 exists in every vocabulary.
         output = self.model.forward(torch.zeros(1, 1, dtype=torch.long, device=self.model.device), use_cache=True)
-        return can_branch(getattr(output, "past_key_values", None))
+        return can_branch(getattr(output, "cache", None))
 
     def read(
         self, ids: Tensor, cache: Any = None, *, keep: bool = False, only_last: bool = False
@@ -120,11 +120,11 @@ class CausalLikelihood:
 
         With `only_last`, the logits of other positions than the last are left out, if the model can.
         """
-        options: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+        options: dict[str, Any] = {} if cache is None else {"cache": cache}
         if only_last and self.model.takes("logits_to_keep"):
             options["logits_to_keep"] = 1
         output = self.model.forward(ids.to(self.model.device), use_cache=keep or cache is not None, **options)
-        return output.logits, output.past_key_values if keep else None
+        return output.logits, output.cache if keep else None
 
     def full(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """Log-probabilities of the tokens of each sequence `(L,)` but the first, `(L - 1,)` each, on the CPU."""
@@ -231,7 +231,7 @@ def _padded(sequences: Sequence[Tensor]) -> Tensor:
 
 
 def can_branch(cache: Any) -> bool:
-    """Whether several tokens at once can be read after what a model of transformers has returned as `past_key_values`.
+    """Whether several tokens at once can be read after what a model of transformers has returned as `cache`.
 
     True for keys and values of attention. Recurrent models of transformers continue from their states by single tokens
     only.
@@ -243,7 +243,7 @@ def branched(cache: Any, rows: Tensor) -> Any:
     """A cache of R sequences, each of which continues one of the B beginnings of `cache`, which is not changed.
 
     Args:
-        cache: The `past_key_values` that a model has returned.
+        cache: The `cache` that a model has returned.
         rows: The beginning of each sequence, `(R,)`, int64.
     """
     if isinstance(cache, SSMCache):

@@ -246,7 +246,7 @@ class SequenceModel:
         self.tokens += ids.numel()
         if self.takes("use_cache"):
             options.setdefault("use_cache", False)
-        if self.takes("attention_mask") and "past_key_values" not in options:
+        if self.takes("attention_mask") and "cache" not in options:
             options["attention_mask"] = (torch.ones_like(ids) if mask is None else mask).long()
         return self.model(input_ids=ids, return_dict=True, **options)
 

@@ -52,7 +52,7 @@ class CarriedStates:
 
         def hand_over(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
             # Heads that give labels have looked up documents without the cache.
-            return args, {**kwargs, "past_key_values": cache, "seq_idx": seq_idx, "documents": None}
+            return args, {**kwargs, "cache": cache, "seq_idx": seq_idx, "documents": None}
 
         hook = backbone.register_forward_pre_hook(hand_over, with_kwargs=True)
         try:

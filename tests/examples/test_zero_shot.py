@@ -62,7 +62,7 @@ class LookupForCausalLM(nn.Module):
                     logits[row, place, known[words]] = 9.0
                 if place + 1 < len(ids):
                     known[words] = ids[place + 1]
-        return SimpleNamespace(logits=logits, past_key_values=None)
+        return SimpleNamespace(logits=logits, cache=None)
 
 
 @pytest.fixture

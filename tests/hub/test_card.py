@@ -161,7 +161,7 @@ def test_licence_classes_and_version(make_model, tmp_path):
     built = ModelCard.load(folder / "README.md")
     assert built.data.license == "apache-2.0" and "\n## Licence\n\napache-2.0 " in built.text
     assert "Its classes are `coding`, `intergenic`." in built.text
-    assert 'pip install torch "transformers<6,>=5.20"' in built.text
+    assert 'pip install torch "transformers<6,>=5.24"' in built.text
     assert "Efficiently Modeling Long Sequences" in built.text.partition("## Citation")[2]
 
 

@@ -99,11 +99,11 @@ def test_prompt_and_step(make_model, tmp_path, family, flags, format):
     export_program(model, tmp_path / "program", format=format, with_cache=True)
     runners = ExportedModel.from_pretrained(tmp_path / "program").runners
     ids = torch.randint(0, 12, (2, 23))
-    output = runners["prefill"](input_ids=ids[:, :20], past_key_values=SSMCache(model.config))
+    output = runners["prefill"](input_ids=ids[:, :20], cache=SSMCache(model.config))
     found = [output.logits]
     for position in range(20, 23):
         token = ids[:, position : position + 1]
-        output = runners["decode"](input_ids=token, past_key_values=output.past_key_values)
+        output = runners["decode"](input_ids=token, cache=output.cache)
         found.append(output.logits)
     torch.testing.assert_close(torch.cat(found, 1), model(ids, use_cache=False).logits, rtol=1e-4, atol=1e-4)
 

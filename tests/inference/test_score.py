@@ -104,7 +104,7 @@ def test_states_that_take_single_tokens_are_not_shared() -> None:
     model = MambaForCausalLM(MambaConfig(**sizes)).eval()
     ids = torch.tensor([[7, 8]])
     assert not can_branch(model(ids, use_cache=True).cache_params)
-    assert can_branch(llama().eval()(ids, use_cache=True).past_key_values)
+    assert can_branch(llama().eval()(ids, use_cache=True).cache)
     reader = SequenceModel(model, TOKENIZER)
     with evaluating(model):
         assert not CausalLikelihood(reader).shares

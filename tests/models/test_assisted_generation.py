@@ -19,6 +19,10 @@ VARIANTS = {
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
     "ssd": ("SSD", {}),
+    "linoss": ("LinOSS", {}),
+    "mamba3": ("Mamba3", {"mimo_rank": 2}),
+    "hybrid": ("Hybrid", {"layer_types": ["mamba3", "full_attention", "s4", "selective"]}),
+    "hyena2": ("Hyena2", {}),
 }
 
 
@@ -127,9 +131,9 @@ def test_a_padded_prompt_and_time_steps(make):
 def test_the_returned_cache_has_read_the_accepted_tokens_only(make, name):
     model, prompt = make(name), torch.randint(0, 12, (1, 5)).repeat(1, 2)
     output = greedy(model, prompt, prompt_lookup_num_tokens=5, return_dict_in_generate=True)
-    cache = output.past_key_values
+    cache = output.cache
     assert cache.get_seq_length() == output.sequences.shape[1] - 1
-    read = model(output.sequences[:, :-1], use_cache=True).past_key_values.named_tensors()
+    read = model(output.sequences[:, :-1], use_cache=True).cache.named_tensors()
     for path, value in cache.named_tensors().items():
         torch.testing.assert_close(value, read[path], atol=1e-10, rtol=1e-10, msg=path)
 
@@ -157,26 +161,26 @@ def test_crop_returns_to_any_recorded_position(make, name, removed):
     cache = SSMCache(model.config)
     cache.activate_past_recording()
     for start, end in ((0, 106), (106, 107), (107, 110)):
-        model(ids[:, start:end], past_key_values=cache, attention_mask=mask[:, :end])
+        model(ids[:, start:end], cache=cache, attention_mask=mask[:, :end])
     cache.crop(-removed)
     kept = 110 - removed
     expected = SSMCache(model.config)
-    model(ids[:, :kept], past_key_values=expected, attention_mask=mask[:, :kept])
+    model(ids[:, :kept], cache=expected, attention_mask=mask[:, :kept])
     assert cache.get_seq_length() == kept and torch.equal(cache.tokens_seen, expected.tokens_seen)
-    logits = [model(ids[:, 110:], past_key_values=state).logits for state in (cache, expected)]
+    logits = [model(ids[:, 110:], cache=state).logits for state in (cache, expected)]
     torch.testing.assert_close(*logits, atol=1e-10, rtol=1e-10)
 
 
 @torch.no_grad()
 def test_what_cannot_be_cropped_or_drafted(make):
     model, ids = make("s4d"), torch.randint(0, 12, (1, 8))
-    cache = model(ids, use_cache=True).past_key_values
+    cache = model(ids, use_cache=True).cache
     with pytest.raises(ValueError, match="activate_past_recording"):
         cache.crop(-1)
     cache.activate_past_recording()
     with pytest.raises(ValueError, match="cannot return to 7 positions"):
         cache.crop(-1)
-    model(ids, past_key_values=cache)
+    model(ids, cache=cache)
     with pytest.raises(ValueError, match=r"in \[-16, 0\].*got 2"):
         cache.crop(2)
     with pytest.raises(ValueError, match="call `activate_past_recording`"):
@@ -186,7 +190,7 @@ def test_what_cannot_be_cropped_or_drafted(make):
         cache.crop(-1)
     assert cache.get_seq_length() == 16
     with pytest.raises(ValueError, match="holds 16 positions"):
-        greedy(model, ids, past_key_values=cache, prompt_lookup_num_tokens=2)
+        greedy(model, ids, cache=cache, prompt_lookup_num_tokens=2)
     with pytest.raises(ValueError, match="`assistant_early_exit`=1 needs a model with layers for drafts"):
         greedy(model, ids, assistant_early_exit=1)
     with pytest.raises(ValueError, match="pass `input_ids`"):

@@ -318,7 +318,7 @@ def test_arguments_with_a_slip_of_the_pen(make_model) -> None:
         with pytest.raises(TypeError, match=f"no argument `{wrong}`: did you mean `{right}`"):
             model(tokens, **{wrong: None})
     # What transformers itself passes is let through.
-    assert model(tokens, use_cache=True, position_ids=None, num_items_in_batch=3).past_key_values is None
+    assert model(tokens, use_cache=True, position_ids=None, num_items_in_batch=3).cache is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

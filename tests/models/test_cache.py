@@ -38,8 +38,8 @@ def loss_and_gradients(model: Any, ids: torch.Tensor, sizes: list[int]) -> tuple
     """The logits of the pieces, and gradients of a loss that weights all of them."""
     cache, logits = None, []
     for piece in ids.split(sizes, dim=1):
-        output = model(piece, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(piece, cache=cache, use_cache=True)
+        cache = output.cache
         logits.append(output.logits)
     whole = torch.cat(logits, dim=1)
     weights = torch.linspace(-1, 1, whole.numel(), dtype=whole.dtype).view_as(whole)
@@ -69,9 +69,9 @@ def test_pieces_of_any_sizes_equal_one_pass(make, name, dtype, tolerance):
 def test_detach_ends_the_gradients(make, name):
     model = make(name)
     embeds = torch.randn(2, 6, 8, requires_grad=True)
-    cache = model(inputs_embeds=embeds, use_cache=True).past_key_values
+    cache = model(inputs_embeds=embeds, use_cache=True).cache
     assert cache.detach_() is cache
-    loss = model(torch.randint(0, 12, (2, 3)), past_key_values=cache).logits.sum()
+    loss = model(torch.randint(0, 12, (2, 3)), cache=cache).logits.sum()
     assert torch.autograd.grad(loss, embeds, allow_unused=True) == (None,)
 
 
@@ -82,19 +82,19 @@ def test_a_saved_cache_continues(make, name, tmp_path):
     ids = torch.randint(0, 12, (2, 15))
     mask = torch.ones(2, 10)
     mask[0, :3] = 0
-    cache = model(ids[:, :10], attention_mask=mask, use_cache=True).past_key_values
+    cache = model(ids[:, :10], attention_mask=mask, use_cache=True).cache
     cache.save(tmp_path / "cache.safetensors", model)
     loaded = SSMCache.load(tmp_path / "cache.safetensors", model)
     assert loaded.get_seq_length() == 10
     assert torch.equal(loaded.tokens_seen, cache.tokens_seen)
-    expected = model(ids[:, 10:], past_key_values=copy.deepcopy(cache)).logits
-    torch.testing.assert_close(model(ids[:, 10:], past_key_values=loaded).logits, expected, rtol=1e-5, atol=1e-5)
+    expected = model(ids[:, 10:], cache=copy.deepcopy(cache)).logits
+    torch.testing.assert_close(model(ids[:, 10:], cache=loaded).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
 def test_a_cache_of_another_model_is_refused(make, tmp_path):
     model, file = make("mamba"), tmp_path / "cache.safetensors"
-    cache = model(torch.randint(0, 12, (2, 5)), use_cache=True).past_key_values
+    cache = model(torch.randint(0, 12, (2, 5)), use_cache=True).cache
     with pytest.raises(ValueError, match="filled by another model"):
         cache.save(file, make("mamba"))
     with pytest.raises(ValueError, match="the cache is empty"):
@@ -115,13 +115,13 @@ def test_a_cache_of_another_model_is_refused(make, tmp_path):
 def test_to_converts_the_states(make, name):
     model = make(name)
     ids = torch.randint(0, 12, (2, 14))
-    cache = model(ids[:, :10], use_cache=True).past_key_values
+    cache = model(ids[:, :10], use_cache=True).cache
     assert cache.to(torch.float32) is cache
     assert {value.dtype for value in cache.named_tensors().values()} <= {torch.float32, torch.int64}
-    found = model(ids[:, 10:], past_key_values=copy.deepcopy(cache)).logits
+    found = model(ids[:, 10:], cache=copy.deepcopy(cache)).logits
     torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
     model.double()
-    found = model(ids[:, 10:], past_key_values=cache.to("cpu", torch.float64)).logits
+    found = model(ids[:, 10:], cache=cache.to("cpu", torch.float64)).logits
     torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"`dtype` must be torch.float32 or torch.float64"):
         cache.to(torch.float16)

@@ -28,13 +28,13 @@ def test_rearranged_rows_continue_as_those_they_were(model, rearrange, rows, sid
     for row, tokens in enumerate(read):
         where = slice(0, len(tokens)) if side == "right" else slice(10 - len(tokens), 10)
         ids[row, where], mask[row, where] = tokens, 1
-    cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    cache = model(ids, attention_mask=mask, use_cache=True).cache
     rearrange(cache)
     assert cache.tokens_seen.tolist() == [LENGTHS[row] for row in rows]
     # The first row ends one token earlier than the others.
     more, kept = torch.randint(0, 12, (len(rows), 4)), torch.ones(len(rows), 4, dtype=torch.long)
     kept[0, 3] = 0
-    found = model(more, attention_mask=kept, past_key_values=cache).logits
+    found = model(more, attention_mask=kept, cache=cache).logits
     for number, row in enumerate(rows):
         count = int(kept[number].sum())
         whole = torch.cat([read[row], more[number, :count]]).unsqueeze(0)

@@ -154,7 +154,7 @@ def test_logits_are_those_of_plain_loops(changes):
         found = model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
         generated = [model(torch.tensor([IDS[:20]]), use_cache=True)]
         for token in IDS[20:]:
-            generated.append(model(torch.tensor([[token]]), past_key_values=generated[-1].past_key_values))
+            generated.append(model(torch.tensor([[token]]), cache=generated[-1].cache))
     expected = reference_logits(state, config)
     bound = 1e-10 * np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound)

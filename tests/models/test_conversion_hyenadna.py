@@ -363,8 +363,8 @@ class TestGeneration:
         assert torch.equal(whole, cached)
         cache, pieces = None, []
         for piece in whole.split([5, 1, 1, 9, 1, 6], dim=1):
-            outputs = model(piece, past_key_values=cache, use_cache=True)
-            cache = outputs.past_key_values
+            outputs = model(piece, cache=cache, use_cache=True)
+            cache = outputs.cache
             pieces.append(outputs.logits)
         assert_close(torch.cat(pieces, dim=1), model(whole).logits)
 

@@ -149,8 +149,8 @@ def test_frame_by_frame_is_the_full_pass(flags: dict) -> None:
     assert full.shape == frames.shape
     outputs, cache = [], None
     for piece in frames.split([1, 1, 3, 2], dim=1):
-        found = model(piece, past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
+        found = model(piece, cache=cache, use_cache=True)
+        cache = found.cache
         outputs.append(found.logits)
     torch.testing.assert_close(torch.cat(outputs, dim=1), full, rtol=1e-10, atol=1e-10)
     # Both would agree if the state had no effect.
@@ -173,13 +173,11 @@ def test_generated_frames_are_those_of_full_passes() -> None:
     torch.testing.assert_close(found, seen[:, 4:], rtol=1e-10, atol=1e-10)
     # In two calls, with the cache of the first.
     cache = SSMCache(model.config)
-    first = model.generate_frames(frames, 2, past_key_values=cache)
-    torch.testing.assert_close(
-        torch.cat([first, model.generate_frames(first[:, -1:], 1, past_key_values=cache)], 1), found
-    )
-    rows = model(frames, use_cache=True).past_key_values
+    first = model.generate_frames(frames, 2, cache=cache)
+    torch.testing.assert_close(torch.cat([first, model.generate_frames(first[:, -1:], 1, cache=cache)], 1), found)
+    rows = model(frames, use_cache=True).cache
     rows.batch_select_indices(torch.tensor([1]))
-    single = model.generate_frames(found[1:, :1], 2, past_key_values=rows)
+    single = model.generate_frames(found[1:, :1], 2, cache=rows)
     torch.testing.assert_close(single, found[1:, 1:])
 
 
@@ -194,8 +192,8 @@ def test_gradients_through_pieces_and_checkpoints() -> None:
 
     model(frames, use_cache=False).logits[:, 3:].square().sum().backward()
     whole = gradients()
-    cache = model(frames[:, :3], use_cache=True).past_key_values
-    model(frames[:, 3:], past_key_values=cache).logits.square().sum().backward()
+    cache = model(frames[:, :3], use_cache=True).cache
+    model(frames[:, 3:], cache=cache).logits.square().sum().backward()
     pieces = gradients()
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     model(frames).logits[:, 3:].square().sum().backward()
@@ -411,15 +409,15 @@ def test_bad_frames(frames: object, error: type[Exception], message: str) -> Non
 
 def test_bad_arguments() -> None:
     model, frames = make(), video(3)
-    cache = model(frames, use_cache=True).past_key_values
+    cache = model(frames, use_cache=True).cache
     for message, arguments in {
         "must be the video itself": {"labels": frames[:, 1:]},
         "needs the whole sequence": {"output_tau": True, "use_cache": True},
         "states of 3 x 4 patches, but the frames have 4 x 4": {
             "pixel_values": torch.rand(2, 1, 8, 8, 3),
-            "past_key_values": cache,
+            "cache": cache,
         },
-        "holds 2 sequences, but the input has 1": {"pixel_values": frames[:1], "past_key_values": cache},
+        "holds 2 sequences, but the input has 1": {"pixel_values": frames[:1], "cache": cache},
     }.items():
         with pytest.raises(ValueError, match=message):
             model(**({"pixel_values": frames} | arguments))

@@ -65,7 +65,7 @@ def one_by_one(model: Any, ids: torch.Tensor, prompt: int = 4, **arguments: Any)
         output = model(ids[:, :prompt], use_cache=True)
         logits = [output.logits[:, -1]]
         for token in ids[:, prompt:].split(1, dim=1):
-            output = model(token, past_key_values=output.past_key_values, **arguments)
+            output = model(token, cache=output.cache, **arguments)
             logits.append(output.logits[:, -1])
     return logits
 
@@ -121,12 +121,12 @@ def test_generate_decides_once(make_model, stepped, monkeypatch):
         for calls in (stepped, decided, looked):
             calls.clear()
     with torch.no_grad():
-        cache = output.past_key_values
-        model(tokens(length=1), past_key_values=cache)
+        cache = output.cache
+        model(tokens(length=1), cache=cache)
         assert not decided
         assert len(looked) == 1
         model.model.layers[0].register_forward_hook(lambda *_: None)
-        model(tokens(length=1), past_key_values=cache)
+        model(tokens(length=1), cache=cache)
     assert stepped == [True, False]
 
 
@@ -134,14 +134,14 @@ def test_every_call_of_generate_decides_anew(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     ids = tokens().clamp(min=1)
     arguments: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    cache = model.generate(ids, return_dict_in_generate=True, **arguments).past_key_values
+    cache = model.generate(ids, return_dict_in_generate=True, **arguments).cache
     with torch.no_grad():
         model.model.layers[1].mixer.in_proj.weight.data = 2 * model.model.layers[1].mixer.in_proj.weight
     results = []
     continued = torch.cat([ids, tokens(length=4).clamp(min=1)], dim=1)
     for backend in ("numba", "torch"):
         with use_backend(backend):
-            results.append(model.generate(continued, past_key_values=copy.deepcopy(cache), **arguments))
+            results.append(model.generate(continued, cache=copy.deepcopy(cache), **arguments))
     assert torch.equal(*results)
     model.model.norm.register_forward_hook(lambda *_: None)
     stepped.clear()
@@ -151,12 +151,12 @@ def test_every_call_of_generate_decides_anew(make_model, stepped):
 
 def test_all_hidden_states_are_there(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
-    cache = model(tokens(), use_cache=True).past_key_values
+    cache = model(tokens(), use_cache=True).cache
     token = tokens(length=1)
     with torch.no_grad():
-        found = model(token, past_key_values=copy.deepcopy(cache), output_hidden_states=True).hidden_states
+        found = model(token, cache=copy.deepcopy(cache), output_hidden_states=True).hidden_states
         with use_backend("torch"):
-            expected = model(token, past_key_values=cache, output_hidden_states=True).hidden_states
+            expected = model(token, cache=cache, output_hidden_states=True).hidden_states
     assert stepped == [False, True, False]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -214,12 +214,12 @@ def test_whoever_disturbs_a_block_is_heard(make_model, stepped, name, when):
     if when == "before":
         disturbances()[name](model)
     with torch.no_grad():
-        cache = model(tokens(), use_cache=True).past_key_values
-        model(tokens(length=1), past_key_values=cache)
+        cache = model(tokens(), use_cache=True).cache
+        model(tokens(length=1), cache=cache)
         if when != "before":
             assert stepped.pop()
             disturbances()[name](model)
-        model(tokens(length=1), past_key_values=cache)
+        model(tokens(length=1), cache=cache)
     assert not any(stepped)
 
 
@@ -262,11 +262,11 @@ def test_changed_models_are_read_while_decoding(make_model, stepped, name):
 
     def logits_after_change(model: Any) -> torch.Tensor:
         with torch.no_grad():
-            cache = model(ids, use_cache=True).past_key_values
-            unchanged = model(ids[:, :1], past_key_values=copy.deepcopy(cache)).logits
-            model(ids[:, :1], past_key_values=cache)
+            cache = model(ids, use_cache=True).cache
+            unchanged = model(ids[:, :1], cache=copy.deepcopy(cache)).logits
+            model(ids[:, :1], cache=cache)
             CHANGES[name](model)
-            changed = model(ids[:, :1], past_key_values=cache).logits
+            changed = model(ids[:, :1], cache=cache).logits
         assert not torch.allclose(unchanged, changed, rtol=1e-4, atol=1e-4)
         return changed
 
@@ -281,16 +281,16 @@ def test_weights_of_a_functional_call_are_read(make_model, stepped):
     ids = tokens()
     others = {name: 1.2 * value.detach() for name, value in model.named_parameters()}
     with torch.no_grad():
-        cache = model(ids, use_cache=True).past_key_values
-        model(ids[:, :1], past_key_values=cache)
+        cache = model(ids, use_cache=True).cache
+        model(ids[:, :1], cache=cache)
         copied = copy.deepcopy(cache)
         call = torch.func.functional_call
-        found = call(model, others, (ids[:, :1],), {"past_key_values": cache}).logits
-        again = model(ids[:, :1], past_key_values=cache).logits
+        found = call(model, others, (ids[:, :1],), {"cache": cache}).logits
+        again = model(ids[:, :1], cache=cache).logits
         with use_backend("torch"):
-            expected = call(model, others, (ids[:, :1],), {"past_key_values": copied}).logits
+            expected = call(model, others, (ids[:, :1],), {"cache": copied}).logits
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(again, model(ids[:, :1], past_key_values=copied).logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, model(ids[:, :1], cache=copied).logits, rtol=1e-4, atol=1e-5)
     # The weights of the call are plain tensors.
     assert stepped == [False, True, False, True, False, False]
 
@@ -313,7 +313,7 @@ def test_gradients_padding_autocast_and_float16_go_block_by_block(make_model, st
     model = make_model("SelectiveSSM", "ForCausalLM")
     ids = tokens()
     output = model(ids, use_cache=True)
-    assert model(ids[:, :1], past_key_values=output.past_key_values).logits.requires_grad
+    assert model(ids[:, :1], cache=output.cache).logits.requires_grad
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         one_by_one(model, ids)
     one_by_one(model.half(), ids)
@@ -329,14 +329,14 @@ def test_copies_and_pieces_go_on_by_themselves(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     ids = tokens(batch=1, length=12)
     with torch.no_grad():
-        cache = model(ids[:, :4], use_cache=True).past_key_values
-        model(ids[:, 4:5], past_key_values=cache)
+        cache = model(ids[:, :4], use_cache=True).cache
+        model(ids[:, 4:5], cache=cache)
         copied = copy.deepcopy(cache)
         for token in ids[:, 6:9].split(1, dim=1):
-            model(token, past_key_values=cache)
+            model(token, cache=cache)
         # A longer piece, then a single token, from the copy, which nothing has changed.
-        model(ids[:, 5:11], past_key_values=copied)
-        found = model(ids[:, 11:], past_key_values=copied).logits
+        model(ids[:, 5:11], cache=copied)
+        found = model(ids[:, 11:], cache=copied).logits
         assert stepped[-1]
         expected = model(ids, use_cache=False).logits[:, -1:]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -346,14 +346,14 @@ def test_inference_mode_and_back(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     ids = tokens(batch=1, length=8)
     with torch.inference_mode():
-        cache = model(ids[:, :4], use_cache=True).past_key_values
-        model(ids[:, 4:5], past_key_values=cache)
+        cache = model(ids[:, :4], use_cache=True).cache
+        model(ids[:, 4:5], cache=cache)
     with torch.no_grad():
-        model(ids[:, 5:6], past_key_values=cache)
+        model(ids[:, 5:6], cache=cache)
     assert stepped == [False, True, True]
-    model(ids[:, 6:7], past_key_values=cache).logits.sum().backward()
+    model(ids[:, 6:7], cache=cache).logits.sum().backward()
     with torch.no_grad():
-        found = model(ids[:, 7:], past_key_values=cache).logits
+        found = model(ids[:, 7:], cache=cache).logits
         torch.testing.assert_close(found, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)
 
 
@@ -362,11 +362,11 @@ def test_copies_go_on_in_turn(make_model, stepped):
     ids = [tokens(batch=1, length=9) for _ in range(2)]
     ids[1][:, :4] = ids[0][:, :4]
     with torch.no_grad():
-        cache = model(ids[0][:, :3], use_cache=True).past_key_values
-        model(ids[0][:, 3:4], past_key_values=cache)
+        cache = model(ids[0][:, :3], use_cache=True).cache
+        model(ids[0][:, 3:4], cache=cache)
         caches = [cache, copy.deepcopy(cache)]
         for t in range(4, 9):
-            found = [model(own[:, t : t + 1], past_key_values=of).logits for own, of in zip(ids, caches, strict=True)]
+            found = [model(own[:, t : t + 1], cache=of).logits for own, of in zip(ids, caches, strict=True)]
         expected = [model(own, use_cache=False).logits[:, -1:] for own in ids]
     assert sum(stepped) == 11
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -378,9 +378,9 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
 
     def changed(change: Any) -> torch.Tensor:
         with torch.no_grad():
-            model(token, past_key_values=(cache := copy.deepcopy(before)))
+            model(token, cache=(cache := copy.deepcopy(before)))
             change(cache.states[1].tensors)
-            return model(token, past_key_values=cache).logits
+            return model(token, cache=cache).logits
 
     def replace(memories: dict[str, torch.Tensor]) -> None:
         memories["scan"] = 3 * memories["scan"]
@@ -390,7 +390,7 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
         memories["short_conv"].add_(1)
 
     with torch.no_grad():
-        before = model(tokens(), use_cache=True).past_key_values
+        before = model(tokens(), use_cache=True).cache
     for change in (replace, write):
         stepped.clear()
         found = changed(change)
@@ -402,21 +402,21 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
 def test_a_memory_of_another_type_goes_block_by_block(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     with torch.no_grad():
-        cache = model(tokens(), use_cache=True).past_key_values
-        model(tokens(length=1), past_key_values=cache)
+        cache = model(tokens(), use_cache=True).cache
+        model(tokens(length=1), cache=cache)
         cache.states[1].tensors["scan"] = cache.states[1].tensors["scan"].double()
-        model(tokens(length=1), past_key_values=cache)
+        model(tokens(length=1), cache=cache)
     assert stepped == [False, True, False]
 
 
 def test_a_single_token_is_checked(make_model):
     model = make_model("SelectiveSSM", "ForCausalLM")
     with torch.no_grad():
-        cache = model(tokens(batch=1), use_cache=True).past_key_values
+        cache = model(tokens(batch=1), use_cache=True).cache
         for wrong in (-1, 12):
             with pytest.raises(ValueError, match=rf"ids from {wrong} to {wrong}, but the vocabulary has 12"):
-                model(torch.tensor([[wrong]]), past_key_values=cache)
+                model(torch.tensor([[wrong]]), cache=cache)
         mask = torch.tensor([[1] * 9 + [0]])
-        model(tokens(batch=1, length=1), past_key_values=cache, attention_mask=mask)
+        model(tokens(batch=1, length=1), cache=cache, attention_mask=mask)
     # Padding was not read.
     assert cache.tokens_seen.tolist() == [9]

@@ -108,15 +108,15 @@ def test_a_step_takes_and_returns_the_states_as_tensors(make_model, family, flag
     prefill, decode = (exported.components[name].program.module() for name in ("prefill", "decode"))
     ids = torch.randint(0, 12, (2, 23))
     expected = model(ids, use_cache=False).logits
-    empty = type(model(ids).past_key_values)(model.config)
+    empty = type(model(ids).cache)(model.config)
     with torch.no_grad():
-        first = prefill(input_ids=ids[:, :20], past_key_values=empty)
-        found, cache = [first.logits[:, -1:]], first.past_key_values
+        first = prefill(input_ids=ids[:, :20], cache=empty)
+        found, cache = [first.logits[:, -1:]], first.cache
         for position in range(20, 23):
-            step = decode(input_ids=ids[:, position : position + 1], past_key_values=cache)
-            found, cache = [*found, step.logits], step.past_key_values
+            step = decode(input_ids=ids[:, position : position + 1], cache=cache)
+            found, cache = [*found, step.logits], step.cache
         # The cache of a program continues in the model.
-        more = model(ids[:, :5], past_key_values=copy.deepcopy(cache)).logits
+        more = model(ids[:, :5], cache=copy.deepcopy(cache)).logits
     assert cache.get_seq_length() == 23
     torch.testing.assert_close(torch.cat(found, dim=1), expected[:, 19:], rtol=1e-4, atol=1e-4)
     whole = model(torch.cat([ids, ids[:, :5]], dim=1), use_cache=False).logits[:, 23:]

@@ -181,7 +181,7 @@ def test_the_backbone_continues_from_a_cache() -> None:
     values = torch.randn(2, 12, 2, dtype=torch.float64)
     whole = model(input_values=values).last_hidden_state
     first = model(input_values=values[:, :7], use_cache=True)
-    second = model(input_values=values[:, 7:], past_key_values=first.past_key_values)
+    second = model(input_values=values[:, 7:], cache=first.cache)
     torch.testing.assert_close(torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1), whole)
 
 

@@ -98,8 +98,8 @@ def test_second_derivatives_through_a_cache(make_model, family: str, backend: st
     def in_pieces(x: Tensor) -> Tensor:
         cache, logits = None, []
         for piece in x.split([4, 1, 1, 3], dim=1):
-            output = model(inputs_embeds=piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(inputs_embeds=piece, cache=cache, use_cache=True)
+            cache = output.cache
             logits.append(output.logits)
         return torch.cat(logits, dim=1)
 

@@ -108,7 +108,7 @@ def test_it_generates_from_a_cache_and_reads_padded_and_packed_rows() -> None:
     first = model(ids[:, :4], use_cache=True)
     again = [first.logits]
     for position in range(4, 9):
-        again.append(model(ids[:, position : position + 1], past_key_values=first.past_key_values).logits)
+        again.append(model(ids[:, position : position + 1], cache=first.cache).logits)
     size = logits.abs().max().item()
     torch.testing.assert_close(torch.cat(again, dim=1), logits, rtol=1e-4, atol=1e-5 * size)
     mask = torch.ones(2, 12, dtype=torch.long)

@@ -29,17 +29,18 @@ VARIANTS = {
     "hybrid": ("Hybrid", {}),
     "hybrid-four": ("Hybrid", {"layer_types": ["mamba3", "full_attention", "s4", "selective"]}),
     "mamba3": ("Mamba3", {"mimo_rank": 2}),
+    "hyena2": ("Hyena2", {}),
     "plain-raw": ("SelectiveSSM", {"block": "plain", "state_matrix": "raw", "fixed_step": True}),
 }
 # All variants, of which `make test` runs one of each family.
 ONE_PER_FAMILY = [
     name
-    if name in ("hyena", "s4d", "s5", "mamba", "ssd", "linoss", "hybrid", "mamba3")
+    if name in ("hyena", "s4d", "s5", "mamba", "ssd", "linoss", "hybrid", "hyena2", "mamba3")
     else pytest.param(name, marks=pytest.mark.slow)
     for name in VARIANTS
 ]
 # One for each way of remembering.
-SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "linoss", "hybrid", "mamba3")
+SHORT = ("hyena", "s4d", "s5", "s4", "mamba", "mamba-sobolev", "plain", "ssd", "linoss", "hybrid", "hyena2", "mamba3")
 SPLITS = [(1, 299), (299, 1), (100, 100, 100), (70, 3, 1, 1, 40, 185)]
 # Each way of remembering with both sides, and each side with each split of the prompt.
 PADDED_PROMPTS = [
@@ -71,8 +72,8 @@ def read(model, ids, pieces, cache=None, mask=None):
     cache = SSMCache(model.config) if cache is None else cache
     for piece in pieces:
         given = None if mask is None else mask[:, : start + piece]
-        out = model(ids[:, start : start + piece], attention_mask=given, past_key_values=cache)
-        assert out.past_key_values is cache
+        out = model(ids[:, start : start + piece], attention_mask=given, cache=cache)
+        assert out.cache is cache
         logits.append(out.logits)
         start += piece
     assert start == ids.shape[1]
@@ -86,7 +87,7 @@ def test_token_by_token_equals_the_whole(make, name):
     model, length = make(name), 1050 if name in ("hyena", "s4d-sobolev") else 130
     ids = torch.randint(0, 12, (2, length))
     whole = model(ids, use_cache=False)
-    assert whole.past_key_values is None
+    assert whole.cache is None
     torch.testing.assert_close(read(model, ids, [1] * length), whole.logits, **TOLERANCE)
 
 
@@ -150,9 +151,9 @@ def test_a_cache_under_gradient_checkpointing_is_refused(make):
     model = make("mamba").train()
     model.gradient_checkpointing_enable()
     ids = torch.randint(0, 12, (2, 6))
-    with pytest.raises(ValueError, match=r"Gradient checkpointing.*past_key_values"):
-        model(ids, past_key_values=SSMCache(model.config))
-    assert model(ids, use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match=r"Gradient checkpointing.*cache"):
+        model(ids, cache=SSMCache(model.config))
+    assert model(ids, use_cache=True).cache is None
     # Nothing is recomputed without gradients.
     assert model.generate(ids, max_new_tokens=4).shape == (2, 10)
 
@@ -161,16 +162,16 @@ def test_a_cache_under_gradient_checkpointing_is_refused(make):
 def test_copies_and_pickles_of_a_cache_filled_with_gradients(make, name):
     model = make(name)
     ids = torch.randint(0, 12, (2, 12))
-    cache = model(ids[:, :6]).past_key_values
+    cache = model(ids[:, :6]).cache
     whole = model(ids, use_cache=False).logits[:, 6:]
     for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(copy.deepcopy(cache)))):
-        torch.testing.assert_close(model(ids[:, 6:], past_key_values=copied).logits, whole, **TOLERANCE)
+        torch.testing.assert_close(model(ids[:, 6:], cache=copied).logits, whole, **TOLERANCE)
     assert cache.get_seq_length() == 6
     # A copy belongs to the same model; what came from a file may be anyone's.
     with pytest.raises(ValueError, match="another model"):
-        make(name)(ids, past_key_values=copy.deepcopy(cache))
+        make(name)(ids, cache=copy.deepcopy(cache))
     with pytest.raises(ValueError, match="another model"):
-        copy.deepcopy(model)(ids, past_key_values=cache)
+        copy.deepcopy(model)(ids, cache=cache)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -178,11 +179,11 @@ def test_prefill_in_inference_mode_then_gradients(make, name):
     model = make(name)
     ids = torch.randint(0, 12, (2, 12))
     with torch.inference_mode():
-        cache = model(ids[:, :6]).past_key_values
-    model(ids[:, 6:], past_key_values=cache).logits.sum().backward()
+        cache = model(ids[:, :6]).cache
+    model(ids[:, 6:], cache=cache).logits.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     with torch.inference_mode():
-        out = model(ids[:, :1], past_key_values=cache)
+        out = model(ids[:, :1], cache=cache)
     expected = model(torch.cat([ids, ids[:, :1]], dim=1)).logits[:, -1:]
     torch.testing.assert_close(out.logits.clone(), expected, **TOLERANCE)
 
@@ -209,8 +210,8 @@ def test_complex_states_of_a_single_row_and_an_odd_rank(make):
 def test_labels_beside_the_mask_of_the_whole(make):
     model = make("s4d")
     ids = torch.randint(0, 12, (2, 10))
-    cache = model(ids[:, :6]).past_key_values
-    loss = model(ids[:, 6:], attention_mask=torch.ones(2, 10), past_key_values=cache, labels=ids[:, 6:]).loss
+    cache = model(ids[:, :6]).cache
+    loss = model(ids[:, 6:], attention_mask=torch.ones(2, 10), cache=cache, labels=ids[:, 6:]).loss
     logits = model(ids).logits[:, 6:-1]
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 7:].flatten()))
 
@@ -223,8 +224,8 @@ def test_generate_with_and_without_cache(make, name):
     settings = {"max_new_tokens": 30, "output_logits": True, "return_dict_in_generate": True, "do_sample": False}
     cached, plain = (model.generate(ids, use_cache=use, **settings) for use in (True, False))
     assert torch.equal(cached.sequences, plain.sequences)
-    assert isinstance(cached.past_key_values, SSMCache)
-    assert plain.past_key_values is None
+    assert isinstance(cached.cache, SSMCache)
+    assert plain.cache is None
     torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits), **TOLERANCE)
 
 
@@ -280,7 +281,7 @@ def test_padding_in_the_prompt_then_more_tokens(make, name, side, pieces):
     mask = torch.cat([mask, torch.ones_like(more)], dim=1)
     continued = []
     for start, stop in itertools.pairwise((0, 1, 2, 9)):
-        out = model(more[:, start:stop], attention_mask=mask[:, : 12 + stop], past_key_values=cache)
+        out = model(more[:, start:stop], attention_mask=mask[:, : 12 + stop], cache=cache)
         continued.append(out.logits)
     for row, (tokens, count) in enumerate(zip(prompts, counts, strict=True)):
         whole = model(torch.cat([tokens, more[row : row + 1]], dim=1)).logits[0]
@@ -304,7 +305,7 @@ def test_rows_that_are_done_sleep_and_may_wake(make, name):
             cache = copy.deepcopy(cache)
             cache.batch_select_indices(torch.tensor([1, 0, 2, 3]))
             cache.batch_select_indices(torch.tensor([1, 0, 2, 3]))
-        logits.append(model(ids[:, piece], attention_mask=mask[:, : start + 1], past_key_values=cache).logits)
+        logits.append(model(ids[:, piece], attention_mask=mask[:, : start + 1], cache=cache).logits)
     for row in range(4):
         kept = mask[row].bool()
         whole = model(ids[row : row + 1, kept]).logits[0]
@@ -316,7 +317,7 @@ def test_rows_that_are_done_sleep_and_may_wake(make, name):
 @pytest.mark.parametrize("name", [name for name in SHORT if name != "hybrid"])
 def test_a_cache_keeps_no_more_than_it_needs(make, name):
     model = make(name)
-    cache = model(torch.randint(0, 12, (2, 1000)), use_cache=True).past_key_values
+    cache = model(torch.randint(0, 12, (2, 1000)), use_cache=True).cache
     for layer in cache.states:
         assert sum(tensor.untyped_storage().nbytes() for tensor in layer.tensors.values()) < 20_000
     if name in ("s4d", "s4", "mamba", "plain"):
@@ -328,7 +329,7 @@ def test_a_cache_keeps_no_more_than_it_needs(make, name):
 def test_rows_are_reordered_repeated_and_copied(make, name):
     model = make(name)
     ids, more = torch.randint(0, 12, (3, 70)), torch.randint(0, 12, (4, 70))
-    cache = model(ids, use_cache=True).past_key_values
+    cache = model(ids, use_cache=True).cache
     copied = copy.deepcopy(cache)
     order = torch.tensor([2, 0, 0, 1])
     cache.batch_select_indices(order)
@@ -356,7 +357,7 @@ def test_generate_continues_from_a_returned_cache(make, name):
     settings = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     whole = model.generate(ids, max_new_tokens=12, **settings)
     first = model.generate(ids, max_new_tokens=5, **settings)
-    second = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=7, **settings)
+    second = model.generate(first.sequences, cache=first.cache, max_new_tokens=7, **settings)
     assert torch.equal(second.sequences, whole.sequences)
     torch.testing.assert_close(torch.stack(second.logits), torch.stack(whole.logits[5:]), **TOLERANCE)
 
@@ -378,14 +379,14 @@ def test_generate_from_embeddings_and_in_chunks(make, name):
 def test_the_cache_is_there_when_it_is_expected(make):
     model = make("s4d")
     ids = torch.randint(0, 12, (2, 8))
-    assert isinstance(model(ids).past_key_values, SSMCache)
+    assert isinstance(model(ids).cache, SSMCache)
     assert model(ids, return_dict=False)[1].get_seq_length() == 8
-    assert model(ids, use_cache=False).past_key_values is None
-    assert model(ids, output_tau=True).past_key_values is None
-    assert model.train()(ids).past_key_values is None
-    assert make("s4d", use_cache=False)(ids).past_key_values is None
-    assert make("s4d", "ForMaskedLM")(ids).past_key_values is None
-    assert make("s4d", "ForSequenceClassification")(ids).past_key_values is None
+    assert model(ids, use_cache=False).cache is None
+    assert model(ids, output_tau=True).cache is None
+    assert model.train()(ids).cache is None
+    assert make("s4d", use_cache=False)(ids).cache is None
+    assert make("s4d", "ForMaskedLM")(ids).cache is None
+    assert make("s4d", "ForSequenceClassification")(ids).cache is None
 
 
 @pytest.mark.parametrize("length", [60, 70])
@@ -413,34 +414,36 @@ def test_generate_says_at_once_that_it_will_not_fit(make):
 def test_what_is_refused(make):
     model, other = make("s4d"), make("s4d")
     ids = torch.randint(0, 12, (2, 8))
-    cache = model(ids).past_key_values
+    cache = model(ids).cache
     with pytest.raises(ValueError, match="another model"):
-        other(ids, past_key_values=cache)
+        other(ids, cache=cache)
     with pytest.raises(ValueError, match="another model"):
-        make("mamba", num_hidden_layers=3)(ids, past_key_values=cache)
+        make("mamba", num_hidden_layers=3)(ids, cache=cache)
     with pytest.raises(ValueError, match="must be an `SSMCache`, got DynamicCache"):
-        model(ids, past_key_values=DynamicCache())
+        model(ids, cache=DynamicCache())
     with pytest.raises(ValueError, match="holds 2 sequences, but the input has 1"):
-        model(ids[:1], past_key_values=cache)
+        model(ids[:1], cache=cache)
     with pytest.raises(ValueError, match="needs the whole sequence"):
-        model(ids, past_key_values=cache, output_tau=True)
+        model(ids, cache=cache, output_tau=True)
     with pytest.raises(ValueError, match=r"\(2, 5\).*\(2, 8\).*8 positions in the cache"):
-        model(ids, past_key_values=cache, attention_mask=torch.ones(2, 5))
+        model(ids, cache=cache, attention_mask=torch.ones(2, 5))
     # None of this has touched the cache.
     assert cache.get_seq_length() == 8
     empty = SSMCache(model.config)
     with pytest.raises(ValueError, match="attention_mask"):
-        model(ids, past_key_values=empty, attention_mask=torch.ones(2, 5))
-    other(ids, past_key_values=empty)
-    with pytest.raises(ValueError, match="pass the cache as `past_key_values`"):
-        model(ids, cache_params=cache)
+        model(ids, cache=empty, attention_mask=torch.ones(2, 5))
+    other(ids, cache=empty)
+    for name in ("past_key_values", "cache_params"):
+        with pytest.warns(FutureWarning, match="Use `cache` instead"):
+            found = model(ids, **{name: copy.deepcopy(cache)}).logits
+        assert torch.equal(found, model(ids, cache=copy.deepcopy(cache)).logits)
     with pytest.raises(ValueError, match="has no attentions"):
         model.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
     embeds = model.get_input_embeddings()(ids)
     with pytest.raises(ValueError, match="splits token ids only"):
         model.generate(inputs_embeds=embeds, attention_mask=torch.ones(2, 8), prefill_chunk_size=3, max_new_tokens=2)
-    with pytest.raises(ValueError, match="takes no `past_key_values`"):
-        make("s4d", "ForSequenceClassification")(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="takes no `cache`"):
+        make("s4d", "ForSequenceClassification")(ids, cache=cache)
 
 
 @pytest.mark.parametrize("flags", [{"sobolev_mode": "zero_phase", "sobolev_order": 0.5}, {"bidirectional": True}])
@@ -448,11 +451,11 @@ def test_what_is_refused(make):
 def test_a_model_that_looks_ahead_has_no_cache(make, name, flags):
     model = make(name, "Model", **flags)
     ids = torch.randint(0, 12, (2, 8))
-    assert model(ids).past_key_values is None
+    assert model(ids).cache is None
     with pytest.raises(ValueError, match=r"use_cache=True.*needs a causal model"):
         model(ids, use_cache=True)
-    with pytest.raises(ValueError, match=r"past_key_values.*needs a causal model"):
-        model(ids, past_key_values=SSMCache(model.config))
+    with pytest.raises(ValueError, match=r"cache.*needs a causal model"):
+        model(ids, cache=SSMCache(model.config))
 
 
 @torch.no_grad()

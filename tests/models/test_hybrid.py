@@ -49,8 +49,8 @@ def test_all_types_of_layers_in_one_model(make_model, ids):
     expected = model(ids, use_cache=False).logits
     cache, parts = None, []
     for piece in ids.split([13, 1, 1, 20, 1, 4], dim=1):
-        output = model(piece, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(piece, cache=cache, use_cache=True)
+        cache = output.cache
         parts.append(output.logits)
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=0, atol=1e-10)
     # Padding before and behind changes nothing.

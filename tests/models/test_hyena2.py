@@ -110,7 +110,7 @@ def test_pieces_with_a_state_of_oscillations_are_the_whole(ids):
     oscillating = build(complex_state=True, layer_types=["long_conv", "full_attention", *["long_conv"] * 3])
     expected = whole(oscillating, ids)
     first = oscillating(ids[:, :17], use_cache=True)
-    rest = oscillating(ids[:, 17:], past_key_values=first.past_key_values)
+    rest = oscillating(ids[:, 17:], cache=first.cache)
     close(torch.cat([first.logits, rest.logits], dim=1), expected)
 
 
@@ -119,8 +119,8 @@ def test_pieces_with_a_state_are_the_whole(model, ids):
     expected = whole(model, ids)
     cache, parts = None, []
     for piece in ids.split([13, 1, 1, 20, 1, 4], dim=1):
-        output = model(piece, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(piece, cache=cache, use_cache=True)
+        cache = output.cache
         parts.append(output.logits)
     close(torch.cat(parts, dim=1), expected)
     sizes = {name.rpartition(".")[2]: tensor.shape for name, tensor in cache.named_tensors().items()}
@@ -142,8 +142,8 @@ def test_padding_on_either_side_and_rows_of_different_history(model, ids, tmp_pa
     for row in range(3):
         close(found[row][mask[row].bool()], expected[row])
     first = model(ids[:, :20], attention_mask=mask[:, :20], use_cache=True)
-    cache = first.past_key_values
-    second = model(ids[:, 20:], attention_mask=mask[:, 20:], past_key_values=cache)
+    cache = first.cache
+    second = model(ids[:, 20:], attention_mask=mask[:, 20:], cache=cache)
     found = torch.cat([first.logits, second.logits], dim=1)
     for row in range(3):
         close(found[row][mask[row].bool()], expected[row])
@@ -152,7 +152,7 @@ def test_padding_on_either_side_and_rows_of_different_history(model, ids, tmp_pa
     cache = hf_ssm.SSMCache.load(tmp_path / "cache.safetensors", model)
     cache.batch_select_indices(torch.tensor([2, 0, 1]))
     following = torch.tensor([[5, 6], [7, 8], [9, 10]])
-    found = model(following, past_key_values=cache).logits
+    found = model(following, cache=cache).logits
     for row, before in enumerate([rows[2], rows[0], rows[1]]):
         close(found[row], whole(model, torch.cat([before, following[row : row + 1]], dim=1))[0, -2:])
 
@@ -164,8 +164,8 @@ def test_packed_documents_do_not_see_each_other(model, ids):
     found = model(ids[:1], seq_idx=numbers).logits[0]
     expected = torch.cat([whole(model, part)[0] for part in ids[:1].split(lengths, dim=1)])
     close(found, expected)
-    cache = model(ids[:1, :14], seq_idx=numbers[:, :14], use_cache=True).past_key_values
-    close(model(ids[:1, 14:], seq_idx=numbers[:, 14:], past_key_values=cache).logits[0], expected[14:])
+    cache = model(ids[:1, :14], seq_idx=numbers[:, :14], use_cache=True).cache
+    close(model(ids[:1, 14:], seq_idx=numbers[:, 14:], cache=cache).logits[0], expected[14:])
 
 
 @torch.no_grad()
@@ -272,8 +272,8 @@ def test_half_precision_keeps_filters_in_float32(tmp_path, model, ids):
     kept = {name for name, parameter in half.named_parameters() if parameter.dtype == torch.float32}
     assert kept == {name for name, _ in half.named_parameters() if ".long_conv." in name}
     with torch.no_grad():
-        cache = half(ids[:, :30]).past_key_values
-        found = half(ids[:, 30:], past_key_values=cache).logits.double()
+        cache = half(ids[:, :30]).cache
+        found = half(ids[:, 30:], cache=cache).logits.double()
     assert cache.states[3].tensors["keys"].dtype == torch.bfloat16
     expected = whole(model, ids)[:, 30:]
     assert (found - expected).norm() < 0.05 * expected.norm()

@@ -151,8 +151,8 @@ class TestLogits:
         model, ids = build(make_model, kind), torch.randint(0, 12, (2, 30))
         cache, pieces = None, []
         for piece in ids.split([6, 1, 1, 12, 1, 9], dim=1):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(piece, cache=cache, use_cache=True)
+            cache = output.cache
             pieces.append(output.logits)
         close(torch.cat(pieces, dim=1), model(ids).logits)
 
@@ -170,7 +170,7 @@ class TestLogits:
         for output in (model(ids, attention_mask=mask), model(ids, attention_mask=mask, use_cache=True)):
             for row, kept in tokens.items():
                 close(output.logits[row, kept], model(ids[row : row + 1, kept]).logits[0])
-        continued = model(more, past_key_values=output.past_key_values).logits
+        continued = model(more, cache=output.cache).logits
         for row, kept in tokens.items():
             whole = torch.cat([ids[row, kept], more[row]]).unsqueeze(0)
             close(continued[row], model(whole).logits[0, -4:])

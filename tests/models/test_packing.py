@@ -126,14 +126,14 @@ def test_pieces_with_a_cache_equal_one_pass(make_model, family, flags, cuts, use
         cache, pieces, start = hf_ssm.SSMCache(model.config), [], 0
         for stop in cuts:
             given = {name: getattr(packed, name)[:, start:stop]}
-            piece = model(packed.ids[:, start:stop], past_key_values=cache, **given)
+            piece = model(packed.ids[:, start:stop], cache=cache, **given)
             pieces.append(piece.last_hidden_state)
             start = stop
         assert_equal(torch.cat(pieces, dim=1), whole, 1e-10)
         assert cache.get_seq_length() == 33
         # Then the last documents go on.
         more = torch.randint(0, 12, (2, 3))
-        found = model(more, past_key_values=cache).last_hidden_state
+        found = model(more, cache=cache).last_hidden_state
         for row, own in enumerate(packed.documents):
             expected = model(torch.cat([own[-1], more[row]]).unsqueeze(0), use_cache=False).last_hidden_state
             assert_equal(found[row], expected[0, -3:], 1e-10)
@@ -150,7 +150,7 @@ def test_gradients_flow_through_pieces_of_packed_rows(make_model, family: str, f
     weights = torch.randn_like(whole)
     cache = hf_ssm.SSMCache(model.config)
     pieces = [
-        model(ids, past_key_values=cache, seq_idx=numbers).last_hidden_state
+        model(ids, cache=cache, seq_idx=numbers).last_hidden_state
         for ids, numbers in zip(packed.ids.split(13, 1), packed.seq_idx.split(13, 1), strict=True)
     ]
     expected = gradients(model, whole, weights)
@@ -347,29 +347,29 @@ def test_masks_are_zeros_and_ones(make_model, value: float, packed: bool) -> Non
         model(ids, attention_mask=torch.ones(2, 6).tolist(), **given)
     for kind in (torch.bool, torch.uint8, torch.bfloat16, torch.float64):
         model(ids, attention_mask=torch.ones(2, 6, dtype=kind), **given)
-    cache = model(ids[:1]).past_key_values
+    cache = model(ids[:1]).cache
     with pytest.raises(ValueError, match="`attention_mask` must be 1"):
-        model(ids[:1, :1], attention_mask=torch.tensor([[value]]), past_key_values=cache)
+        model(ids[:1, :1], attention_mask=torch.tensor([[value]]), cache=cache)
 
 
 def test_one_seq_idx_for_all_rows_of_a_cache(make_model) -> None:
     model, ids = make_model("S4", "ForCausalLM"), torch.randint(0, 12, (2, 6))
     one = torch.tensor([[0, 0, 1, 1, 1, 1]])
-    cache = model(ids[:, :4], seq_idx=one[:, :4], use_cache=True).past_key_values
-    logits = model(ids[:, 4:], seq_idx=one[:, 4:], past_key_values=cache).logits
+    cache = model(ids[:, :4], seq_idx=one[:, :4], use_cache=True).cache
+    logits = model(ids[:, 4:], seq_idx=one[:, 4:], cache=cache).logits
     expected = model(ids, seq_idx=one.expand(2, -1)).logits[:, 4:]
     torch.testing.assert_close(logits, expected)
 
 
 def test_errors_with_a_cache(make_model) -> None:
     model, ids = make_model("S4", "ForCausalLM"), torch.zeros(1, 4, dtype=torch.long)
-    cache = model(ids).past_key_values
+    cache = model(ids).cache
     with pytest.raises(
         ValueError, match="`cu_seq_lens_q` does not tell whether a document continues the one in `past_key"
     ):
-        model(ids, past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
-    with pytest.raises(ValueError, match="`past_key_values` was filled without `seq_idx`"):
-        model(ids, past_key_values=cache, seq_idx=torch.tensor([[0, 0, 1, 1]]))
+        model(ids, cache=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
+    with pytest.raises(ValueError, match="`cache` was filled without `seq_idx`"):
+        model(ids, cache=cache, seq_idx=torch.tensor([[0, 0, 1, 1]]))
     assert cache.get_seq_length() == 4
 
 

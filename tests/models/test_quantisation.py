@@ -41,7 +41,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 def check_pieces(model: Any, logits: Tensor, expected: Tensor, tolerance: float) -> None:
     """A cache gives the logits of the whole sequence."""
     first = model(IDS[:, :4], use_cache=True)
-    rest = model(IDS[:, 4:], past_key_values=first.past_key_values).logits
+    rest = model(IDS[:, 4:], cache=first.cache).logits
     assert ((rest - logits[:, 4:]).abs().max() / expected.abs().max()).item() < tolerance
 
 

@@ -307,8 +307,8 @@ def test_bad_uses(make_model) -> None:
     model, ids = make_model("S4", "Model", rc_equivariant=True), torch.ones(1, 4, dtype=torch.long)
     with pytest.raises(ValueError, match="`use_cache=True` needs a causal model, but this one has `rc_equivariant=Tru"):
         model(ids, use_cache=True)
-    with pytest.raises(ValueError, match="`past_key_values` needs a causal model"):
-        model(ids, past_key_values=hf_ssm.SSMCache(model.config))
+    with pytest.raises(ValueError, match="`cache` needs a causal model"):
+        model(ids, cache=hf_ssm.SSMCache(model.config))
     with pytest.raises(ValueError, match=r"`inputs_embeds` must hold 16 .* of both strands\) at each position, got 8"):
         model(inputs_embeds=torch.zeros(1, 4, 8))
 

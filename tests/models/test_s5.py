@@ -65,8 +65,8 @@ def test_packed_rows(make_model, bidirectional):
     if bidirectional:
         return
     # In two pieces, of which the second continues a document.
-    cache = model(ids[:, :9], time_deltas=deltas[:, :9], seq_idx=numbers[:, :9], use_cache=True).past_key_values
-    rest = model(ids[:, 9:], time_deltas=deltas[:, 9:], seq_idx=numbers[:, 9:], past_key_values=cache)
+    cache = model(ids[:, :9], time_deltas=deltas[:, :9], seq_idx=numbers[:, :9], use_cache=True).cache
+    rest = model(ids[:, 9:], time_deltas=deltas[:, 9:], seq_idx=numbers[:, 9:], cache=cache)
     assert_near(rest.last_hidden_state[0], alone[9:])
 
 
@@ -86,8 +86,8 @@ def test_pieces_and_single_tokens_after_a_cache(make_model, batch):
     cache, found = None, []
     for piece in (slice(0, 6), slice(6, 7), slice(7, 8), slice(8, LENGTH)):
         part = {name: value[:, piece] for name, value in batch.items()}
-        output = model(**part, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(**part, cache=cache, use_cache=True)
+        cache = output.cache
         found.append(output.logits)
     assert_near(torch.cat(found, dim=1), expected)
 
@@ -95,16 +95,16 @@ def test_pieces_and_single_tokens_after_a_cache(make_model, batch):
 def test_rows_that_continue_with_different_numbers_of_tokens(make_model, batch):
     model = causal(make_model)
     expected = model(**batch, use_cache=False).logits
-    cache = model(**{name: value[:, :6] for name, value in batch.items()}, use_cache=True).past_key_values
+    cache = model(**{name: value[:, :6] for name, value in batch.items()}, use_cache=True).cache
     counts = [4, 0, 8]
     mask = torch.arange(8) < torch.tensor(counts).unsqueeze(1)
     rest = {name: value[:, 6:] for name, value in batch.items()}
-    found = model(**rest, attention_mask=mask.long(), past_key_values=cache).logits
+    found = model(**rest, attention_mask=mask.long(), cache=cache).logits
     for row, count in ((0, 4), (2, 8)):
         assert_near(found[row, :count], expected[row, 6 : 6 + count])
     # A piece of padding only changes nothing.
     before = [value.clone() for value in cache.named_tensors().values()]
-    model(**rest, attention_mask=torch.zeros(3, 8, dtype=torch.long), past_key_values=cache)
+    model(**rest, attention_mask=torch.zeros(3, 8, dtype=torch.long), cache=cache)
     for name, value, one in zip(cache.named_tensors(), cache.named_tensors().values(), before, strict=True):
         assert name == "length" or torch.equal(value, one)
 
@@ -128,8 +128,8 @@ def test_generation_goes_on_from_a_cache(make_model, batch):
     model = causal(make_model)
     expected = model.generate(**batch, max_new_tokens=3, do_sample=False)
     part = {name: value[:, :5] for name, value in batch.items()}
-    cache = model(**part, use_cache=True).past_key_values
-    assert torch.equal(model.generate(**batch, past_key_values=cache, max_new_tokens=3, do_sample=False), expected)
+    cache = model(**part, use_cache=True).cache
+    assert torch.equal(model.generate(**batch, cache=cache, max_new_tokens=3, do_sample=False), expected)
 
 
 def test_the_trainer_reads_a_column_of_time_steps(make_model, tmp_path):

@@ -100,7 +100,7 @@ class TestMamba:
         for position in range(10, 74):
             token = ids[:, position : position + 1]
             expected = mamba(token, cache_params=expected.cache_params)
-            found = ours(token, past_key_values=found.past_key_values)
+            found = ours(token, cache=found.cache)
             torch.testing.assert_close(found.logits, expected.logits, atol=1e-4, rtol=1e-4)
 
     def test_greedy_generation(self, mamba, ours):

@@ -119,8 +119,8 @@ class TestTransformers:
     def test_steps_equal_one_pass(self, pair) -> None:
         ours, ids, cache, found = pair[1], torch.randint(0, 40, (2, 20)), None, []
         for piece in ids.split([5, 1, 1, 9, 1, 3], dim=1):
-            output = ours(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = ours(piece, cache=cache, use_cache=True)
+            cache = output.cache
             found.append(output.logits)
         close(torch.cat(found, dim=1), ours(ids).logits)
 
@@ -540,10 +540,10 @@ class TestFusedDecoding:
         model, ids = make_model("SSD", "ForCausalLM", **kind), torch.randint(0, 12, (3, 12))
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        cache = model(ids[:, :4], use_cache=True).past_key_values
+        cache = model(ids[:, :4], use_cache=True).cache
         expected = model(ids, use_cache=False, output_hidden_states=True).hidden_states
         for position in range(4, 12):
-            hidden = model(ids[:, position : position + 1], past_key_values=cache, output_hidden_states=True)
+            hidden = model(ids[:, position : position + 1], cache=cache, output_hidden_states=True)
             for one, other in zip(hidden.hidden_states, expected, strict=True):
                 close(one, other[:, position : position + 1])
         ran = cache.states[0].constants.get("fused_decision") is not None
@@ -552,9 +552,9 @@ class TestFusedDecoding:
     @torch.no_grad()
     def test_a_hook_is_called(self, make_model) -> None:
         model, seen = make_model("SSD", "ForCausalLM"), []
-        cache = model(torch.randint(0, 12, (1, 4)), use_cache=True).past_key_values
+        cache = model(torch.randint(0, 12, (1, 4)), use_cache=True).cache
         model.model.layers[1].mixer.norm.register_forward_hook(lambda *_: seen.append(1))
-        model(torch.tensor([[3]]), past_key_values=cache)
+        model(torch.tensor([[3]]), cache=cache)
         assert seen == [1]
 
 

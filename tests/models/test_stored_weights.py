@@ -45,7 +45,7 @@ def step_by_step(model: Any, ids: torch.Tensor, backend: str) -> torch.Tensor:
         output = model(ids[:, :4], use_cache=True)
         logits = []
         for token in ids[:, 4:].split(1, dim=1):
-            output = model(token, past_key_values=output.past_key_values)
+            output = model(token, cache=output.cache)
             logits.append(output.logits.float())
     return torch.cat(logits, dim=1)
 
@@ -67,11 +67,11 @@ def test_bfloat16(make, family: str) -> None:
     blocks = error(step_by_step(model, ids, "torch"), exact)
     assert 0 < error(found, exact) < max(0.01, blocks)
     output = model(ids, use_cache=True)
-    before = {name: t.dtype for name, t in output.past_key_values.states[0].tensors.items()}
+    before = {name: t.dtype for name, t in output.cache.states[0].tensors.items()}
     with torch.no_grad(), use_backend("numba"):
-        output = model(ids[:, :1], past_key_values=output.past_key_values)
+        output = model(ids[:, :1], cache=output.cache)
     assert served[-1] and output.logits.dtype == torch.bfloat16
-    assert {name: t.dtype for name, t in output.past_key_values.states[0].tensors.items()} == before
+    assert {name: t.dtype for name, t in output.cache.states[0].tensors.items()} == before
 
 
 @FAMILIES

@@ -134,7 +134,7 @@ def test_generation_rescaling_saving_and_roles(make_model, flags, tmp_path):
     read = model(ids[:, :66], use_cache=True)
     found = [read.logits]
     for position in range(66, 70):
-        read = model(ids[:, position : position + 1], past_key_values=read.past_key_values)
+        read = model(ids[:, position : position + 1], cache=read.cache)
         found.append(read.logits)
     torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-5, atol=1e-5)
     model.save_pretrained(tmp_path)

@@ -270,6 +270,6 @@ def test_a_layer_with_dfout_has_a_uniform_grid_of_poles(make_model, family, flag
     torch.testing.assert_close(poles.real, -filter.time_step(torch.float64).unsqueeze(-1).expand_as(poles) / 2)
     ids = torch.randint(0, 12, (2, 20))
     read = model(ids[:, :12], use_cache=True)
-    rest = model(ids[:, 12:], past_key_values=read.past_key_values).last_hidden_state
+    rest = model(ids[:, 12:], cache=read.cache).last_hidden_state
     expected = model(ids).last_hidden_state
     torch.testing.assert_close(rest, expected[:, 12:], rtol=1e-4, atol=1e-4)

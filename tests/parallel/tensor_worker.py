@@ -142,8 +142,8 @@ def compare(family: str, head: str, config: dict[str, Any], dtype: torch.dtype, 
     with torch.no_grad():
         errors["logits after a step"] = difference(*(one(ids).logits for one in (model, whole)))
         if head == "ForCausalLM":
-            cache = model(ids[:, :7], use_cache=True).past_key_values
-            rest = model(ids[:, 7:], past_key_values=cache).logits
+            cache = model(ids[:, :7], use_cache=True).cache
+            rest = model(ids[:, 7:], cache=cache).logits
             errors["logits with a cache"] = difference(rest, whole(ids, use_cache=False).logits[:, 7:])
             generated = [one.generate(ids[:, :4], max_new_tokens=8, do_sample=False) for one in (whole, model)]
             errors["tokens"] = float((generated[0] != generated[1]).sum())

@@ -131,13 +131,13 @@ def test_last_position_only_returns_the_last_position(make_model, family):
     model, ids = make_model(family, "Model"), torch.randint(4, 12, (2, 12))
     with torch.no_grad():
         whole = model(ids[:, :8], use_cache=True)
-        cache = model(ids[:, :8], use_cache=True).past_key_values
-        expected = model(ids[:, 8:], past_key_values=whole.past_key_values).last_hidden_state
+        cache = model(ids[:, :8], use_cache=True).cache
+        expected = model(ids[:, 8:], cache=whole.cache).last_hidden_state
         cache.states[-1].last_position_only = True
-        found = model(ids[:, 8:], past_key_values=cache).last_hidden_state
+        found = model(ids[:, 8:], cache=cache).last_hidden_state
         torch.testing.assert_close(found, expected[:, -1:], rtol=1e-6, atol=1e-6)
         cache.states[-1].last_position_only = False
-        following = [model(ids[:, :2], past_key_values=c).last_hidden_state for c in (cache, whole.past_key_values)]
+        following = [model(ids[:, :2], cache=c).last_hidden_state for c in (cache, whole.cache)]
     assert torch.equal(*following)
 
 

@@ -116,7 +116,7 @@ def test_pieces_equal_whole_streams(family: str, carry_states: bool, make_model,
     for batch, gradient in zip(batches, gradients, strict=True):
         model.zero_grad()
         names = [name for name in ("input_ids", "seq_idx", "attention_mask") if name in batch]
-        output = model(**{name: batch[name] for name in names}, past_key_values=cache).logits
+        output = model(**{name: batch[name] for name in names}, cache=cache).logits
         nn.functional.cross_entropy(output.flatten(0, 1), batch["shift_labels"].flatten()).backward()
         cache.detach_()
         expected = nn.utils.parameters_to_vector([p.grad for p in model.parameters() if p.grad is not None])

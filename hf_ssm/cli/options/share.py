@@ -12,7 +12,8 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     file = "a file with a state dict (a selective SSM of Honarpisheh et al., the example of state-spaces/s4)"
     what = f"{file}, or a folder or Hub id, for example of a Mamba, Caduceus or HyenaDNA model"
     parser.add_argument("source", metavar="SOURCE", help=what)
-    parser.add_argument("target", metavar="TARGET", type=Path, help="folder for the result")
+    target = "folder for the result; leave it out to renew the code of a local checkpoint of hf_ssm"
+    parser.add_argument("target", metavar="TARGET", type=Path, nargs="?", help=target)
     parser.add_argument("--overwrite-output", action="store_true", help="replace TARGET if it is a folder with a model")
     add = parser.add_argument_group("facts that files of S4 do not contain").add_argument
     norm_first = "the norms precede the layers (the model was trained with --prenorm)"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, cache_for
+from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments, check_length, the_input
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
@@ -29,7 +29,7 @@ class SSMModelOutput(ModelOutput):
 
     Args:
         last_hidden_state: `(B, L, D)`, after the final norm; `(B, L, 2 D)` for both strands with `rc_equivariant`.
-        past_key_values: With `use_cache=True`, the `SSMCache` to continue from.
+        cache: With `use_cache=True`, the `SSMCache` to continue from.
         hidden_states: With `output_hidden_states`, the embedding and the output of every block, the last one
             after the final norm; each in the shape of `last_hidden_state`.
         tau: With `output_tau=True`, τ of each layer that has a kernel, `(config.num_tau_layers,)`: all layers except
@@ -37,7 +37,7 @@ class SSMModelOutput(ModelOutput):
     """
 
     last_hidden_state: Tensor | None = None
-    past_key_values: SSMCache | None = None
+    cache: SSMCache | None = None
     hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
 
@@ -78,6 +78,7 @@ class SSMModel(SSMPreTrainedModel):
             embedding = view.embedding(embedding)
         return embedding(inputs)
 
+    @accepts_old_names
     @can_return_tuple
     def forward(
         self,
@@ -87,7 +88,7 @@ class SSMModel(SSMPreTrainedModel):
         input_values: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
-        past_key_values: SSMCache | None = None,
+        cache: SSMCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
@@ -102,7 +103,7 @@ class SSMModel(SSMPreTrainedModel):
             output_hidden_states: Return the hidden states of all layers, or of the layers with the given numbers (0:
                 the embedding; the other entries are then `None`). Default: the value of the configuration.
             output_tau: Return τ of each layer; needs whole sequences.
-            past_key_values: Continue from this cache, which is changed in place and returned.
+            cache: Continue from this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the value of the configuration for causal models outside training,
                 otherwise false.
             seq_idx: `(B, L)`, the number of the document that each position of packed rows is part of.
@@ -122,12 +123,12 @@ class SSMModel(SSMPreTrainedModel):
         """
         check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
-        call = {"attention_mask": attention_mask, "past_key_values": past_key_values, **sources, **kwargs}
+        call = {"attention_mask": attention_mask, "cache": cache, **sources, **kwargs}
         views = views_of(self, call)
         name, inputs = the_input(self, sources, call["both_strands"])
-        check_length(self.config, inputs.shape[1], call["documents"], past_key_values)
+        check_length(self.config, inputs.shape[1], call["documents"], cache)
         hidden_states = self.embed(name, inputs, views)
-        cache = cache_for(self, past_key_values, use_cache, output_tau, inputs.shape[0])
+        cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         taus: list[Tensor] = []
@@ -142,7 +143,7 @@ class SSMModel(SSMPreTrainedModel):
         chosen = selected_states(outputs, requested)
         return SSMModelOutput(
             last_hidden_state=restored(views, outputs[-1]),
-            past_key_values=cache,
+            cache=cache,
             hidden_states=None if chosen is None else tuple(restored(views, output) for output in chosen),
             tau=torch.stack(taus) if output_tau else None,
         )

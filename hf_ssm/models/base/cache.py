@@ -9,7 +9,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils import _pytree
 from transformers import Cache, PreTrainedConfig
+from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.rollback import PastRecording
@@ -33,7 +34,6 @@ class SSMCacheLayer(LayerState):
     """The state of one layer, with the method names of transformers' cache layers."""
 
     is_compileable = False
-    is_croppable = False
     is_sliding = False
     supports_early_init = False
 
@@ -48,6 +48,13 @@ class SSMCacheLayer(LayerState):
     def get_max_length(self) -> int:
         """-1: there is no limit."""
         return -1
+
+
+def accepts_old_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the cache may also be passed under its names before transformers 5.24, with a warning."""
+    for name in ("past_key_values", "cache_params"):
+        function = deprecate_kwarg(name, "5.40.0", new_name="cache")(function)
+    return function
 
 
 def _register_as_pytree(cls: Any) -> Any:
@@ -67,7 +74,7 @@ def _register_as_pytree(cls: Any) -> Any:
 class SSMCache(Cache):
     """The states of a causal model of hf_ssm after the tokens that the model has read.
 
-    `model(..., use_cache=True)` returns a cache as `past_key_values`; pass the cache back with the tokens that follow.
+    `model(..., use_cache=True).cache` is a cache; pass it back as `cache` with the tokens that follow.
     The cache is changed in place; `copy.deepcopy` keeps the present state, without gradients. A cache belongs to the
     model that filled it, with the weights at that time: start a new cache after the weights have changed. `save` and
     `load` keep a cache in a file, with a check that the cache belongs to the model. A cache can be pickled; the reader
@@ -198,6 +205,15 @@ class SSMCache(Cache):
         copied.layers = layers
         copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
         return copied
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can remove positions: after `activate_past_recording`."""
+        return self.recording is not None
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Whether positions are recorded, in all layers alike."""
+        return self.recording is not None
 
     def activate_past_recording(self) -> None:
         """Record what is read from now on, so that `crop` can remove it; see `PastRecording` for the cost."""
@@ -456,7 +472,7 @@ def cache_for(
 
     Args:
         model: The backbone.
-        cache: The argument `past_key_values`.
+        cache: The argument `cache`.
         use_cache: Whether an empty cache is made. Default: the configuration's, for causal models outside training.
         output_tau: Whether τ is requested.
         batch: Number of rows.
@@ -470,16 +486,14 @@ def cache_for(
     non_causal_flag = None if is_own else model.config.non_causal_flag
     if is_shared(model.sharing):
         if use_cache or cache is not None:
-            raise ValueError(
-                "Processes that share sequences keep no cache: leave out `use_cache=True` and `past_key_values`."
-            )
+            raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and `cache`.")
         return None
     if use_cache is None and cache is None:
         use_cache = model.config.use_cache and not model.training and non_causal_flag is None and not output_tau
-    recomputes = model.training and model.gradient_checkpointing
+    recomputes = model.training and model.gradient_checkpointing and torch.is_grad_enabled()
     if cache is None and (not use_cache or recomputes):
         return None
-    argument = "use_cache=True" if cache is None else "past_key_values"
+    argument = "use_cache=True" if cache is None else "cache"
     if non_causal_flag is not None:
         raise ValueError(
             f"`{argument}` needs a causal model, but this one has {non_causal_flag}: later tokens would change the "
@@ -487,27 +501,27 @@ def cache_for(
         )
     if output_tau:
         raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{argument}`.")
-    if recomputes and torch.is_grad_enabled():
+    if recomputes:
         raise ValueError(
             "Gradient checkpointing computes each layer twice, but the first computation changes the cache: leave out "
-            "`past_key_values`, or call `gradient_checkpointing_disable()`."
+            "`cache`, or call `gradient_checkpointing_disable()`."
         )
     if cache is None:
         cache = SSMCache(model.config)
     elif not isinstance(cache, SSMCache):
         raise ValueError(
-            f"`past_key_values` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
+            f"`cache` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
             "`use_cache=True` returned, or `SSMCache(model.config)`."
         )
     if len(cache) != len(model.layers) or not cache.may_belong_to(model):
         raise ValueError(
-            "`past_key_values` was filled by another model: continue with that model, or start with an empty "
+            "`cache` was filled by another model: continue with that model, or start with an empty "
             "`SSMCache(model.config)`."
         )
     if cache.batch_size not in (-1, batch):
         raise ValueError(
-            f"`past_key_values` holds {cache.batch_size} sequences, but the input has {batch}: "
-            "select rows with `past_key_values.batch_select_indices`."
+            f"`cache` holds {cache.batch_size} sequences, but the input has {batch}: "
+            "select rows with `cache.batch_select_indices`."
         )
     return cache
 
@@ -524,4 +538,4 @@ def _fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["SSMCache", "SSMCacheLayer", "cache_for"]
+__all__ = ["SSMCache", "SSMCacheLayer", "accepts_old_names", "cache_for"]

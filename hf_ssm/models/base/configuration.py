@@ -197,7 +197,7 @@ class SSMConfig(PreTrainedConfig):
     }
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
     count_fields: ClassVar[tuple[str, ...]] = ()
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "hidden_states", "tau"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "hidden_states", "tau"]
 
     vocab_size: int = 12
     hidden_size: int = 128

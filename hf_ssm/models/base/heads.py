@@ -30,12 +30,12 @@ class SSMHeadOutput(ModelOutput):
     Args:
         loss: Task loss (without the τ regulariser), a scalar, when `labels` are given.
         logits: `(B, L, vocab_size)`, `(B, L, num_labels)` or `(B, num_labels)`.
-        past_key_values, hidden_states, tau: As in `SSMModelOutput`.
+        cache, hidden_states, tau: As in `SSMModelOutput`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
-    past_key_values: SSMCache | None = None
+    cache: SSMCache | None = None
     hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
 

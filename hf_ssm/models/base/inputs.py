@@ -32,7 +32,9 @@ _BESIDE_LABELS = ("label", "label_ids")
 # Read elsewhere than in the signature of `forward`: by the loss function, by `find_documents`, and by heads that have
 # them; others get `None`.
 _READ_ELSEWHERE = ("num_items_in_batch", "position_ids", "shift_labels")
-_OF_OTHER_HEADS = ("labels", "past_key_values", "cache_params", "logits_to_keep")
+# The cache, with its names before transformers 5.24.
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+_OF_OTHER_HEADS = ("labels", "logits_to_keep", *_CACHE_NAMES)
 
 
 def check_extra_arguments(
@@ -50,10 +52,9 @@ def check_extra_arguments(
         ValueError: A cache is given, or attentions are requested.
         TypeError: Another argument; the message names the nearest that exists.
     """
-    if given.get("past_key_values") is not None:
-        raise ValueError(f"{type(model).__name__} takes no `past_key_values`: pass the whole sequence.")
-    if given.get("cache_params") is not None:
-        raise ValueError(f"{type(model).__name__} has no argument `cache_params`: pass the cache as `past_key_values`.")
+    for name in _CACHE_NAMES:
+        if given.get(name) is not None:
+            raise ValueError(f"{type(model).__name__} takes no `{name}`: pass the whole sequence.")
     if given.get("output_attentions"):
         raise ValueError(
             f"{type(model).__name__} has no attentions: leave out `output_attentions`. (`hf_ssm.attention_matrix` "

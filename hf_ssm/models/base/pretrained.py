@@ -22,6 +22,7 @@ from hf_ssm.modules.block import MLP
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
+from hf_ssm.utils.versions import noting_newer_transformers
 
 _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
@@ -43,6 +44,7 @@ def _forget_tied(model: nn.Module, missing: list[str]) -> None:
     missing[:] = [name for name in missing if id(parameters.get(name)) not in loaded]
 
 
+@noting_newer_transformers("__call__")
 class SSMPreTrainedModel(PreTrainedModel):
     """Weight initialisation, precision and loading for all families."""
 
@@ -51,8 +53,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
-    # The states of a layer stay on its device.
-    _skip_keys_device_placement = ["past_key_values"]
     # Processes with parts of one sequence would not exchange the states between them.
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]

@@ -15,7 +15,7 @@ from transformers.generation import GenerationMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache
+from hf_ssm.models.base.cache import SSMCache, accepts_old_names
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
@@ -24,6 +24,7 @@ from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs,
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
 from hf_ssm.modules.rows import is_shared
+from hf_ssm.utils.versions import noting_newer_transformers
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset(
@@ -58,8 +59,8 @@ def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwarg
             )
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
-            f"Assisted generation reads the whole prompt, but `past_key_values` holds {cache.get_seq_length()} "
-            "positions of the prompt: leave out `past_key_values`."
+            f"Assisted generation reads the whole prompt, but `cache` holds {cache.get_seq_length()} "
+            "positions of the prompt: leave out `cache`."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("Assisted generation compares token ids: pass `input_ids` instead of `inputs_embeds`.")
@@ -126,6 +127,7 @@ class _TokenHead(SSMPreTrainedModel):
         # With a cache, the mask may be longer than the piece.
         return labels.masked_fill(~attention_mask[:, -labels.shape[1] :].to(labels.device).bool(), -100)
 
+    @accepts_old_names
     @can_return_tuple
     def forward(
         self,
@@ -135,7 +137,7 @@ class _TokenHead(SSMPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
-        past_key_values: SSMCache | None = None,
+        cache: SSMCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         seq_idx: Tensor | None = None,
@@ -165,7 +167,7 @@ class _TokenHead(SSMPreTrainedModel):
             inputs_embeds,
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
-            past_key_values=past_key_values,
+            cache=cache,
             use_cache=use_cache,
             return_dict=True,
             **packing,
@@ -183,12 +185,13 @@ class _TokenHead(SSMPreTrainedModel):
         return SSMHeadOutput(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             tau=outputs.tau,
         )
 
 
+@noting_newer_transformers("generate")
 class SSMForCausalLM(_TokenHead, GenerationMixin):
     """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
 
@@ -249,7 +252,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             raise ValueError(
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
             )
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get("cache")
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
             _check_assisted(generation_config, cache, model_kwargs)
         parent: Any = super()
@@ -257,17 +260,18 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
         if generation_config.use_cache is not False and cache is None:
-            model_kwargs["past_key_values"] = cache = SSMCache(self.config)
+            model_kwargs["cache"] = cache = SSMCache(self.config)
         if generation_config.is_assistant and isinstance(cache, SSMCache):
             cache.activate_past_recording()
 
+    @accepts_old_names
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
         # `generate` passes the tokenizer on, which its stop strings need.
         kwargs.pop("tokenizer", None)
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get("cache")
         # An assistant reads the prompt without a first iteration.
         continues = isinstance(cache, SSMCache) and cache.is_initialized and not kwargs.get("is_first_iteration")
         if continues and inputs_embeds is None and not args:

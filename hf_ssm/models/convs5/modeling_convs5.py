@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, selected_states
-from hf_ssm.models.base.cache import SSMCache, cache_for
+from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
@@ -128,13 +128,14 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         """Add the encoder, in the place of an embedding."""
         self.encoder = FrameEncoder(config)
 
+    @accepts_old_names
     @can_return_tuple
     def forward(
         self,
         pixel_values: Tensor,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
-        past_key_values: SSMCache | None = None,
+        cache: SSMCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> SSMModelOutput:
@@ -144,7 +145,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers (0: those
                 of the encoder); default: the configuration's.
             output_tau: Return τ of each layer (see `ConvS5`); needs whole videos.
-            past_key_values: Continue the videos of this cache, which is changed in place and returned.
+            cache: Continue the videos of this cache, which is changed in place and returned.
             use_cache: Return a new cache. Default: the configuration's, outside training.
 
         Raises:
@@ -159,7 +160,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
             pixel_values = rows.layout.cut(pixel_values)
         hidden_states = self.encoder(pixel_values)
-        cache = cache_for(self, past_key_values, use_cache, output_tau, hidden_states.shape[0])
+        cache = cache_for(self, cache, use_cache, output_tau, hidden_states.shape[0])
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is None:
@@ -173,7 +174,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             output_hidden_states = self.config.output_hidden_states
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
-            past_key_values=cache,
+            cache=cache,
             hidden_states=selected_states(all_hidden_states, output_hidden_states),
             tau=torch.stack(taus) if output_tau else None,
         )
@@ -210,7 +211,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         scan = cache.states[0].tensors.get("scan")
         if scan is not None and scan.shape[1:3] != hidden_states.shape[2:4]:
             raise ValueError(
-                f"`past_key_values` holds states of {' x '.join(map(str, scan.shape[1:3]))} patches, but the frames "
+                f"`cache` holds states of {' x '.join(map(str, scan.shape[1:3]))} patches, but the frames "
                 f"have {' x '.join(map(str, hidden_states.shape[2:4]))}: continue with frames of the same size."
             )
 
@@ -231,6 +232,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         self.decoder = FrameDecoder(config)
         self.post_init()
 
+    @accepts_old_names
     @can_return_tuple
     def forward(
         self,
@@ -238,7 +240,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
-        past_key_values: SSMCache | None = None,
+        cache: SSMCache | None = None,
         use_cache: bool | None = None,
         return_loss: bool | None = None,
         **kwargs: Any,
@@ -261,7 +263,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
             pixel_values,
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
-            past_key_values=past_key_values,
+            cache=cache,
             use_cache=use_cache,
             return_dict=True,
         )
@@ -274,7 +276,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         return SSMHeadOutput(
             loss=loss,
             logits=frames,
-            past_key_values=outputs.past_key_values,
+            cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             tau=outputs.tau,
         )
@@ -293,14 +295,15 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         squared, absolute = nn.functional.mse_loss(predicted, target), nn.functional.l1_loss(predicted, target)
         return (1 - weight) * squared + weight * absolute
 
+    @accepts_old_names
     @torch.no_grad()
-    def generate_frames(self, context: Tensor, num_frames: int, *, past_key_values: SSMCache | None = None) -> Tensor:
+    def generate_frames(self, context: Tensor, num_frames: int, *, cache: SSMCache | None = None) -> Tensor:
         """Predict the frames that follow a video, each from the ones before it, at the cost of one frame each.
 
         Args:
             context: `(B, T, H, W, C)`, frames from 0 to 1.
             num_frames: Number of frames to predict.
-            past_key_values: A cache with the frames before `context`; it is changed in place, so that it can be passed
+            cache: A cache with the frames before `context`; it is changed in place, so that it can be passed
                 again with the last of the predicted frames, which it does not hold yet.
 
         Returns:
@@ -312,13 +315,12 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise ValueError(f"`num_frames` must be a positive number, got {num_frames!r}.")
         frames: list[Tensor] = []
-        cache = past_key_values
         for _ in range(num_frames):
             outputs = self(
-                frames[-1] if frames else context, past_key_values=cache, use_cache=True, return_loss=False,
+                frames[-1] if frames else context, cache=cache, use_cache=True, return_loss=False,
                 return_dict=True,
             )  # fmt: skip
-            cache = outputs.past_key_values
+            cache = outputs.cache
             frames.append(outputs.logits[:, -1:].clamp(0, 1).to(context.dtype))
         return torch.cat(frames, dim=1)
 

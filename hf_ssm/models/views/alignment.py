@@ -36,7 +36,7 @@ class Alignment(View):
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "Alignment | None":
-        mask, cache = call["attention_mask"], call["past_key_values"]
+        mask, cache = call["attention_mask"], call["cache"]
         if mask is None or call["documents"] is not None:
             return None
         # An exported program checks the number of positions where it has to know them, in a streaming convolution.

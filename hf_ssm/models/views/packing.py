@@ -98,7 +98,7 @@ def _find(
             raise ValueError("`cu_seq_lens_q` and `cu_seq_lens_k` differ: a state space model reads one sequence.")
         if has_history:
             raise ValueError(
-                f"`{name}` does not tell whether a document continues the one in `past_key_values`: pass `seq_idx` or "
+                f"`{name}` does not tell whether a document continues the one in `cache`: pass `seq_idx` or "
                 "`position_ids` instead."
             )
         marks = _numbers_of_documents(name, values, shape)
@@ -154,7 +154,7 @@ def _continued(name: str, marks: Tensor, rows: Tensor, begins: Tensor, first_of_
         return (first_of_row & (marks != 0))[begins]
     if cache.document_ids is None:
         raise ValueError(
-            "`past_key_values` was filled without `seq_idx`: pass `position_ids` instead, or pass `seq_idx` with all "
+            "`cache` was filled without `seq_idx`: pass `position_ids` instead, or pass `seq_idx` with all "
             "pieces of the sequence."
         )
     return (first_of_row & (marks == cache.document_ids.cpu()[rows]))[begins]

@@ -58,7 +58,7 @@ def views_of(model: Any, call: dict[str, Any]) -> list[View]:
     """
     if call.get("documents") is None:
         inputs = (call["input_ids"], call["inputs_embeds"], call.get("input_values"))
-        call["documents"] = find_documents(call["attention_mask"], call["past_key_values"], call, *inputs)
+        call["documents"] = find_documents(call["attention_mask"], call["cache"], call, *inputs)
     if call.get("both_strands") is None:
         call["both_strands"] = model.config.rc_equivariant
     return [view for kind in VIEWS if (view := kind.of(model, call)) is not None]

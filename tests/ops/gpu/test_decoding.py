@@ -414,7 +414,7 @@ def one_by_one(model: Any, ids: torch.Tensor, **options: Any) -> list[Any]:
         with use_backend("torch"):
             outputs = [model(ids[:, :3], use_cache=True, **options)]
         for token in ids[:, 3:].split(1, dim=1):
-            outputs.append(model(token, past_key_values=outputs[-1].past_key_values, **options))
+            outputs.append(model(token, cache=outputs[-1].cache, **options))
     return outputs
 
 
@@ -462,15 +462,15 @@ def test_padding_between_and_before_tokens(make_model, device, stepped, family):
     for backend in ("triton", "torch"):
         with torch.no_grad(), use_backend(backend):
             cache = SSMCache(model.config)
-            output = model(ids[:, :3], attention_mask=masks[:, :3], past_key_values=cache)
+            output = model(ids[:, :3], attention_mask=masks[:, :3], cache=cache)
             for place in range(3, 6):
                 mask = masks[:, place : place + 1]
-                output = model(ids[:, place : place + 1], attention_mask=mask, past_key_values=output.past_key_values)
+                output = model(ids[:, place : place + 1], attention_mask=mask, cache=output.cache)
             results.append(output)
         assert backend == "torch" or stepped == [False, True, True, True]
     found, expected = results
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
-    assert torch.equal(found.past_key_values.tokens_seen, expected.past_key_values.tokens_seen)
+    assert torch.equal(found.cache.tokens_seen, expected.cache.tokens_seen)
 
 
 def test_which_models_go_block_by_block(make_model, device, stepped, triton_kernels):
@@ -492,10 +492,10 @@ def test_the_backend_may_change_between_positions(make_model, device, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM").to(device)
     ids = torch.randint(0, 12, (1, 6), device=device)
     with torch.no_grad():
-        cache = model(ids[:, :3], use_cache=True).past_key_values
+        cache = model(ids[:, :3], use_cache=True).cache
         for place, backend in enumerate(("auto", "triton", "torch"), start=3):
             with use_backend(backend), counted() as counter:
-                logits = model(ids[:, place : place + 1], past_key_values=cache).logits
+                logits = model(ids[:, place : place + 1], cache=cache).logits
             if backend == "triton":
                 assert len(counter.launches) == 2 * 4 + 1
         torch.testing.assert_close(logits, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,77 @@
+"""The versions of libraries with which hf_ssm is tested, and the hint for errors with newer ones."""
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from packaging.version import Version
+
+__all__ = ["TESTED", "installed_versions", "note_newer_transformers", "noting_newer_transformers"]
+
+TESTED = {
+    "torch": "2.13.0",
+    "transformers": "5.24.0",
+    "accelerate": "1.15.0",
+    "captum": "0.9.0",
+    "datasets": "5.2.0",
+    "evaluate": "0.4.6",
+    "gradio": "6.31.0",
+    "huggingface_hub": "2.4.0",
+    "numba": "0.68.1",
+    "optuna": "5.0.0",
+    "peft": "0.21.2",
+    "pysam": "0.24.1",
+    "safetensors": "0.8.0",
+    "tokenizers": "0.23.3",
+}
+"""Library -> newest version with which this version of hf_ssm was tested, as in `constraints.txt`."""
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Package -> installed version of each package in `TESTED`; `None` if it is not installed."""
+    return {name: _installed(name) for name in TESTED}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _is_newer(name: str) -> bool:
+    installed = _installed(name)
+    return installed is not None and Version(installed) > Version(TESTED[name])
+
+
+def note_newer_transformers(error: Exception) -> None:
+    """Add to an error which version of transformers was tested, if a newer one is installed."""
+    if _is_newer("transformers") and not hasattr(error, "__notes__"):
+        error.add_note(
+            f"(hf_ssm was tested with transformers {TESTED['transformers']}; {_installed('transformers')} is "
+            f"installed. If this error began with it: pip install transformers=={TESTED['transformers']})"
+        )
+
+
+def noting_newer_transformers(*methods: str) -> Callable[[type], type]:
+    """Class decorator: if an untested, newer transformers is installed, errors in the methods say so."""
+
+    def decorated(cls: Any) -> Any:
+        for name in methods if _is_newer("transformers") else ():
+            setattr(cls, name, _noting(getattr(cls, name)))
+        return cls
+
+    return decorated
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (AttributeError, ImportError, KeyError, TypeError) as error:
+            note_newer_transformers(error)
+            raise
+
+    return noting

@@ -1,0 +1,34 @@
+"""The tested versions are the pinned ones; an error with a newer transformers names them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_ssm.utils import versions
+
+PINS = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_tested_versions_are_the_pinned_ones():
+    assert {name: re.search(rf"^{name}==(.+)$", PINS, re.MULTILINE)[1] for name in versions.TESTED} == versions.TESTED
+
+
+@pytest.mark.parametrize(("tested", "is_noted"), [("5.0.0", True), ("99.0", False)])
+def test_an_error_with_a_newer_transformers_names_the_tested_one(monkeypatch, tested, is_noted):
+    monkeypatch.setitem(versions.TESTED, "transformers", tested)
+
+    @versions.noting_newer_transformers("run")
+    class Model:
+        def run(self):
+            raise TypeError("unexpected keyword argument")
+
+    with pytest.raises(TypeError, match="unexpected keyword") as raised:
+        Model().run()
+    notes = getattr(raised.value, "__notes__", [])
+    assert is_noted is any(f"pip install transformers=={tested}" in note for note in notes)
+
+
+def test_a_library_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(versions.TESTED, "no-such-library", "1.0")
+    assert versions.installed_versions()["no-such-library"] is None
