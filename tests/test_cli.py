@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
@@ -29,6 +30,7 @@ from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.folder import _LOCK_NAME, locked
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.tasks import TASKS
+from hf_ssm.utils.versions import TESTED
 
 TINY_MODEL = ["--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1"]
 TINY_TRAINING = ["--epochs", "1", "--batch-size", "16", "--set", "training.disable_tqdm=true"]
