@@ -45,7 +45,7 @@ ALLOWED = {
     "suites": _MODELS | _LEAVES | {"inference", "training", "tuning"},
     "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel", "tuning", "suites"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
-    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "tuning", "suites", "app", ""},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "checkpoint", "inference", "tuning", "suites", "app", ""},
 }
 
 Found = Iterator[tuple[int, str]]

@@ -18,7 +18,7 @@ import hf_ssm
 from hf_ssm.checkpoint import HEADER, auto_map, bundle, file_names, write_code
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
 
-AVAILABLE = {"huggingface_hub", "numpy", "safetensors", "torch", "transformers"}
+AVAILABLE = {"huggingface_hub", "numpy", "packaging", "safetensors", "torch", "transformers"}
 
 
 @pytest.fixture(scope="module")

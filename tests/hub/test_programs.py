@@ -97,7 +97,7 @@ def test_onnx_runtime_agrees(make_model, make_batch, tmp_path, family, head, fla
 def test_prompt_and_step(make_model, tmp_path, family, flags, format):
     model = make_model(family, "ForCausalLM", num_hidden_layers=1, **flags)
     export_program(model, tmp_path / "program", format=format, with_cache=True)
-    runners = ExportedModel.from_pretrained(tmp_path / "program").runners
+    runners = ExportedModel.from_pretrained(tmp_path / "program", trust_remote_code=format == "torch").runners
     ids = torch.randint(0, 12, (2, 23))
     output = runners["prefill"](input_ids=ids[:, :20], cache=SSMCache(model.config))
     found = [output.logits]

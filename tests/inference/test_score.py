@@ -103,7 +103,7 @@ def test_states_that_take_single_tokens_are_not_shared() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 12, "state_size": 4}
     model = MambaForCausalLM(MambaConfig(**sizes)).eval()
     ids = torch.tensor([[7, 8]])
-    assert not can_branch(model(ids, use_cache=True).cache_params)
+    assert not can_branch(model(ids, use_cache=True).cache)
     assert can_branch(llama().eval()(ids, use_cache=True).cache)
     reader = SequenceModel(model, TOKENIZER)
     with evaluating(model):

@@ -19,7 +19,7 @@ VARIANTS = {
     "mamba-sobolev": ("SelectiveSSM", {"sobolev_order": 0.5}),
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": None}),
     "ssd": ("SSD", {}),
-    "linoss": ("LinOSS", {}),
+    "linoss": ("LinOSS", {"damping": False}),
     "mamba3": ("Mamba3", {"mimo_rank": 2}),
     "hybrid": ("Hybrid", {"layer_types": ["mamba3", "full_attention", "s4", "selective"]}),
     "hyena2": ("Hyena2", {}),

@@ -365,7 +365,7 @@ def test_errors_with_a_cache(make_model) -> None:
     model, ids = make_model("S4", "ForCausalLM"), torch.zeros(1, 4, dtype=torch.long)
     cache = model(ids).cache
     with pytest.raises(
-        ValueError, match="`cu_seq_lens_q` does not tell whether a document continues the one in `past_key"
+        ValueError, match="`cu_seq_lens_q` does not tell whether a document continues the one in `cache`"
     ):
         model(ids, cache=cache, cu_seq_lens_q=torch.tensor([0, 2, 4]))
     with pytest.raises(ValueError, match="`cache` was filled without `seq_idx`"):

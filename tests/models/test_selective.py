@@ -99,7 +99,7 @@ class TestMamba:
         found = ours(ids[:, :10], use_cache=True)
         for position in range(10, 74):
             token = ids[:, position : position + 1]
-            expected = mamba(token, cache_params=expected.cache_params)
+            expected = mamba(token, cache=expected.cache)
             found = ours(token, cache=found.cache)
             torch.testing.assert_close(found.logits, expected.logits, atol=1e-4, rtol=1e-4)
 
