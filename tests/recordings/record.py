@@ -4,10 +4,10 @@
     PYTHONPATH=/tmp/before python tests/recordings/record.py record /tmp/recording
     python tests/recordings/record.py check /tmp/recording
 
-`record` writes checkpoints, runs of `hf-ssm train` and what the models and commands compute with them. `check` loads these
-checkpoints and runs, computes the same again, and prints what differs; the exit status is 1 if anything does. Numbers of
-float64 may differ by 1e-10, those of float32 (the commands) by 1e-5, relative to the largest of their array; tokens and
-orders may not differ. Cases that the present version does not have are listed as removed.
+`record` writes checkpoints, runs of `hf-ssm train`, and what the models and commands compute with them. `check` loads
+these checkpoints and runs, computes the same again, and prints what differs; the exit status is 1 if anything does.
+Numbers of float64 may differ by 1e-10, those of float32 (the commands) by 1e-5, relative to the largest of their array;
+tokens and orders may not differ. Cases that the present version does not have are listed as removed.
 """
 
 import argparse
