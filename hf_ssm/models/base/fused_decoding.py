@@ -108,13 +108,12 @@ def fused_step(
     blocks: nn.ModuleList,
     norm: nn.Module | None,
     hidden_states: Tensor,
-    mask: Tensor | None,
     states: Sequence[LayerState],
 ) -> list[Tensor] | None:
     """Compute one position of all blocks by a compiled kernel on the CPU, without calling the modules.
 
     Supported are blocks that continue a sequence, in float32 or bfloat16, without gradients, MLP, Sobolev filter,
-    dropout, rescaling or a mask. All modules must be of the standard classes and without hooks, which excludes
+    dropout or rescaling. All modules must be of the standard classes and without hooks, which excludes
     adapters, parametrisations and offloading. Of quantised weights, those of torchao's `Int8WeightOnlyConfig` are
     supported.
 
@@ -123,7 +122,6 @@ def fused_step(
         blocks: The blocks.
         norm: The norm after the last block.
         hidden_states: `(B, L, H)`.
-        mask: `(B, L)` or `None`.
         states: States of the blocks, updated in place.
 
     Returns:
@@ -133,7 +131,7 @@ def fused_step(
     if torch.compiler.is_compiling() or not states:
         return None
     memories: list[Any] = [state.tensors.get(name) for name in ("short_conv", "scan") for state in states]
-    if mask is not None or not is_enabled("numba") or not _admits(hidden_states, memories):
+    if not is_enabled("numba") or not _admits(hidden_states, memories):
         return None
     constants = states[0].constants
     decision = constants.get("fused_decision")
