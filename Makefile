@@ -1,10 +1,8 @@
 # Each target installs what it needs; the requirements are python3 (3.11 or later) and make.
 #   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
-#   make test         runs the tests without those marked as slow, and without those of the Triton kernels
+#   make test         runs the tests without those marked as slow
 #   make test-all     runs all tests but those of `make test-docs` and `make test-grid`
 #   make test-docs    runs the tutorials, and the examples of the pages on which they take long
-#   make test-triton  runs the tests of the Triton kernels in Triton's interpreter; a part of `make test-all`
-#   make test-kernels compiles all Triton kernels for all GPUs, without one, and compares with the table of resources
 #   make test-grid    exports every family with every head and many flags, and kills commands before each of their files
 #                     (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
@@ -12,11 +10,10 @@
 #                     dependency but PyTorch, in .venv-newest
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:
-#                     make notebooks NOTEBOOKS=docs/tutorials/gpu.ipynb
+#                     make notebooks NOTEBOOKS=docs/tutorials/pretrained.ipynb
 #   make lint         checks style, format and types
 #   make conformance  runs transformers' own model tests, downloaded once from the package index
-#   make bench        compares speed with other implementations, and counts instructions (minutes);
-#                     with DEVICE=cuda the Triton kernels, on a GPU
+#   make bench        compares speed with other implementations, and counts instructions (minutes)
 # Another interpreter: make test PYTHON=python3.12. Another environment: make test VENV=/path.
 
 PYTHON ?= python3
@@ -25,7 +22,6 @@ VENV_LOWEST ?= .venv-lowest
 VENV_NEWEST ?= .venv-newest
 DEMO_OUTPUT ?= runs/demo
 BENCH_OUTPUT ?= runs/bench
-DEVICE ?= cpu
 NOTEBOOKS ?= docs/tutorials/*.ipynb
 PYTEST_ARGS ?=
 # Processes that run the tests, file by file; 0: no extra process.
@@ -39,21 +35,18 @@ EXTRAS ?= test,lint,plots,genomics,app,tracking,docs,browser
 # One thread in each process: more compete for the cores and wait for each other.
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-# Triton's interpreter needs processes of its own.
-TRITON_TESTS = TRITON_INTERPRET=1 $(PYTEST) tests/ops/gpu
 
-.PHONY: demo test test-all test-docs test-triton test-kernels test-grid test-lowest test-newest conformance docs notebooks lint bench clean
+.PHONY: demo test test-all test-docs test-grid test-lowest test-newest conformance docs notebooks lint bench clean
 
 demo: $(STAMP)
 	@echo "Starting the demo, which takes half a minute of one core ..."
 	@$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow and not docs and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not docs and not grid" $(PYTEST_ARGS)
 
 test-all: $(STAMP)
-	$(PYTEST) -m "not docs and not grid" --ignore=tests/ops/gpu $(PYTEST_ARGS)
-	$(if $(PYTEST_ARGS),,$(TRITON_TESTS))
+	$(PYTEST) -m "not docs and not grid" $(PYTEST_ARGS)
 
 # One by one, since all tutorials are in one file.
 test-docs: $(STAMP)
@@ -61,12 +54,6 @@ test-docs: $(STAMP)
 
 test-grid: $(STAMP)
 	$(PYTEST) -m grid $(PYTEST_ARGS)
-
-test-triton: $(STAMP)
-	$(TRITON_TESTS) $(PYTEST_ARGS)
-
-test-kernels: $(STAMP)
-	$(BIN)/python benchmarks/kernels.py resources --check
 
 # Loading, saving, remote code, generation, Trainer, Hub client, kernels, data, figures, genomes, attributions.
 CONTACT_TESTS = tests/test_lowest.py tests/models/test_save_and_load.py tests/models/test_generation.py \
@@ -110,15 +97,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # One section: make bench BENCH_ARGS="scan --repetitions 3"
-# Without a GPU: TRITON_INTERPRET=1 make bench DEVICE=cuda BENCH_ARGS=--tiny
 bench: $(STAMP)
-ifeq ($(DEVICE),cuda)
-	$(BIN)/python benchmarks/gpu.py --output "$(BENCH_OUTPUT)/gpu.json" $(BENCH_ARGS)
-else
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py --output "$(BENCH_OUTPUT)/speed.json" $(BENCH_ARGS)
 	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
-endif
 
 clean:
 	rm -rf "$(VENV)" "$(VENV_LOWEST)" "$(VENV_NEWEST)" build dist site .mypy_cache .pytest_cache .ruff_cache

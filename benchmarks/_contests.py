@@ -24,7 +24,6 @@ from _peers import (
     multiply,
     multiply_and_differentiate,
     transformers_scan,
-    transformers_short_conv,
     transformers_ssd,
 )
 from torch import Tensor
@@ -32,19 +31,17 @@ from torch import Tensor
 import hf_ssm
 from hf_ssm.models.selective import modeling_selective
 from hf_ssm.models.ssd import modeling_ssd
-from hf_ssm.ops.backends import is_enabled, use_backend
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
-from hf_ssm.ops.lti.dplr import dplr_kernel
 from hf_ssm.ops.selective_scan import selective_scan
-from hf_ssm.ops.short_conv import short_conv
 from hf_ssm.ops.ssd import ssd_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
 OURS_UNFUSED = "ours, block by block"
 TRANSFORMERS, MAMBAPY = "transformers", "transformers with mambapy"
 LISTING, AUTOGRAD_FFT = "S4D listing", "torch.fft"
-ARITHMETIC, MEMORY, PRODUCTS = "arithmetic", "memory", "matrix products"
+PRODUCTS = "matrix products"
 PROMPT_LENGTH = 16
 
 
@@ -149,15 +146,7 @@ def scan(batch: int, channels: int, states: int, length: int, backward: bool, de
         contenders[TRANSFORMERS] = peer(False)
     if device == "cpu" and has_mambapy():
         contenders[MAMBAPY] = peer(True)
-    floor: tuple[str, ...] = ()
-    if device == "cpu" and not backward and is_enabled("numba"):
-        # Imports numba.
-        import _roofline
-
-        sizes = batch, channels, states, length
-        contenders |= {ARITHMETIC: _roofline.arithmetic(*sizes), MEMORY: _roofline.memory(*sizes)}
-        floor = ARITHMETIC, MEMORY
-    return Contest(contenders, _tolerance(device), floor)
+    return Contest(contenders, _tolerance(device))
 
 
 def _mamba_pair(hidden: int, layers: int, vocabulary: int, device: str, use_mambapy: bool) -> tuple[Any, Any]:
@@ -345,38 +334,6 @@ def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "c
     return Contest(contenders, tolerance=1e-2)
 
 
-def lti_s4(channels: int, pairs: int, length: int, backward: bool, device: str = "cpu") -> Contest:
-    """The kernel of S4 by the bilinear rule; gradients of eigenvalues, low-rank factor, weights and step sizes."""
-    random = torch.Generator().manual_seed(0)
-    imaginary = math.pi * torch.arange(pairs).expand(channels, pairs)
-    inputs = {"lam": torch.complex(torch.full_like(imaginary, -0.5), imaginary)}
-    for name in ("p", "b", "c"):
-        inputs[name] = torch.randn(channels, pairs, dtype=torch.complex64, generator=random)
-    inputs["dt"] = torch.exp(torch.rand(channels, generator=random) * math.log(100) + math.log(0.001))
-    inputs = {name: value.to(device) for name, value in inputs.items()}
-    like = torch.empty(channels, length, device=device) if backward else None
-    contenders = {OURS: _with_gradients(partial(dplr_kernel, length=length), inputs, like)}
-    contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
-    return Contest(contenders)
-
-
-def short_convolution(
-    batch: int, channels: int, taps: int, length: int, backward: bool, device: str = "cpu"
-) -> Contest:
-    """The causal convolution of a Mamba block with SiLU and bias; gradients of input, taps and bias."""
-    random = torch.Generator().manual_seed(0)
-    u = torch.randn(batch, length, channels, generator=random).to(device, sequence_dtype(device))
-    weight = (torch.randn(channels, taps, generator=random) / taps).to(u)
-    inputs = {"u": u, "weight": weight, "bias": torch.randn(channels, generator=random).to(u)}
-    like = u if backward else None
-    contenders = {OURS: _with_gradients(partial(short_conv, activation="silu"), inputs, like)}
-    contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
-    # Positions last in the shape, channels innermost in memory, as in a Mamba block.
-    first = {**inputs, "u": _channels_last(u)}
-    contenders[TRANSFORMERS] = _with_gradients(transformers_short_conv, first, like, channels_first=True)
-    return Contest(contenders, _tolerance(device))
-
-
 def convolution(batch: int, channels: int, length: int, backward: bool, device: str = "cpu") -> Contest:
     """Causal convolution with a kernel as long as the input; gradients of input and kernel."""
     random = torch.Generator().manual_seed(0)
@@ -420,8 +377,6 @@ CONTESTS: dict[str, Callable[..., Contest]] = {
     "mamba2": mamba2,
     "decoding2": decoding2,
     "lti": lti,
-    "lti_s4": lti_s4,
-    "short_conv": short_convolution,
     "convolution": convolution,
     "forward": forward,
 }

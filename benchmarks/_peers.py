@@ -8,7 +8,7 @@ import importlib.util
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.mamba.modeling_mamba import causal_conv1d_fn, mamba_selective_scan
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 MAMBAPY_MISSING = "mambapy is not installed, and its rows are omitted: pip install 'hf_ssm[bench]'"
@@ -26,12 +26,6 @@ def transformers_scan(inputs: dict[str, Tensor], use_mambapy: bool = False) -> T
     """
     u, delta, A, B, C, D, z, bias = (inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias"))
     y: Tensor = mamba_selective_scan(u, delta, A, B, C, D, z, bias, delta_softplus=True, use_mambapy=use_mambapy)
-    return y
-
-
-def transformers_short_conv(u: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The convolution that `MambaForCausalLM` calls, `u` `(B, D, L)`; on CUDA causal_conv1d's if it is installed."""
-    y: Tensor = causal_conv1d_fn(u, weight, bias, activation="silu")
     return y
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from _measure import TABLE_HEAD, Row, write_rows
-from plan import kept_of_layer
+from torch import Tensor
 
 import hf_ssm
 
@@ -53,6 +53,32 @@ def parameters_of_layer(name: str, hidden_size: int, length: int) -> float:
     return (three - one) / 2 / hidden_size**2
 
 
+def saved_numbers(config: Any, length: int) -> int:
+    """Numbers that the layers keep for the backward pass, the weights left out; each memory is counted once."""
+    torch.manual_seed(0)
+    model = model_of(config).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    # The storages themselves, so that no memory is used a second time.
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model(torch.zeros(1, length, dtype=torch.long)).last_hidden_state
+    assert hidden.requires_grad
+    return sum(storage.nbytes() // 4 for storage in kept.values())
+
+
+def kept_of_layer(name: str, hidden_size: int, length: int) -> float:
+    """Numbers that a layer keeps for each position, in units of the hidden size."""
+    one, three = (saved_numbers(config_of(name, hidden_size, layers, length), length) for layers in (1, 3))
+    return (three - one) / 2 / length / hidden_size
+
+
 def step_of(name: str, hidden_size: int, length: int, rows: int) -> Callable[[], None]:
     """A training step of a causal language model of two layers: forward, backward, AdamW."""
     torch.manual_seed(0)
@@ -86,7 +112,7 @@ def rows_of(hidden_size: int, length: int, rows: int, repetitions: int) -> list[
             times[name].append(seconds(step))
     found = []
     for name in FAMILIES:
-        kept = kept_of_layer(*(config_of(name, hidden_size, layers, length) for layers in (1, 3)), length)
+        kept = kept_of_layer(name, hidden_size, length)
         ratios = [own / reference for own, reference in zip(times[name], times["S4D"], strict=True)]
         found += [
             Row("cost", name, "parameters of a layer / D²", [parameters_of_layer(name, hidden_size, length)]),

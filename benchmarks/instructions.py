@@ -95,7 +95,7 @@ def run_all(tiny: bool) -> None:
     """Run each contender at each length under valgrind, and dump its counts by name."""
     import torch
     import transformers
-    from _contests import MEMORY, scan
+    from _contests import scan
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -106,7 +106,7 @@ def run_all(tiny: bool) -> None:
         for length in lengths:
             what = "forward + backward" if backward else "forward"
             contenders = scan(**sizes, length=length, backward=backward).contenders
-            calls |= {f"{what}|{name}|{length}": call for name, call in contenders.items() if name != MEMORY}
+            calls |= {f"{what}|{name}|{length}": call for name, call in contenders.items()}
     # Garbage collection would run during some of the calls.
     gc.disable()
     for name, call in [("first", tuple), *calls.items()]:

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-# torch._dynamo imports triton, where it is installed; the kernels of this package are imported at their first use.
-HEAVY = ("transformers.trainer", "datasets", "evaluate", "matplotlib", "numba", "hf_ssm.ops.gpu.kernels")
+HEAVY = ("transformers.trainer", "datasets", "evaluate", "matplotlib", "numba")
 
 SCRIPT = """
 import json, sys

@@ -265,14 +265,6 @@ COMMANDS: dict[str, Command] = {
         ("hf-ssm push runs/mine USER/NAME", "hf-ssm push runs/mine USER/NAME --private"),
         module="verify",
     ),
-    "kernels": Command(
-        "share",
-        "write the GPU kernels for transformers' own models",
-        "Write the Triton kernels as a repository of the kernels library, so that transformers' own Mamba models "
-        "also run them, with use_kernels=True.",
-        ("hf-ssm kernels runs/kernels",),
-        module="export",
-    ),
     "completion": Command(
         "shell",
         "print a script for completion in bash, zsh or tcsh",

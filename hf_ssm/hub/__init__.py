@@ -10,7 +10,6 @@ _LAZY = {
     "push": "pushing",
     "push_folder": "pushing",
     "push_space": "space",
-    "save_kernels": "kernel_repository",
     "save_space": "space",
     "verify": "verifying",
 }

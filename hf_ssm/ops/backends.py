@@ -1,4 +1,4 @@
-"""Selects the implementation of an operation: GPU kernels, compiled CPU kernels, PyTorch or the reference.
+"""Selects the implementation of an operation: a library's GPU kernel, compiled CPU kernels, PyTorch or the reference.
 
 An `Operation` has at most one implementation for each backend. A call runs the first backend, in the order of
 `BACKENDS`, that the current choice admits, that is installed, that runs on the device of the arguments and whose
@@ -8,7 +8,6 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 
 - `auto` (default): the fastest backend that supports the call;
 - `numba`: as `auto`, but an error where numba is not installed or `NUMBA_DISABLE_JIT=1` is set;
-- `triton`: Triton kernels, and PyTorch where there is none for a call; an error without Triton or without a GPU;
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
@@ -41,13 +40,12 @@ __all__ = [
     "Implementation",
     "Operation",
     "current",
-    "first_enabled",
     "is_enabled",
     "set_backend",
     "use_backend",
 ]
 
-CHOICES = ("auto", "numba", "triton", "torch", "reference")
+CHOICES = ("auto", "numba", "torch", "reference")
 
 INTERFACE = 4
 """Version of the signatures of compiled implementations. The code exported with a checkpoint contains no compiled
@@ -76,15 +74,11 @@ class Backend(NamedTuple):
         return all(importlib.util.find_spec(package) is not None for package in self.packages)
 
 
-# Triton's interpreter, for tests and debugging, runs kernels on CPU tensors. Triton itself reads the variable once.
-_TRITON_DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0") else "cuda"
-
 # In order of preference.
 BACKENDS = {
     "export": Backend(()),
     "hub": Backend(("auto", "numba"), device="cuda"),
     "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
-    "triton": Backend(("auto", "numba", "triton"), device=_TRITON_DEVICE, packages=("triton", "hf_ssm")),
     "reference": Backend(("reference",)),
     "torch": Backend(CHOICES),
 }
@@ -111,23 +105,17 @@ def _check_choice(choice: str) -> None:
             "HF_SSM_KERNELS=numba, but numba is not installed, or NUMBA_DISABLE_JIT is set: "
             "pip install 'hf_ssm[cpu]', and unset NUMBA_DISABLE_JIT"
         )
-    if choice == "triton" and not (_INSTALLED["triton"] and (_TRITON_DEVICE == "cpu" or torch.cuda.is_available())):
-        missing = "no GPU that this build of PyTorch can use was found" if _INSTALLED["triton"] else "Triton is missing"
-        raise ImportError(
-            f"HF_SSM_KERNELS=triton, but {missing}: unset HF_SSM_KERNELS, or pip install triton on a machine with an "
-            "NVIDIA or AMD GPU (TRITON_INTERPRET=1 runs the kernels slowly on a CPU)"
-        )
 
 
 def set_backend(choice: str) -> None:
     """Set the choice of the process, in place of `HF_SSM_KERNELS`.
 
     Args:
-        choice: `"auto"`, `"numba"`, `"triton"`, `"torch"` or `"reference"`.
+        choice: `"auto"`, `"numba"`, `"torch"` or `"reference"`.
 
     Raises:
         ValueError: Unknown choice.
-        ImportError: `"numba"` without numba, or `"triton"` without Triton or a GPU.
+        ImportError: `"numba"` without numba.
     """
     global _process_choice
     _check_choice(choice)
@@ -143,11 +131,11 @@ def use_backend(choice: str) -> Iterator[None]:
     passes on a GPU in threads of its own, which see the choice of the process.
 
     Args:
-        choice: `"auto"`, `"numba"`, `"triton"`, `"torch"` or `"reference"`.
+        choice: `"auto"`, `"numba"`, `"torch"` or `"reference"`.
 
     Raises:
         ValueError: Unknown choice.
-        ImportError: `"numba"` without numba, or `"triton"` without Triton or a GPU.
+        ImportError: `"numba"` without numba.
     """
     _check_choice(choice)
     before, traced_before = _context_choice.get(), _traced_choice.choice
@@ -171,14 +159,6 @@ def is_enabled(name: str) -> bool:
     if is_exporting():
         return name in ("export", "torch")
     return _INSTALLED[name] and current() in BACKENDS[name].choices
-
-
-def first_enabled(names: Iterable[str], device: str) -> str | None:
-    """The first of these backends that is enabled and runs on devices of this type; `None` if there is none."""
-    for name in names:
-        if BACKENDS[name].device in (None, device) and is_enabled(name):
-            return name
-    return None
 
 
 def _always(*args: Any) -> bool:

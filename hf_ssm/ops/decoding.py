@@ -1,7 +1,7 @@
 """What the steps of one position of all blocks share: the search for an implementation, and checks of shapes.
 
 For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
-all blocks, on a GPU a few kernels compute each block; there are no other implementations.
+all blocks; there is no other implementation.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,9 +81,8 @@ def find_step(
 
     Args:
         operation: Its implementations.
-        weights: Of each block, of the same shapes; all contiguous and on one device. On a CPU all of one real dtype,
-            but that weights of float32 steps may be stored in bfloat16, and linear maps as `ScaledRows`; on a GPU each
-            in single or half precision.
+        weights: Of each block, of the same shapes; all contiguous, on the CPU and of one real dtype, but that weights
+            of float32 steps may be stored in bfloat16, and linear maps as `ScaledRows`.
         options: The same for all blocks.
         final_norm: Weight and bias of the norm after the last block, `(hidden size,)` or `None`.
 
@@ -95,12 +94,9 @@ def find_step(
           `(number of blocks, B, K - 1, channels of the convolution)`,
         - `states`, the state of each block's scan after the position before, `(number of blocks, B, ...)`,
 
-        all on the device of the weights; `states` in the dtype of the state matrix (on a GPU float32), the others in
-        this or half precision (on a CPU bfloat16). It returns new tensors: the outputs of the blocks, `(number of
-        blocks, *hidden.shape)`, the last after the final norm, in the dtype of `states`, and the next `pasts` and
-        `states` in their dtypes. On a GPU a
-        further argument `mask`, `(B,)`, bool, is false at rows whose states stay as they are, and whose outputs are
-        meaningless. The function raises a ValueError where shapes do not fit.
+        `states` in the dtype of the state matrix, the others in this or bfloat16. It returns new tensors: the outputs
+        of the blocks, `(number of blocks, *hidden.shape)`, the last after the final norm, in the dtype of `states`, and
+        the next `pasts` and `states` in their dtypes. It raises a ValueError where shapes do not fit.
 
     Raises:
         ValueError: A weight of another shape.

@@ -19,8 +19,7 @@ def benchmark(monkeypatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    for name in ("plan", "_measure"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("_measure", None)
 
 
 def test_tiny(benchmark, capsys) -> None:
@@ -35,3 +34,8 @@ def test_parameters_of_a_layer(benchmark) -> None:
     model = hf_ssm.SelectiveSSMModel(hf_ssm.SelectiveSSMConfig(hidden_size=32, num_hidden_layers=1))
     expected = sum(parameter.numel() for parameter in model.layers[0].parameters()) / 32**2
     assert benchmark.parameters_of_layer("Mamba", 32, 16) == expected
+
+
+def test_what_a_layer_keeps_is_counted_once_and_without_weights(benchmark) -> None:
+    # A linear S4D layer keeps a few arrays of the size of its input, not dozens.
+    assert 3 < benchmark.kept_of_layer("S4D", 64, 512) < 40

@@ -161,10 +161,6 @@ def test_lines_after_an_export(place, run, hub, proofs):
     assert run_all(run, "export", "runs/x", "program", "--format=torch") == {"export"}
 
 
-def test_lines_after_the_kernels(place, run):
-    assert run_all(run, "kernels", "kernels") == {"kernels"}
-
-
 @pytest.mark.slow
 def test_lines_after_the_demo(place, run, monkeypatch):
     small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}

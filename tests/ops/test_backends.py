@@ -55,30 +55,14 @@ def test_the_first_backend_that_supports_the_call_runs(choice, cpu, unsupported,
         assert OPERATION((on_cpu, None, on_cuda), True) == unsupported
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"), [("auto", "triton"), ("numba", "triton"), ("triton", "triton"), ("torch", "torch")]
-)
-def test_triton_kernels_run_on_a_gpu_where_no_kernel_of_the_hub_does(choice, expected, monkeypatch):
-    monkeypatch.setitem(backends._INSTALLED, "triton", True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    operation = Operation(
-        hub=Implementation(named("hub"), lambda t: False), triton=named("triton"), torch=named("torch")
-    )
+@pytest.mark.usefixtures("numba")
+@pytest.mark.parametrize("choice", ["auto", "numba", "torch"])
+def test_torch_runs_on_a_gpu_where_no_kernel_of_the_hub_does(choice):
+    operation = Operation(hub=Implementation(named("hub"), lambda t: False), numba=named("numba"), torch=named("torch"))
     with torch._subclasses.FakeTensorMode():
         on_cuda = torch.empty(1, device="cuda")
     with use_backend(choice):
-        assert operation(on_cuda) == expected
-        assert operation(torch.zeros(1)) == "torch"
-
-
-@pytest.mark.parametrize(("installed", "missing"), [(False, "Triton is missing"), (True, "no GPU")])
-def test_triton_without_triton_or_without_a_gpu_is_one_clear_error(installed, missing, monkeypatch):
-    monkeypatch.setitem(backends._INSTALLED, "triton", installed)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = current()
-    with pytest.raises(ImportError, match=f"HF_SSM_KERNELS=triton, but {missing}.*TRITON_INTERPRET=1"):
-        backends.set_backend("triton")
-    assert current() == before
+        assert operation(on_cuda) == "torch"
 
 
 def test_an_operation_without_reference_runs_torch():
@@ -108,9 +92,7 @@ def test_compiled_modules_of_another_interface_are_not_used(monkeypatch):
 
 
 def test_an_unknown_backend_of_an_operation_is_an_error():
-    with pytest.raises(
-        ValueError, match="backends must be among export, hub, numba, triton, reference, torch, got cuda"
-    ):
+    with pytest.raises(ValueError, match="backends must be among export, hub, numba, reference, torch, got cuda"):
         Operation(cuda=named("cuda"))
 
 
@@ -206,9 +188,7 @@ def test_torch_compile_reads_and_guards_the_choice():
 
 
 def test_an_unknown_choice_names_the_others():
-    with pytest.raises(
-        ValueError, match=r"HF_SSM_KERNELS must be one of auto, numba, triton, torch, reference, got 'fast'"
-    ):
+    with pytest.raises(ValueError, match=r"HF_SSM_KERNELS must be one of auto, numba, torch, reference, got 'fast'"):
         backends.set_backend("fast")
 
 
@@ -220,7 +200,7 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_wrong_environment_variable_is_one_clear_error():
     result = run("import hf_ssm; hf_ssm.S4ForCausalLM", HF_SSM_KERNELS="fast")
-    assert result.stderr.splitlines()[-1].endswith("must be one of auto, numba, triton, torch, reference, got 'fast'")
+    assert result.stderr.splitlines()[-1].endswith("must be one of auto, numba, torch, reference, got 'fast'")
 
 
 # Python itself marks a module that cannot be imported by None.
@@ -264,16 +244,10 @@ print(backends.current(), "numba" in sys.modules)
 
 def test_the_log_names_the_refusals():
     double = torch.zeros(1, 4, 2, dtype=torch.float64)
-    refused = Operation(
-        triton=named("triton"), torch=named("torch"), numba=Implementation(named("numba"), lambda t: False)
-    )
+    refused = Operation(hub=named("hub"), torch=named("torch"), numba=Implementation(named("numba"), lambda t: False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(backends._INSTALLED, "triton", True)
         patch.setitem(backends._INSTALLED, "numba", True)
         lines: list[list[str]] = []
         patch.setattr(backends, "_log_choice", lambda run, refusals: lines.append(refusals))
         assert refused(double) == "torch"
-    expected = ["numba does not support these arguments"]
-    if backends.BACKENDS["triton"].device == "cuda":
-        expected.append("triton needs tensors on cuda")
-    assert lines == [expected]
+    assert lines == [["hub needs tensors on cuda", "numba does not support these arguments"]]

@@ -1,4 +1,4 @@
-"""Options of `hf-ssm convert`, `compress`, `export`, `verify`, `push`, `kernels` and `completion`."""
+"""Options of `hf-ssm convert`, `compress`, `export`, `verify`, `push` and `completion`."""
 
 import argparse
 from pathlib import Path
@@ -52,12 +52,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "return the states"
     )
     parser.add_argument("--with-cache", action="store_true", help=with_cache)
-
-
-def add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="TARGET", type=Path, help="folder for the repository, which must be new or empty"
-    )
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

@@ -24,33 +24,18 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.backends import first_enabled
+from hf_ssm.ops.backends import is_enabled
 from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.decoding import ScaledRows
 
 __all__ = ["FUSED_MODULES", "FUSED_WEIGHTS", "FusedBlocks", "FusedGeneration", "fused_options", "fused_step"]
 
 
-class _Limits(NamedTuple):
-    """What the kernels of a backend compute with.
-
-    Attributes:
-        batch: Largest batch. For larger ones, matrix products read the weights less often, or as rarely and faster.
-        masks: Whether rows of the batch may be padding.
-        dtypes: Of hidden states, weights and the inputs of convolutions; the states of scans are in float32.
-        scaled_rows: Whether linear maps may be int8, with a scale for each row.
-    """
-
-    batch: int
-    masks: bool
-    dtypes: tuple[torch.dtype, ...]
-    scaled_rows: bool
-
-
-_LIMITS = {
-    "numba": _Limits(8, False, (torch.float32, torch.bfloat16), True),
-    "triton": _Limits(16, True, (torch.float32, torch.bfloat16, torch.float16), False),
-}
+# For larger batches, matrix products read the weights less often, or as rarely and faster.
+_MAX_BATCH = 8
+# Of hidden states, weights and the inputs of convolutions; the states of scans are in float32.
+_DTYPES = (torch.float32, torch.bfloat16)
+_END = object()
 
 _NORMS = {nn.Identity: "none", nn.LayerNorm: "layer", nn.RMSNorm: "rms"}
 
@@ -123,22 +108,20 @@ def fused_step(
     blocks: nn.ModuleList,
     norm: nn.Module | None,
     hidden_states: Tensor,
-    mask: Tensor | None,
     states: Sequence[LayerState],
 ) -> list[Tensor] | None:
-    """Compute one position of all blocks by compiled kernels, without calling the modules.
+    """Compute one position of all blocks by a compiled kernel on the CPU, without calling the modules.
 
-    Supported are blocks that continue a sequence, in single or half precision (on a CPU float32 and bfloat16), without
-    gradients, MLP, Sobolev filter, dropout or rescaling; on a CPU without a mask. All modules must be of the standard
-    classes and without hooks, which excludes adapters, parametrisations and offloading. Of quantised weights, those of
-    torchao's `Int8WeightOnlyConfig` are supported, on a CPU. No check waits for a GPU.
+    Supported are blocks that continue a sequence, in float32 or bfloat16, without gradients, MLP, Sobolev filter,
+    dropout or rescaling. All modules must be of the standard classes and without hooks, which excludes
+    adapters, parametrisations and offloading. Of quantised weights, those of torchao's `Int8WeightOnlyConfig` are
+    supported.
 
     Args:
         kind: The blocks of the family.
         blocks: The blocks.
         norm: The norm after the last block.
         hidden_states: `(B, L, H)`.
-        mask: `(B, L)` or `None`; rows without a token keep their states, and their outputs are meaningless.
         states: States of the blocks, updated in place.
 
     Returns:
@@ -147,14 +130,13 @@ def fused_step(
     # A compiled or exported program would be one of this batch size only.
     if torch.compiler.is_compiling() or not states:
         return None
-    backend = first_enabled(_LIMITS, hidden_states.device.type)
     memories: list[Any] = [state.tensors.get(name) for name in ("short_conv", "scan") for state in states]
-    if backend is None or not _admits(_LIMITS[backend], hidden_states, mask, memories):
+    if not is_enabled("numba") or not _admits(hidden_states, memories):
         return None
     constants = states[0].constants
     decision = constants.get("fused_decision")
-    if decision is None or not decision.holds(backend):
-        decision = constants["fused_decision"] = _Decision.of(kind, blocks, norm, backend, hidden_states.device)
+    if decision is None or not decision.holds():
+        decision = constants["fused_decision"] = _Decision.of(kind, blocks, norm)
         if decision is None:
             return None
     views, pasts, scans = constants.get("fused_memories", ((), None, None))
@@ -162,8 +144,7 @@ def fused_step(
         # Not the views of the last position's result, which saves 4 % of a position.
         pasts = torch.stack([past.transpose(1, 2) for past in memories[: len(states)]])
         scans = torch.stack(memories[len(states) :])
-    masks = () if mask is None else (mask[:, 0],)
-    outputs, pasts, scans = decision.step(hidden_states, pasts, scans, *masks)
+    outputs, pasts, scans = decision.step(hidden_states, pasts, scans)
     memories = [*pasts.transpose(2, 3).unbind(0), *scans.unbind(0)]
     for state, past, scan in zip(states, memories, memories[len(states) :], strict=False):
         state.tensors["short_conv"], state.tensors["scan"] = past, scan
@@ -171,18 +152,20 @@ def fused_step(
     return _in_dtypes_of_blocks(blocks[0], outputs, hidden_states.dtype)
 
 
-def _admits(limits: _Limits, hidden_states: Tensor, mask: Tensor | None, memories: Sequence[Any]) -> bool:
-    """Whether the kernels compute with these tensors: a single position, and states `memories` before it."""
-    device, pasts, scans = hidden_states.device, memories[: len(memories) // 2], memories[len(memories) // 2 :]
-    if hidden_states.shape[1] != 1 or len(hidden_states) > limits.batch or (mask is not None and not limits.masks):
+def _admits(hidden_states: Tensor, memories: Sequence[Any]) -> bool:
+    """Whether the kernel computes with these tensors: a single position, and states `memories` before it."""
+    pasts, scans = memories[: len(memories) // 2], memories[len(memories) // 2 :]
+    if hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
         return False
-    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    if not all(t is not None and t.device == device for t in memories) or not is_plain_call(hidden_states, *memories):
+    if not all(t is not None and t.device.type == "cpu" for t in (hidden_states, *memories)):
+        return False
+    if not is_plain_call(hidden_states, *memories):
         return False
     if any(t.dtype != pasts[0].dtype for t in pasts) or any(t.dtype != torch.float32 for t in scans):
         return False
-    return hidden_states.dtype in limits.dtypes and pasts[0].dtype in limits.dtypes
+    return hidden_states.dtype in _DTYPES and pasts[0].dtype in _DTYPES
 
 
 def _in_dtypes_of_blocks(block: Any, outputs: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -201,7 +184,6 @@ class _Decision(NamedTuple):
 
     Attributes:
         step: The step, which keeps the memory of the weights alive and reads changes in place.
-        backend: Name of its backend.
         generation: The call of `generate` in which it was made.
         modules: The blocks with all their modules, and the norm after them.
         tables: The dictionaries of the modules: attributes, parameters, buffers, submodules and hooks.
@@ -212,7 +194,6 @@ class _Decision(NamedTuple):
     """
 
     step: Callable[..., Any]
-    backend: str
     generation: object
     modules: list[nn.Module]
     tables: list[dict[str, Any]]
@@ -222,9 +203,7 @@ class _Decision(NamedTuple):
     addresses: list[int]
 
     @classmethod
-    def of(
-        cls, kind: FusedBlocks, blocks: nn.ModuleList, norm: nn.Module | None, backend: str, device: torch.device
-    ) -> "_Decision | None":
+    def of(cls, kind: FusedBlocks, blocks: nn.ModuleList, norm: nn.Module | None) -> "_Decision | None":
         """The decision for blocks and norm as they are now; `None` if the blocks must be called."""
         if _has_any_global_hook():
             return None
@@ -238,11 +217,7 @@ class _Decision(NamedTuple):
         ):
             return None
         parameters: list[Tensor] = [p for module in modules for p in module.parameters(recurse=False)]
-        limits = _LIMITS[backend]
-        if not all(
-            _is_plain_parameter(parameter, device, limits.dtypes) or (limits.scaled_rows and _scaled_rows(parameter))
-            for parameter in parameters
-        ):
+        if not all(_is_plain_parameter(parameter) or _scaled_rows(parameter) for parameter in parameters):
             return None
         weights = [_weights_of(kind, block) for block in blocks]
         # Only some blocks may have biases.
@@ -257,12 +232,10 @@ class _Decision(NamedTuple):
             tables += m.__dict__, m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks
         hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         values, addresses = [*_values(modules, tables)], [*map(_address, parameters)]
-        return cls(step, backend, _generation.get(), modules, tables, hooks, values, parameters, addresses)
+        return cls(step, _generation.get(), modules, tables, hooks, values, parameters, addresses)
 
-    def holds(self, backend: str) -> bool:
+    def holds(self) -> bool:
         """Whether the decision would be the same now."""
-        if backend != self.backend:
-            return False
         if self.generation is not None and self.generation is _generation.get():
             # A logits processor may add a hook.
             return not (any(map(len, self.hooks)) or _has_any_global_hook())
@@ -275,7 +248,7 @@ class _Decision(NamedTuple):
 
 def _values(modules: Sequence[nn.Module], tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
     """The classes of modules and the values in their dictionaries; the end differs from any of these."""
-    return chain(map(type, modules), chain.from_iterable(map(dict.values, tables)), (_LIMITS,))
+    return chain(map(type, modules), chain.from_iterable(map(dict.values, tables)), (_END,))
 
 
 def _is_standard(kind: FusedBlocks, block: nn.Module) -> bool:
@@ -296,12 +269,12 @@ def _weights_of(kind: FusedBlocks, block: nn.Module) -> Any:
     return kind.weights_class(**(dict.fromkeys(kind.weights.values()) | present))
 
 
-def _is_plain_parameter(parameter: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether it is not a subclass (as of quantised weights), and such as the kernels read it."""
+def _is_plain_parameter(parameter: Tensor) -> bool:
+    """Whether it is not a subclass (as of quantised weights), and such as the kernel reads it."""
     return (
         type(parameter) is nn.Parameter
-        and parameter.device == device
-        and parameter.dtype in dtypes
+        and parameter.device.type == "cpu"
+        and parameter.dtype in _DTYPES
         and parameter.is_contiguous()
     )
 

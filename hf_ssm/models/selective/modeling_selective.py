@@ -27,10 +27,8 @@ class SelectiveSSMPreTrainedModel(SSMPreTrainedModel):
 class SelectiveSSMModel(SelectiveSSMPreTrainedModel, SSMModel):
     """Hidden states of a sequence: see `SSMModel`."""
 
-    def _step_states(
-        self, hidden_states: Tensor, mask: Tensor | None, states: Sequence[LayerState]
-    ) -> list[Tensor] | None:
-        stepped = step_of_blocks(self.layers, self.norm, hidden_states, mask, states)
+    def _step_states(self, hidden_states: Tensor, states: Sequence[LayerState]) -> list[Tensor] | None:
+        stepped = step_of_blocks(self.layers, self.norm, hidden_states, states)
         return None if stepped is None else [hidden_states, *stepped]
 
 

@@ -50,8 +50,7 @@ def step_of_ssd_blocks(
     blocks: nn.ModuleList,
     norm: nn.Module | None,
     hidden_states: Tensor,
-    mask: Tensor | None,
     states: Sequence[LayerState],
 ) -> list[Tensor] | None:
     """`fused_step` of blocks around mixers of the class `mixer`, with real states."""
-    return fused_step(_fused_mamba2(mixer), blocks, norm, hidden_states, mask, states)
+    return fused_step(_fused_mamba2(mixer), blocks, norm, hidden_states, states)

@@ -18,8 +18,6 @@ from hf_ssm.ops.context import has_readable_values, is_exporting
 
 # All layers of a model: hidden states, rows and states (`None` without a cache) to the hidden states of every layer.
 RunLayers = Callable[[Tensor, Rows, Sequence[LayerState] | None], list[Tensor]]
-# The same for one position, where rows without a token keep their states; `None` if the layers must be run.
-StepLayers = Callable[[Tensor, Tensor | None, Sequence[LayerState]], list[Tensor] | None]
 
 
 class Alignment(View):
@@ -48,9 +46,7 @@ class Alignment(View):
         return hidden_states, rows._replace(mask=mask)
 
 
-def read_with_cache(
-    run: RunLayers, hidden_states: Tensor, rows: Rows, cache: SSMCache, step: StepLayers | None = None
-) -> list[Tensor]:
+def read_with_cache(run: RunLayers, hidden_states: Tensor, rows: Rows, cache: SSMCache) -> list[Tensor]:
     """Read the next positions of the sequences in a cache; rows may be padded on either side.
 
     Mixers handle padding before the first token only. So rows without history are shifted to the right, and rows with
@@ -61,7 +57,6 @@ def read_with_cache(
         hidden_states: `(B, L, D)`.
         rows: What is known of the rows.
         cache: Changed in place.
-        step: The layers for one position.
 
     Returns:
         The hidden states of every layer, each `(B, L, D)`; values at padding are meaningless.
@@ -72,12 +67,6 @@ def read_with_cache(
         outputs = run(hidden_states, rows, cache.states)
         cache.advance(length, length)
         return outputs
-    if step is not None and mask is not None and length == 1 and cache.tokens_seen is not None:
-        # On a GPU, what the mask holds is not known, and generation passes one at every position.
-        stepped = step(hidden_states, mask, cache.states)
-        if stepped is not None:
-            cache.advance(length, mask.sum(dim=1))
-            return stepped
     tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
     if mask is None:
         outputs = run(hidden_states, rows, cache.states)
@@ -144,4 +133,4 @@ def _in_groups(
     return outputs or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
 
 
-__all__ = ["Alignment", "RunLayers", "StepLayers", "permuted", "read_with_cache", "right_aligned"]
+__all__ = ["Alignment", "RunLayers", "permuted", "read_with_cache", "right_aligned"]

@@ -92,7 +92,7 @@ def read_next(
     else:
 
         def read(hidden_states: Tensor, rows: Rows) -> list[Tensor]:
-            return read_with_cache(model.run_states, hidden_states, rows, cache, model._step_states)
+            return read_with_cache(model.run_states, hidden_states, rows, cache)
 
         if cache.recording is None:
             outputs = read(hidden_states, rows)

@@ -5,14 +5,13 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 - `reference.py`: the sum at each position;
 - `fft.py`: blockwise FFTs with a backward of their own (PyTorch), with transposed copies by `numba.py` where possible;
 - `dft.py`: transforms by matrix products, for exported programs;
-- `triton.py`: kernels for GPUs, with the transforms of the vendor for long inputs;
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.
 """
 
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.long_conv.dft import long_conv_dft
 from hf_ssm.ops.long_conv.fft import long_conv_fft, next_fast_len
 from hf_ssm.ops.long_conv.reference import check_long_conv, long_conv_reference
@@ -21,7 +20,6 @@ __all__ = ["add_feed_through_", "long_conv", "long_conv_reference", "next_fast_l
 
 _LONG_CONV = Operation(
     export=long_conv_dft,
-    triton=Compiled("hf_ssm.ops.long_conv.triton", "long_conv_triton", "supports_long_conv"),
     torch=long_conv_fft,
     reference=long_conv_reference,
 )

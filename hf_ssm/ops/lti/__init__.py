@@ -3,7 +3,6 @@
 - `hippo.py`, `discretize.py`: initial state matrices; zero-order hold and bilinear rule;
 - `diagonal.py`, `dplr.py`, `sinusoid.py`: kernels and transfer functions of the three kinds of models;
 - `exponential_sums.py`, `krylov.py`: the algorithms of the diagonal and the DPLR kernel;
-- `triton_exponential_sums.py`, `triton_krylov*.py`, `triton_dplr.py`: the same on GPUs;
 - `recurrence.py`: incremental execution;
 - `transfer.py`: frequency responses.
 """

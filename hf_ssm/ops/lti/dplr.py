@@ -8,7 +8,7 @@ frequencies.
 
 import torch
 
-from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import check_system, diagonal_transfer, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
 from hf_ssm.ops.lti.krylov import START_COLUMNS, Start, bilinear_start, dense_start, krylov_products
@@ -148,7 +148,6 @@ def dplr_kernel_reference(
 
 
 _DPLR_KERNEL = Operation(
-    triton=Compiled("hf_ssm.ops.lti.triton_dplr", "dplr_kernel_triton", "supports_dplr_kernel"),
     torch=_dplr_kernel_torch,
     reference=dplr_kernel_reference,
 )

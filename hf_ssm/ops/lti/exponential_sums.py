@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.context import NAMESPACE, in_function_transform, no_autocast
 from hf_ssm.ops.operators import differentiable_operator, empty_gradients
 
@@ -76,23 +75,10 @@ def exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int,
 
     Source: Gu et al. 2022 (S4D), Section 3.2, for the sum; the algorithm is original.
     """
-    kernel: torch.Tensor = _EXPONENTIAL_SUMS(log_base, weights, length, dtype)
-    return kernel
-
-
-def _exponential_sums_torch(
-    log_base: torch.Tensor, weights: torch.Tensor, length: int, dtype: torch.dtype
-) -> torch.Tensor:
     if in_function_transform():
         return plain_exponential_sums(log_base, weights, length, dtype)
     kernel: torch.Tensor = _exponential_sums(log_base, weights, length, dtype == torch.float64)
     return kernel
-
-
-_EXPONENTIAL_SUMS = Operation(
-    triton=Compiled("hf_ssm.ops.lti.triton_exponential_sums", "exponential_sums_triton", "supports_exponential_sums"),
-    torch=_exponential_sums_torch,
-)
 
 
 def plain_exponential_sums(

@@ -12,8 +12,7 @@ Of complex states one of each conjugate pair is stored, and the sum is `2 Re Σ_
 - `chunked.py`: PyTorch, in chunks whose states the backward recomputes;
 - `levels.py`: nested blocks of `linear_scan`, for exported programs;
 - `numba*.py`: compiled kernels for CPUs;
-- `triton*.py`: kernels for GPUs;
-- `hub.py`: mamba_ssm's CUDA kernel;
+- `hub.py`: mamba_ssm's CUDA kernel, for GPUs;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba model.
 
 Sources: Gu & Dao 2023 (Mamba), eq. (2) and Algorithm 2, with `d B` as the discretised B; Honarpisheh et al. 2025, eqs.
@@ -45,7 +44,6 @@ _SELECTIVE_SCAN = Operation(
     export=selective_scan_by_levels,
     hub=Implementation(hub_scan, supports_hub_scan),
     numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba", "supports_scan"),
-    triton=Compiled("hf_ssm.ops.selective_scan.triton", "scan_triton", "supports_scan"),
     torch=chunked_scan,
     reference=loop_scan,
 )

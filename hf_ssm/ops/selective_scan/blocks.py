@@ -141,5 +141,5 @@ def _loop_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
 
 # The kernels have no bias.
 _FUSED = Implementation(_fused_scan, lambda args, bias: bias is None)
-_SCAN_OF_BLOCK = Operation(numba=_FUSED, triton=_FUSED, torch=_chunked_scan)
+_SCAN_OF_BLOCK = Operation(numba=_FUSED, torch=_chunked_scan)
 _BLOCK_SCAN = Operation(export=_exported_block_scan, torch=_block_scan, reference=_loop_block_scan)

@@ -16,7 +16,7 @@ from hf_ssm.ops.selective_scan.arguments import (
     sum_over_states,
 )
 
-__all__ = ["scan_step_in_parts", "selective_scan_step"]
+__all__ = ["selective_scan_step"]
 
 
 def selective_scan_step(
@@ -53,15 +53,10 @@ def selective_scan_step(
     """
     args = ScanTensors(u, delta, A, B, C, D, z, delta_bias, state)
     check_scan_tensors(args, axes="batch", state="state")
-    y, new_state = _STEP(args, delta_softplus)
-    return y, new_state
-
-
-def scan_step_in_parts(args: ScanTensors, delta_softplus: bool) -> tuple[Tensor, Tensor]:
-    """The step sizes in PyTorch, then the step in the dtype of the arithmetic."""
+    dtype = u.dtype
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     y, new_state = _SCAN_STEP(u, step_sizes(delta, delta_bias, delta_softplus), A, B, C, state, D, z)
-    return y.to(args.u.dtype), new_state
+    return y.to(dtype), new_state
 
 
 def _scan_step_torch(
@@ -72,13 +67,6 @@ def _scan_step_torch(
     state = torch.addcmul((d * u).unsqueeze(-1) * B.unsqueeze(1), decay, state)
     return skip_and_gate(sum_over_states(C.unsqueeze(1), state), u, D, z), state
 
-
-# A kernel for GPUs computes the step sizes as well, and converts.
-_STEP = Operation(
-    numba=scan_step_in_parts,
-    triton=Compiled("hf_ssm.ops.selective_scan.triton_decoding", "scan_step_triton", "supports_scan_step"),
-    torch=scan_step_in_parts,
-)
 
 _SCAN_STEP = Operation(
     numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "scan_step_numba", "supports_scan_step"),

@@ -4,8 +4,7 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps.
 
 - `reference.py`: the sum over positions and taps;
 - `pytorch.py`: PyTorch;
-- `numba.py`: compiled kernels for CPUs;
-- `triton.py`: kernels for GPUs.
+- `numba.py`: compiled kernels for CPUs.
 """
 
 import torch
@@ -18,7 +17,7 @@ from hf_ssm.ops.short_conv.reference import check_short_conv, short_conv_referen
 
 __all__ = ["short_conv", "short_conv_extend", "short_conv_reference"]
 
-_NUMBA, _TRITON = "hf_ssm.ops.short_conv.numba", "hf_ssm.ops.short_conv.triton"
+_NUMBA = "hf_ssm.ops.short_conv.numba"
 
 
 def short_conv(
@@ -59,7 +58,6 @@ def short_conv(
 
 _SHORT_CONV = Operation(
     numba=Compiled(_NUMBA, "short_conv_numba", "supports_short_conv"),
-    triton=Compiled(_TRITON, "short_conv_triton", "supports_short_conv"),
     torch=short_conv_torch,
     reference=short_conv_reference,
 )
@@ -132,7 +130,6 @@ def _extend_torch(
 
 _SHORT_CONV_CHUNK = Operation(
     numba=Compiled(_NUMBA, "extend_numba", "supports_extend"),
-    triton=Compiled(_TRITON, "extend_triton", "supports_extend"),
     torch=_extend_torch,
 )
 

@@ -11,7 +11,7 @@ where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H 
 - `reference.py`: the loop over positions, and the scan as a matrix;
 - `chunked.py`: PyTorch, quadratic within chunks, a loop over chunks; `chunks.py` the layouts;
 - `levels.py`: without loops, for exported programs;
-- `numba*.py`: compiled kernels for CPUs; `triton*.py` for GPUs;
+- `numba*.py`: compiled kernels for CPUs;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba-2 model.
 
 Source: Dao & Gu 2024 (Mamba-2), Sections 5 and 6.
@@ -36,7 +36,6 @@ __all__ = ["ssd_extend", "ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_st
 _SSD_SCAN = Operation(
     export=ssd_by_levels,
     numba=Compiled("hf_ssm.ops.ssd.numba", "ssd_numba", "supports_ssd"),
-    triton=Compiled("hf_ssm.ops.ssd.triton", "ssd_triton", "supports_ssd"),
     torch=chunked_ssd,
     reference=loop_ssd,
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
-__all__ = ["ssd_step", "ssd_step_in_parts", "step_torch"]
+__all__ = ["ssd_step", "step_torch"]
 
 
 def ssd_step(
@@ -51,15 +51,10 @@ def ssd_step(
     args = SSDTensors(x, dt, A, B, C, D, dt_bias, state)
     check_ssd_tensors(args, axes="batch", state="state")
     check_dt_limit(dt_limit)
-    y, new_state = _STEP(args, dt_softplus, dt_limit)
-    return y, new_state
-
-
-def ssd_step_in_parts(args: SSDTensors, dt_softplus: bool, dt_limit: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """The step sizes in PyTorch, then the step in the dtype of the arithmetic."""
+    dtype = x.dtype
     x, dt, A, B, C, D, dt_bias, state = args.cast(args.dtype)
     y, new_state = _SSD_STEP(x, limited_steps(dt, dt_bias, dt_softplus, dt_limit), A, B, C, D, state)
-    return y.to(args.x.dtype), new_state
+    return y.to(dtype), new_state
 
 
 def step_torch(
@@ -75,13 +70,6 @@ def step_torch(
         y = torch.addcmul(y, D.unsqueeze(-1) if D.dim() == 1 else D, x)
     return y, state.flatten(1, 2)
 
-
-# A kernel for GPUs computes the step sizes as well, and converts.
-_STEP = Operation(
-    numba=ssd_step_in_parts,
-    triton=Compiled("hf_ssm.ops.ssd.triton_decoding", "ssd_step_triton", "supports_ssd_step"),
-    torch=ssd_step_in_parts,
-)
 
 _SSD_STEP = Operation(
     numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "ssd_step_numba", "supports_ssd_step"),
