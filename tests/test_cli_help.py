@@ -121,7 +121,7 @@ def test_examples_are_accepted(example):
 
 
 def test_long_options_are_in_groups():
-    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report", "spectrum"):
+    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report"):
         assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
 
 
@@ -212,7 +212,7 @@ def test_completion_script(capsys, shell, tmp_path):
 def test_bash_completes(capsys, tmp_path):
     cli.main(["completion", "bash"])
     (tmp_path / "script").write_text(capsys.readouterr().out)
-    words = "COMP_WORDS=(hf-ssm spectrum d --sp); COMP_CWORD=3"
+    words = "COMP_WORDS=(hf-ssm report d --sp); COMP_CWORD=3"
     script = f'source {tmp_path / "script"}; {words}; _shtab_hf_ssm; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"--split\s*", done.stdout), done.stdout + done.stderr
