@@ -109,7 +109,7 @@ def test_processes_of_a_command_import_nothing_from_the_working_directory(monkey
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
-@pytest.mark.parametrize("command", ["probe MODEL --output y", "report MODEL --output y"])
+@pytest.mark.parametrize("command", ["export MODEL y", "report MODEL --output y"])
 def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
