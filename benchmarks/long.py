@@ -1,13 +1,12 @@
 """Training on long sequences: memory and time of the routes, one sequence at a time.
 
     python benchmarks/long.py                                        # some ten minutes on two cores
-    python benchmarks/long.py --families S4D Mamba --lengths 131072 --segments 32
-    python benchmarks/long.py --lengths 1048576 --routes segments --repetitions 0
+    python benchmarks/long.py --families S4D Mamba --lengths 131072
+    python benchmarks/long.py --lengths 1048576 --routes layers --repetitions 0
     python benchmarks/long.py --tiny                                 # takes seconds; the numbers are meaningless
 
-A step computes the loss of a byte language model on one sequence, and its gradients. There are four routes: `usual`;
-`layers`, which keeps the inputs of layers and computes the layers again (`activation_checkpointing_enable()`);
-`segments`, which keeps the states between segments (`activation_checkpointing_enable({"segments": ...})`); and
+A step computes the loss of a byte language model on one sequence, and its gradients. There are three routes: `usual`;
+`layers`, which keeps the inputs of layers and computes the layers again (`activation_checkpointing_enable()`); and
 `shared`, where each of two processes holds half of the positions (`hf_ssm.parallel.split_sequences`). For `shared`,
 only the memory of the larger process is measured. Peak memory is the largest resident memory during a step minus the
 resident memory before it, in a fresh process after a small step. Times are CPU seconds on a CPU, which other processes
@@ -45,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hyena": ("Hyena", {}),
     "Mamba, two-sided": ("SelectiveSSM", {"bidirectional": True}),
 }
-ROUTES = ("usual", "layers", "segments", "shared")
+ROUTES = ("usual", "layers", "shared")
 QUANTITIES = ("memory per token", "memory / usual", "time per 1,000 tokens", "time / usual")
 WARM_UP = 256
 
@@ -62,8 +61,8 @@ def build(family: str, route: str, length: int, sizes: dict[str, Any]) -> Callab
     model = getattr(hf_ssm, f"{name}{head}")(getattr(hf_ssm, f"{name}Config")(**fields, **flags)).to(sizes["device"])
     if route == "shared":
         split_sequences(model)
-    elif route != "usual":
-        model.activation_checkpointing_enable({"segments": sizes["segments"]} if route == "segments" else None)
+    elif route == "layers":
+        model.activation_checkpointing_enable()
     tokens = torch.randint(0, 256, (1, length)).to(sizes["device"])
 
     def step() -> tuple[Tensor, ...]:
@@ -151,7 +150,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="FAMILY")
     parser.add_argument("--lengths", nargs="+", type=int, default=[65_536], help="default: 65536")
     parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES, help=f"default: {' '.join(ROUTES)}")
-    parser.add_argument("--segments", type=int, default=16, help="segments of a sequence (default: 16)")
     parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
     parser.add_argument("--layers", type=int, default=4, help="default: 4")
     parser.add_argument("--repetitions", type=int, default=3, help="timed steps of each route (default: 3; 0: memory)")
@@ -163,9 +161,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.measure:
         return print_peak(json.loads(args.measure))
     if args.tiny:
-        args.lengths, args.segments, args.hidden_size, args.layers, args.repetitions = [512], 4, 8, 2, 1
-    sizes = {"hidden_size": args.hidden_size, "layers": args.layers, "segments": args.segments, "device": args.device}
-    print(f"Hidden size {args.hidden_size}, {args.layers} layers, 256 bytes, {args.segments} segments.\n")
+        args.lengths, args.hidden_size, args.layers, args.repetitions = [512], 8, 2, 1
+    sizes = {"hidden_size": args.hidden_size, "layers": args.layers, "device": args.device}
+    print(f"Hidden size {args.hidden_size}, {args.layers} layers, 256 bytes.\n")
     print(f"| family | tokens | route | {' | '.join(QUANTITIES)} |\n|{'---|' * (3 + len(QUANTITIES))}", flush=True)
     rows = []
     for length in args.lengths:

@@ -299,9 +299,9 @@ def test_output_with_dollar_signs(tmp_path):
     assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
 
 
-@pytest.mark.parametrize("command", ["train", "demo", "probe", "report", "spectrum"])
+@pytest.mark.parametrize("command", ["train", "demo", "probe", "report"])
 def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_path):
-    subject = {"train": PLANTED, "demo": [], "spectrum": PLANTED[1:]}.get(command, [finished])
+    subject = {"train": PLANTED, "demo": []}.get(command, [finished])
     output = tmp_path / "run"
     with locked(output):
         assert f"--output {str(output)!r} is in use" in error_of(capsys, command, *subject, "--output", output)

@@ -61,7 +61,6 @@ def test_commands_read_other_data_by_the_columns_of_the_training(odd, tmp_path, 
     assert run("train", "--dataset", odd, *SMALL, *given, "--output", folder) == 0
     other.write_text(odd.read_text())
     assert run("predict", folder, other, "--output", tmp_path / "p.csv") == 0
-    assert run("spectrum", other, "--model", folder, "--rows", 4) == 0
     assert run("report", folder, "--dataset", other, "--rows", 4) == 0
     probe = ["--allow-wrong", "--method", "one_shot", "--rows", 1]
     assert run("probe", folder, "--dataset", other, *probe, "--output", tmp_path / "probe") == 0
@@ -101,11 +100,3 @@ def test_chance_is_printed_and_stored_and_score_says_if_nothing_is_learnt(tmp_pa
     # The logs of earlier versions hold no chance: bases are four.
     log = [{"test_perplexity": 4.74}]
     assert "(perplexity 4.74, chance 4): the model has learnt nothing." in said()
-
-
-def test_a_spectrum_suggests_the_training_with_the_labels(odd, capsys):
-    assert run("spectrum", odd, "--sequence-column", "dna", "--label-column", "kind", "--rows", 9) == 0
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "hf-ssm train" in line)
-    assert "--sequence-column dna --label-column kind" in line and "--task" not in line
-    assert run("spectrum", odd, "--sequence-column", "dna", "--label-column", "kin", "--rows", 9) == 2
-    assert "label_column='kin': " in capsys.readouterr().err

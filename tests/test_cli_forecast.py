@@ -173,8 +173,6 @@ def test_what_a_report_refuses(checkpoint, table, capsys, options, message):
 def test_other_commands_name_what_is_for_series(checkpoint, tmp_path, capsys):
     assert cli.main(["app", checkpoint]) == 2
     assert "use hf-ssm predict" in capsys.readouterr().err
-    assert cli.main(["spectrum", "planted-motifs", "--model", checkpoint]) == 2
-    assert "forecasts series, and a spectrum needs a model of sequences" in capsys.readouterr().err
     arguments = ["train", "--dataset", "planted-motifs", "--family", "flowstate", "--output", str(tmp_path / "x")]
     assert cli.main(arguments) == 2
     assert "as examples/forecasting.py does" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_examples_are_accepted(example):
 
 
 def test_long_options_are_in_groups():
-    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report", "spectrum"):
+    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report"):
         assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
 
 
@@ -189,6 +189,7 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
         ("--alpha 2", "unknown option --alpha: a field of the model is set by --set model.alpha=VALUE"),
         ("--warmup_steps many", "training.warmup_steps must be of type"),
         ("--hub_model_id me/mine", "is determined by the command: use --push-to-hub"),
+        ('--set training.activation_checkpointing_kwargs={"segments":16}', "`segments` is no longer supported"),
     ],
 )
 def test_bad_fields_of_training(capsys, option, message):
@@ -212,7 +213,7 @@ def test_completion_script(capsys, shell, tmp_path):
 def test_bash_completes(capsys, tmp_path):
     cli.main(["completion", "bash"])
     (tmp_path / "script").write_text(capsys.readouterr().out)
-    words = "COMP_WORDS=(hf-ssm spectrum d --sp); COMP_CWORD=3"
+    words = "COMP_WORDS=(hf-ssm report d --sp); COMP_CWORD=3"
     script = f'source {tmp_path / "script"}; {words}; _shtab_hf_ssm; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"--split\s*", done.stdout), done.stdout + done.stderr

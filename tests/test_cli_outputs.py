@@ -59,7 +59,6 @@ def place(tmp_path, monkeypatch) -> Path:
         "report model --dataset data/x.csv --output data",
         "probe model --dataset other.csv --set data.test_file=data/x.csv --output data",
         "predict model data/x.csv --output new.csv --by-region data/x.csv",
-        "spectrum data/x.csv --output .",
         "convert model model",
         "convert model/model.safetensors model",
     ],
@@ -110,7 +109,7 @@ def test_processes_of_a_command_import_nothing_from_the_working_directory(monkey
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
-@pytest.mark.parametrize("command", ["spectrum MODEL --output y", "report MODEL --output y"])
+@pytest.mark.parametrize("command", ["export MODEL y", "report MODEL --output y"])
 def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -24,7 +24,7 @@ TINY = [
 ]
 SPLIT = ["--set", "data.validation_fraction=0.2", "--set", "data.test_fraction=0.2"]
 SETTINGS_OF_SIGNALS = {"normalization": "train", "validation_fraction": 0.0, "test_fraction": 0.0}
-FILES = ["hankel.png", "movement.png", "report.json", "responses.png", "tau.png"]
+FILES = ["hankel.png", "movement.png", "report.json", "responses.png", "spectrum.png", "tau.png"]
 
 
 def run(*arguments: object) -> int:

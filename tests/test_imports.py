@@ -19,8 +19,6 @@ _TOP = frozenset({"training", "probes", "hub"})
 # (file, target): a saved model writes its code, which is bundled from modules of models and those below.
 LOADED_BY_NAME = {
     ("models/base/pretrained.py", "hf_ssm.checkpoint"),
-    # Recomputation along the sequence is no part of a checkpoint.
-    ("models/base/pretrained.py", "hf_ssm.parallel.segments"),
 }
 # Package -> the other packages it may import from. "" is hf_ssm/__init__.py.
 ALLOWED = {

@@ -100,11 +100,6 @@ class ModelBound:
         return _exp(self.log_capacity)
 
     @property
-    def leading_terms(self) -> float | None:
-        """The expression under the Õ of (28) or (29); infinite if it exceeds the range of float64."""
-        return _exp(self.log_leading_terms)
-
-    @property
     def bound(self) -> float | None:
         """The bound (27) on expected minus empirical loss; `None` if an assumption fails."""
         return None if self.gap is None else self.gap.value

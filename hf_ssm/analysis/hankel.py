@@ -120,7 +120,7 @@ def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
         "The columns with 99 % have the number of states that hold 99 % of the sum of the Hankel singular values of a "
         "channel (of a layer, for S5). The last two columns have the share of the sum that is dropped with half and "
         "with a quarter of the N states. Twice the sum of the dropped values bounds the error of the channel (Moore "
-        "1981; Chahine et al. 2025). `hf-ssm compress` drops states."
+        "1981; Chahine et al. 2025). `hf_ssm.compress` drops states."
     ]
     if any(len(spectrum.singular_values) < spectrum.systems for spectrum in spectra):
         notes.append(f"The values are those of {_MOST_SYSTEMS} channels of a layer, evenly chosen.")

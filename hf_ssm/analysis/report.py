@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,9 @@ from hf_ssm.analysis.frequency import (
     has_frequency_responses,
 )
 from hf_ssm.analysis.hankel import HankelSpectrum, hankel_spectra, hankel_table
-from hf_ssm.analysis.recording import OperatorRecord, record_operators, sequence_operators
+from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
+from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, spectra_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
@@ -47,10 +48,16 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
-_TAU, _RESPONSE, _HANKEL, _PARAMETER_CHANGE = "tau.png", "responses.png", "hankel.png", "movement.png"
+_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE = (
+    f"{name}.png" for name in ("tau", "responses", "hankel", "spectrum", "movement")
+)
 FILES = (
     REPORT_NAME,
-    *(f"{name[:-3]}{form}" for name in (_TAU, _RESPONSE, _HANKEL, _PARAMETER_CHANGE) for form in ("png", "svg")),
+    *(
+        f"{name[:-3]}{form}"
+        for name in (_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE)
+        for form in ("png", "svg")
+    ),
 )
 """What `save_json` and `save_pictures` write."""
 
@@ -75,7 +82,9 @@ class TheoryReport:
         responses: Frequency responses of all long convolutions; empty for selective models.
         variation: Total variation by layer and direction.
         hankel: Hankel singular values of each operator, or the reason why there are none.
-        alpha: The useful range of `frequency_scale` without data, or the reason why there is none.
+        spectra: Spectra of the data and of the inputs of each layer, of those that are not constant.
+        alpha: The useful range of `frequency_scale` for the mean of the layers' spectra (without data, if all inputs
+            are constant), and whether the data give a reason to change it; or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: The bound of Honarpisheh et al., or the reason why there is none.
         remembrance: How far back a causal model looks, or the reason why this was not measured.
@@ -92,6 +101,7 @@ class TheoryReport:
     responses: list[FrequencyResponse]
     variation: list[Variation]
     hankel: list[HankelSpectrum] | str
+    spectra: list[InputSpectrum]
     alpha: AlphaRecommendation | str
     alpha_of_layers: dict[int, AlphaRecommendation | str]
     bound: ModelBound | str
@@ -116,6 +126,7 @@ class TheoryReport:
                 "bands": list(self.bands),
                 "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
                 "hankel": _as_dict(self.hankel) if isinstance(self.hankel, str) else [_as_dict(s) for s in self.hankel],
+                "spectra": [spectrum.to_dict() for spectrum in self.spectra],
                 "alpha": _as_dict(self.alpha),
                 "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
                 "bound": _as_dict(self.bound),
@@ -153,6 +164,12 @@ class TheoryReport:
         if not isinstance(self.hankel, str):
             plotting.plot_hankel(self.hankel, folder / _HANKEL)
             written.append(folder / _HANKEL)
+        if self.spectra:
+            power = {spectrum.name: spectrum.power for spectrum in self.spectra}
+            alpha = None if isinstance(self.alpha, str) or self.alpha.band is None else self.alpha
+            title = "Power of the data and of the inputs of the layers"
+            plotting.plot_spectrum(power, folder / _SPECTRUM, alpha, title, unit=unit)
+            written.append(folder / _SPECTRUM)
         if self.parameter_change:
             changes = {QUANTITIES[group]: change for group, change in self.parameter_change.items()}
             plotting.plot_parameter_change(changes, folder / _PARAMETER_CHANGE)
@@ -194,6 +211,7 @@ def theory_report(
     parameter_change: Mapping[str, float | None] | None = None,
     data: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    special_tokens: Collection[int] | None = None,
     progress: bool = False,
 ) -> TheoryReport:
     """Compute the theory report of a model on data.
@@ -207,6 +225,8 @@ def theory_report(
         parameter_change: Relative change of each group of parameters, from `relative_change` or `changes_in_log`.
         data: Description of the data, copied into the report.
         settings: Further values, copied into the report.
+        special_tokens: Ids of tokens that are left out of the spectrum of the data; default: those that the
+            configuration names.
         progress: Show a progress bar.
 
     Raises:
@@ -223,13 +243,22 @@ def theory_report(
     for batch in batches:
         check_batch("batches", batch)
     shown = logging.tqdm(batches, unit="batch", disable=not progress)
-    records = record_operators(model, shown, num_frequencies=_enough_frequencies(batches))
+    num_frequencies = _enough_frequencies(batches)
+    records = record_operators(model, shown, num_frequencies=num_frequencies)
     complexity = layer_complexities(records, num_sequences)
     rows = records[0].num_sequences
     n = rows if num_sequences is None else num_sequences
     responses = frequency_responses(model) if has_frequency_responses(model) else []
     base = getattr(unwrapped(model), "config", None)
     family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
+    if special_tokens is None:
+        special_tokens = _special_tokens(base)
+    spectrum, positions = data_spectrum(batches, special_tokens, num_frequencies)
+    layers = [
+        InputSpectrum(f"layer {each.layer}", layer_power(records, each.layer).sum(0).cpu()) for each in complexity
+    ]
+    layers = [layer for layer in layers if layer.has_power]
+    shares = [layer.power / layer.power.sum() for layer in layers]
     return TheoryReport(
         model={
             "class": type(model).__name__,
@@ -246,9 +275,16 @@ def theory_report(
         responses=responses,
         variation=layer_variations(responses, bands),
         hankel=_or_reason(hankel_spectra, unwrapped(model)),
-        alpha=_or_reason(alpha_recommendation, base),
+        spectra=[*([] if spectrum is None else [spectrum]), *layers],
+        alpha=_or_reason(
+            alpha_recommendation,
+            base,
+            torch.stack(shares).mean(0) if shares else None,
+            positions=positions or None,
+        ),
         alpha_of_layers={
-            layer.layer: _or_reason(alpha_recommendation, base, _power(records, layer.layer)) for layer in complexity
+            layer.layer: _or_reason(alpha_recommendation, base, layer_power(records, layer.layer))
+            for layer in complexity
         },
         bound=_or_reason(generalization_bound, unwrapped(model), batches, num_sequences=n),
         remembrance=_or_reason(effective_remembrance, model, batches),
@@ -278,10 +314,11 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
 
 
-def _power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
-    """The power of the inputs of the operators of a layer, `(C, F)`."""
-    forward = [record for record in records if record.layer == layer and record.direction == "forward"]
-    return torch.cat([record.power for record in forward if record.power is not None])
+def _special_tokens(config: Any) -> set[int]:
+    """The ids of the tokens for padding, beginning and end that a configuration names."""
+    named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
+    groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+    return {token for group in groups for token in group}
 
 
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:
@@ -299,6 +336,7 @@ def tables_of(report: TheoryReport) -> list[Table]:
         assumption_table(report.assumption),
         _variation_table(report),
         hankel_table(report.hankel),
+        spectra_table(report.spectra),
         _alpha_table(report),
         *_bound_tables(report),
         remembrance_table(report.remembrance, report.bound),
@@ -364,6 +402,7 @@ def _alpha_table(report: TheoryReport) -> Table:
         f"range from {low:g} to {high:g}."
     ]
     notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
+    notes.append(report.alpha.verdict)
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
 
 

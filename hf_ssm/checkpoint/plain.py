@@ -43,9 +43,7 @@ FIXED_CALLS: dict[str, Any] = {
     "foreign_arguments": None,
     "foreign_config": None,
     # Modules give operations shapes that fit.
-    **dict.fromkeys(
-        ("check_blocks", "check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")
-    ),
+    **dict.fromkeys(("check_discretization", "check_dt_limit", "check_scan_tensors", "check_short_conv")),
     **dict.fromkeys(("check_initial", "check_ssd_tensors", "check_system", "self._check_shapes")),
 }
 """Functions (and methods, as `self.NAME`) that are not part of a checkpoint, and what calls of them return."""
@@ -54,7 +52,7 @@ ABSENT = frozenset(
     {
         *("ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
         *("LongConvolution._scans", "LongConvolution._scanned", "LongConvolution._by_recurrence"),
-        *("SelectiveScanBase._decay", "SSDScan._continued", "SSDScan._decay", "MIMOStateSpace._product"),
+        *("SelectiveScan._decay", "SSDScan._continued", "SSDScan._decay", "MIMOStateSpace._product"),
         *("Recurrence.power", "Recurrence.carried", "_DenseRecurrence.power", "_DenseRecurrence.carried"),
     }
 )
@@ -65,13 +63,12 @@ SHOWN = frozenset({"Block", "SSMModel"})
 
 
 def narrowing_of(config: Any) -> Narrowing:
-    """What a configuration decides: types of layers, filters of long convolutions, operators of selective models."""
+    """What a configuration decides: types of layers, and filters of long convolutions."""
     types = tuple(sorted({*(getattr(config, "mixer_types", None) or ())}))
     combined = hasattr(config, "mixer_config")
     layers = [config.mixer_config(kind) for kind in types] if combined else [config]
-    scans = {scan for each in layers if (scan := getattr(each, "scan_type", None)) is not None}
     kinds = {getattr(each, "filter_type", getattr(each, "kernel_type", None)) for each in layers} - {None}
-    tables = {"SCANS": scans, "FILTERS": kinds, **({"MIXERS": types, "MIXER_CONFIGS": types} if combined else {})}
+    tables = {"FILTERS": kinds, **({"MIXERS": types, "MIXER_CONFIGS": types} if combined else {})}
     low_rank = {kind == "s4" for kind in kinds}
     return Narrowing(
         tuple((name, tuple(sorted(keys))) for name, keys in tables.items() if keys),

@@ -27,7 +27,7 @@ _FILES = (
 # Options that name a file to write besides the output.
 _OTHER_OUTPUTS = ("by_region", "session", "track")
 # Commands that write, beside a model too, files of names that no model has.
-_WRITE_BESIDE_MODELS = ("probe", "report", "spectrum")
+_WRITE_BESIDE_MODELS = ("probe", "report")
 
 # Commands that share their work among the processes of a launcher.
 _WORK_IN_PROCESSES = ("demo", "probe", "train")

@@ -215,20 +215,20 @@ def stored_settings(checkpoint: str) -> dict[str, dict[str, Any]]:
 
 
 def data_settings(
-    args: argparse.Namespace, checkpoint: str | None, config: Any, what: str, task: str | None = None
+    args: argparse.Namespace, checkpoint: str, config: Any, what: str, task: str | None = None
 ) -> RunSettings:
     """Settings of the data from the run that made the checkpoint, the options and --set, later ones winning.
 
     Args:
         args: Parsed options of `add_data_options`, `dataset`, and `output`, which must not contain the data.
-        checkpoint: Folder or Hub id of the model; None without a model.
+        checkpoint: Folder or Hub id of the model.
         config: Configuration of the model.
         what: The command with its article, for messages.
         task: How the data are read; default: as in the run, or by the head of the model.
     """
-    if config is not None and config.reads_series:
+    if config.reads_series:
         raise ValueError(f"{checkpoint!r} forecasts series, and {what} needs a model of sequences: use hf-ssm report")
-    if config is not None and config.frame_shape is not None:
+    if config.frame_shape is not None:
         raise ValueError(
             f"{checkpoint!r} reads videos, and {what} needs a model of sequences: choose another checkpoint"
         )
@@ -238,7 +238,7 @@ def data_settings(
             raise ValueError(
                 f"--set {section}.KEY=VALUE: {what} takes settings of the section data only (--set data.KEY=VALUE)"
             )
-    run = {} if checkpoint is None else stored_settings(checkpoint)
+    run = stored_settings(checkpoint)
     stored = run.get("data", {})
     if args.dataset is not None and args.dataset != stored.get("dataset"):
         stored = _settings_for_other_data(stored, args.dataset)
@@ -253,17 +253,16 @@ def data_settings(
     if args.output is not None:
         # Files of the output have other names than those of the checkpoint.
         check_not_input(args.output, *settings.data_paths)
-    if checkpoint is not None:
-        check_tokenizer(checkpoint, config, settings)
+    check_tokenizer(checkpoint, config, settings)
     return settings
 
 
-def data_words(args: argparse.Namespace, *, labelled: bool) -> list[object]:
+def data_words(args: argparse.Namespace) -> list[object]:
     """The given options of `add_data_options` but dataset, split and rows, for another command on the same data."""
     words: list[object] = []
     for name in _DATA_OPTIONS[1:]:
         value = getattr(args, name, None)
-        if value is not None and (labelled or name != "label_column"):
+        if value is not None:
             words += [f"--{name.replace('_', '-')}", value]
     return [*words, *(word for setting in args.assignments for word in ("--set", setting))]
 

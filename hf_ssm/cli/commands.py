@@ -210,17 +210,10 @@ COMMANDS: dict[str, Command] = {
     "report": Command(
         "analysis",
         "report theoretical quantities of a model on its data",
-        "Compute theoretical quantities of a checkpoint on its data: complexity, frequency responses, the useful "
-        "range of α, bounds, and the change of the parameters in training.",
+        "Compute theoretical quantities of a checkpoint on its data: complexity, frequency responses, the "
+        "frequencies of the data and whether they give a reason to change α, bounds, and the change of the parameters "
+        "in training.",
         ("hf-ssm report runs/mine", "hf-ssm report runs/mine --output runs/mine/report --update-card"),
-    ),
-    "spectrum": Command(
-        "analysis",
-        "measure the frequencies of a data set, and check whether α fits them",
-        "Measure the power spectrum of a data set: the frequencies of its sequences (and of the inputs of a "
-        "checkpoint's layers), the upper limits of frequency_scale (α), and whether the data give a reason to "
-        "change α.",
-        ("hf-ssm spectrum my.csv", "hf-ssm spectrum my.csv --model runs/mine --output spectrum"),
     ),
     "convert": Command(
         "share",
@@ -230,17 +223,6 @@ COMMANDS: dict[str, Command] = {
         "of state-spaces/s4 (.pth). No code of the checkpoint is run. Without TARGET, the code in a checkpoint of "
         "hf_ssm is replaced by that of the installed version.",
         ("hf-ssm convert LongSafari/hyenadna-tiny-1k-seqlen-hf runs/hyenadna", "hf-ssm convert runs/mine"),
-    ),
-    "compress": Command(
-        "share",
-        "reduce the states of a trained S4, S4D, S5 or Hyena",
-        "Write a checkpoint with smaller states, by balanced truncation of each layer. This is possible for S4, "
-        "S4D, S5, and Hyena with state space filters; S4 becomes S4D. The command prints the error bound of each "
-        "layer beside the error on data.",
-        (
-            "hf-ssm compress runs/mine --state-size 16 --output runs/small",
-            "hf-ssm compress runs/mine --tolerance 0.01 --output runs/small --dataset my.csv",
-        ),
     ),
     "export": Command(
         "share",

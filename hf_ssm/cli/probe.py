@@ -260,7 +260,7 @@ def _write(
     print(f"{args.output} holds {', '.join([RESULTS_NAME, *written])}")
     report = args.output.parent / "report"
     dataset = [] if args.dataset is None else ["--dataset", args.dataset]
-    words = [*dataset, *data_words(args, labelled=True), "--output", report]
+    words = [*dataset, *data_words(args), "--output", report]
     words += ["--overwrite-output"] if report.is_dir() else []
     suggest((command("report", args.checkpoint, *words), "theory report of the model"))
 

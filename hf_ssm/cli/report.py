@@ -18,7 +18,6 @@ from hf_ssm.cli.checkpoints import (
     check_positive,
     chosen_rows,
     data_settings,
-    data_words,
     file_of,
     load_config,
     load_model,
@@ -45,7 +44,7 @@ def _run_report(args: argparse.Namespace) -> None:
     if args.update_card:
         _check_card(args.checkpoint)
     config = load_config(args.checkpoint)
-    report, unit, spectrum = (_of_series if config.reads_series else _of_sequences)(args, config)
+    report, unit = (_of_series if config.reads_series else _of_sequences)(args, config)
     print(report.to_text(), end="")
     written = [] if args.output is None else _write(report, args.output, unit, args.svg)
     if args.output is not None:
@@ -56,12 +55,10 @@ def _run_report(args: argparse.Namespace) -> None:
         suggest((command("report", *args.words[1:], "--output", "report"), "the same report as a file, with figures"))
     elif args.update_card:
         suggest((command("push", args.checkpoint, "USER/NAME"), "share the model with its report"))
-    elif spectrum is not None:
-        suggest((spectrum, "frequencies of the data"))
 
 
-def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str, str | None]:
-    """The report of a forecaster on windows of series, the unit of a position, and no command."""
+def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str]:
+    """The report of a forecaster on windows of series, and the unit of a position."""
     check_no_sequences(args)
     model = load_model(args.checkpoint, config)
     if not type(model).__name__.endswith("ForPrediction"):
@@ -86,11 +83,11 @@ def _of_series(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str
             "columns": [args.value_columns, args.id_column, args.time_column],
         },
     )
-    return report, "step", None
+    return report, "step"
 
 
-def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str, str | None]:
-    """The report on sequences, the unit of a position, and a command that shows more of the data."""
+def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, str]:
+    """The report on sequences, and the unit of a position."""
     check_columns_of_series(args)
     settings = data_settings(args, args.checkpoint, config, "a report", args.task)
     data = inputs.load_data(settings)
@@ -101,6 +98,7 @@ def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, 
         model,
         data.batches(rows, args.batch_size),
         num_sequences=data.num_rows["train"],
+        special_tokens=() if data.tokenizer is None else data.tokenizer.all_special_ids,
         progress=True,
         parameter_change=_movement(args.checkpoint),
         data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
@@ -112,9 +110,7 @@ def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, 
             "data": {k: public_name(v) if isinstance(v, str) else v for k, v in settings.data.items()},
         },
     )
-    words = ["--model", args.checkpoint, *data_words(args, labelled=False)]
-    spectrum = None if data.has_pairs else command("spectrum", settings.data["dataset"], *words)
-    return report, unit_of(data.tokenizer), spectrum
+    return report, unit_of(data.tokenizer)
 
 
 def _check_card(checkpoint: str) -> None:

@@ -245,8 +245,7 @@ class LongConvolution(SequenceOperator):
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
                 return stream.extend(inputs, partial(self._taps, group))
             # With gradients, a stored recurrence would belong to the graph of an earlier call.
-            stored = f"shared_{name}" if torch.is_grad_enabled() else name
-            recurrence: Any = state.constants.get(stored)
+            recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
             if recurrence is None:
                 recurrence = self._recurrence(group)
                 if not torch.is_grad_enabled():
@@ -257,11 +256,6 @@ class LongConvolution(SequenceOperator):
     def _recurrence(self, group: int) -> Any:
         channels = slice(group, None, self.groups)
         return self.filter(lambda filter: filter.recurrence(channels, self.D))
-
-    def shared_constants(self) -> dict[str, Any]:
-        with materialized(self), no_autocast(next(self.parameters()).device):
-            recurrences = (self._recurrence(group).share_tables() for group in range(self.groups))
-            return {f"shared_long_conv_{group}": recurrence for group, recurrence in enumerate(recurrences)}
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self.kernels(length)[0, group :: self.groups]

@@ -115,7 +115,6 @@ class SequenceOperator(nn.Module):
     - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default);
     - `frequency_response(omega, rows)`: of each kernel (`None` by default), where row k C + c is channel c of direction
       k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately;
-    - `shared_constants()`: what the segments of a training step share (`hf_ssm.parallel.segments`);
     - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025; for a scan without them, `no_bound`
       is the reason.
 
@@ -210,10 +209,6 @@ class SequenceOperator(nn.Module):
     def has_recurrent_state(self) -> bool:
         """Whether incremental execution keeps a state of fixed size (otherwise it keeps past inputs)."""
         return False
-
-    def shared_constants(self) -> dict[str, Any]:
-        """Costly values with gradients for `LayerState.constants`, which all segments of one training step share."""
-        return {}
 
     @property
     def is_causal(self) -> bool:

@@ -41,7 +41,7 @@ class SegmentScan(NamedTuple):
     """How a function of rows may be computed for a segment of the positions, from a state to a state.
 
     The state after a segment is affine in the state before it, `after = product ⊙ before + rest`: the same map for the
-    positions of a process, for a segment that is computed again, and for a piece of a long sequence.
+    positions of a process and for a piece of a long sequence.
 
     Attributes:
         run: Called with the tensors of a segment and the state before it, `(B, ...)` or `None`; returns the output and

@@ -28,7 +28,7 @@ from hf_ssm.theory.normal import real_matrix_of_pairs
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 from hf_ssm.utils.processes import Processes
 
-__all__ = ["FilteredScan", "ScaledScan", "SelectiveScan", "SelectiveScanBase"]
+__all__ = ["FilteredScan", "ScaledScan", "SelectiveScan"]
 
 
 class FilteredScan(FilteredInput):
@@ -111,10 +111,13 @@ class ScaledScan(FilteredScan):
         self.C_scale *= factor
 
 
-class SelectiveScanBase(FilteredScan):
-    """What `SelectiveScan` and `BlockBiasedScan` share: parameters, Δ, B and C of each token, τ, attention matrix.
+# On a GPU, a kernel of the Hub or of an installed package replaces the function.
+@use_kernelized_func([hub_selective_scan])
+class SelectiveScan(FilteredScan):
+    """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
 
-    `x_proj` stacks W_r (or qᵀ), W_B and W_C.
+    Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
+    for all, or 1 with `fixed_step`. `x_proj` stacks W_r (or qᵀ), W_B and W_C.
 
     The Sobolev filter is applied to u (Yu et al. 2025, Appendix F), but not to the input of Δ, B and C.
 
@@ -122,6 +125,8 @@ class SelectiveScanBase(FilteredScan):
         config: A `SelectiveSSMConfig`.
         layer_idx: Which layer it is part of.
         direction: `"forward"`, or `"backward"` where the mixer reverses the inputs.
+
+    Source: Gu & Dao 2023 (Mamba), Algorithm 2; Honarpisheh et al. 2025, eqs. (8), (13), (14).
     """
 
     A: Tensor
@@ -255,13 +260,15 @@ class SelectiveScanBase(FilteredScan):
         self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         """The scan of whole rows, or of one bucket of documents."""
-        raise NotImplementedError
+        y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
+        return y
 
     def _continued(
         self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, before: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The output and the last state, `(B, D, S)`, of a segment after the state `before`."""
-        raise NotImplementedError
+        rest = self.D, gate, self.dt_bias, self.dt_bias is not None
+        return selective_scan_extend(u, step, A, B, C, *rest, before)
 
     def _decay(self, A: Tensor, step: Tensor) -> Tensor:
         """What the state before a segment is multiplied by, `(B, D, S)`."""
@@ -292,11 +299,7 @@ class SelectiveScanBase(FilteredScan):
         B, C = means["B"], means["C"]
         if A.is_complex():
             B, C = (torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) for pairs in (B, C))
-        return selective_kernel(means["delta"], A, *self._weights(B, C[0]), D)
-
-    def _weights(self, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-        """The arguments B and C of `selective_kernel`, from means `(L, ...)` and `(...)`."""
-        return B, C
+        return selective_kernel(means["delta"], A, B, C[0], D)
 
     def attention_matrix(
         self, inputs: Tensor, mask: Tensor | None = None, channels: Sequence[int] | None = None
@@ -317,37 +320,11 @@ class SelectiveScanBase(FilteredScan):
         chosen = list(range(self.channels)) if channels is None else list(channels)
         with materialized(self):
             step, B, C = self.selection(inputs)
-            return self._with_filter(self._matrix(self.time_steps(step), B, C, chosen), chosen, mask)
-
-    def _matrix(self, delta: Tensor, B: Tensor, C: Tensor, chosen: list[int]) -> Tensor:
-        """The matrix of the chosen channels without the Sobolev filter, `(B, E, L, L)`."""
-        delta = delta if delta.shape[-1] == 1 else delta[..., chosen]
-        skip = None if self.D is None else self.D[chosen]
-        return scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
-
-
-# On a GPU, a kernel of the Hub or of an installed package replaces the function.
-@use_kernelized_func([hub_selective_scan])
-class SelectiveScan(SelectiveScanBase):
-    """x_t = exp(Δ_t A) x_{t-1} + Δ_t B_t u_t, y_t = C_t x_t + D u_t, with Δ, B and C linear in the unfiltered input.
-
-    Block "mamba": Δ = softplus(W_dt (W_r u) + b), one step for each channel. Block "plain": Δ = softplus(qᵀu + p), one
-    for all, or 1 with `fixed_step`.
-
-    Source: Gu & Dao 2023 (Mamba), Algorithm 2; Honarpisheh et al. 2025, eqs. (8), (13), (14).
-    """
-
-    def _scan(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
-        return y
-
-    def _continued(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, before: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        rest = self.D, gate, self.dt_bias, self.dt_bias is not None
-        return selective_scan_extend(u, step, A, B, C, *rest, before)
+            delta = self.time_steps(step)
+            delta = delta if delta.shape[-1] == 1 else delta[..., chosen]
+            skip = None if self.D is None else self.D[chosen]
+            matrix = scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
+            return self._with_filter(matrix, chosen, mask)
 
     def bound_norms(
         self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None

@@ -21,7 +21,6 @@ from hf_ssm.modules.rows import Rows, View
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
-from hf_ssm.parallel.splits import named_splits
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
 
@@ -191,7 +190,7 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
 
     Raises:
         TypeError: Not a model of hf_ssm; no mesh or process group.
-        ValueError: A mesh of several dimensions; there are no processes; a result of `tensor_parallel`.
+        ValueError: A mesh of several dimensions; there are no processes.
 
     Communication: numbers that a process sends in a layer and a training step, of which 1 of R + 1 parts in the forward
     pass, for B rows and D channels:
@@ -219,11 +218,6 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"`mesh` must be a DeviceMesh or a process group with this process, got {type(mesh).__name__}.")
     backbone = backbone_of(model)
-    if any(split is not None for _, split in named_splits(model)):
-        raise ValueError(
-            f"The channels of {type(model).__name__} are split by `tensor_parallel`, whose processes read the same "
-            "positions: share sequences of a model with whole channels."
-        )
     backbone.sharing = SequenceSharing(group, cuts)
     return model
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hf_ssm.modules.rows import ByChannel, Halo, SegmentScan
 from hf_ssm.ops.documents import Documents
-from hf_ssm.ops.segments import states_before
 from hf_ssm.parallel.collectives import exchange_channels, gather, gather_positions, return_channels
 from hf_ssm.utils.processes import Processes
 
@@ -189,7 +188,7 @@ class SharedLayout:
         products, rests = zip(*maps, strict=True)
         in_order = [products[rank] for rank in self.order], [rests[rank] for rank in self.order]
         # An entry of all states: so the backward pass calls the exchange in each process.
-        return states_before(*in_order, scan.apply, keeps)[self.place]
+        return _states_before(*in_order, scan.apply, keeps)[self.place]
 
     def _scanned_documents(self, scan: SegmentScan, documents: Documents, tensors: Sequence[Tensor | None]) -> Tensor:
         pieces = _Pieces(documents, self.start, self.stop)
@@ -216,6 +215,32 @@ class SharedLayout:
         before = torch.where(enters, before, 0)[held.order.to(device)]
         states = iter(before.split([count for count, _ in held.buckets]))
         return _by_document(held, lambda *batch: scan.run(*batch[:-1], next(states))[0], tensors)
+
+
+def _states_before(
+    products: Sequence[Tensor],
+    rests: Sequence[Tensor],
+    apply: Callable[[Tensor, Tensor], Tensor],
+    keeps: Sequence[Tensor] | None,
+) -> Tensor:
+    """The state before the positions of each process, `(R, B, ...)`, where the state before the first one is zero.
+
+    Args:
+        products: What the positions of each process multiply a state by.
+        rests: The state that they leave from the zero state, `(B, ...)`.
+        apply: `apply(product, state)`.
+        keeps: Whether the state before the positions reaches their end, `(B,)` each: false where a document ends or
+            begins among them. `None`: it does.
+    """
+    state = torch.zeros_like(rests[0])
+    before = []
+    for index, (product, rest) in enumerate(zip(products, rests, strict=True)):
+        before.append(state)
+        state = apply(product, state)
+        if keeps is not None:
+            state = torch.where(keeps[index].view(-1, *[1] * (state.dim() - 1)), state, 0)
+        state = state + rest
+    return torch.stack(before)
 
 
 class _Pieces:

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import (
 
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.parallel.splits import named_splits
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import all_processes
 
@@ -65,7 +64,7 @@ def shard_model(
 
     Raises:
         TypeError: No model.
-        ValueError: The model is sharded or split already, or has no block of hf_ssm.
+        ValueError: The model is sharded already, or has no block of hf_ssm.
 
     Source: Zhao et al. 2023 (PyTorch FSDP); `fully_shard` of PyTorch.
     """
@@ -74,11 +73,6 @@ def shard_model(
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         raise ValueError(f"{type(model).__name__} is sharded already: call `shard_model` once, on a whole model.")
-    if any(split is not None for _, split in named_splits(model)):
-        raise ValueError(
-            f"The channels of {type(model).__name__} are split by `tensor_parallel`: call `shard_model` on a whole "
-            "model."
-        )
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no block of hf_ssm: use `torch.distributed.fsdp.fully_shard`.")

@@ -28,35 +28,16 @@ __all__ = [
     "balance_pairs",
     "conjugate_pairs",
     "dense_gramian_factor",
-    "diagonal_gramian",
     "diagonal_gramian_factor",
 ]
 
 
-def diagonal_gramian(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
-    """The controllability Gramian of a diagonal system in closed form.
+def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
+    """A factor `L` of the controllability Gramian `P = L L*` of a diagonal system, by a Cholesky decomposition.
 
     `P_ij = b_i b_j* / (1 - exp(λ_i + λ_j*))`, or `-b_i b_j* / (λ_i + λ_j*)` for a continuous system: a Cauchy matrix
-    with weights. The observability Gramian is the controllability Gramian of `exponents.conj()` and `C*`.
-
-    Args:
-        exponents: λ, `(..., n)`, complex, real parts negative.
-        inputs: B, `(..., n, m)`, complex.
-        continuous: Whether the poles are λ instead of e^λ.
-
-    Returns:
-        `(..., n, n)`, complex, Hermitian.
-
-    Raises:
-        ValueError: A real part is not negative, or the shapes do not match.
-    """
-    _check(exponents, inputs)
-    sums = exponents.unsqueeze(-1) + exponents.conj().unsqueeze(-2)
-    return inputs @ inputs.mH / _denominator(sums, continuous)
-
-
-def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
-    """A factor `L` of `diagonal_gramian`, `P = L L*`, by a Cholesky decomposition with complete pivoting.
+    with weights. The observability Gramian is the controllability Gramian of `exponents.conj()` and `C*`. The
+    decomposition pivots completely.
 
     The Gramian itself loses its small eigenvalues to rounding, because it is nearly singular for close poles. The
     decomposition does not form the Gramian: the remainder after a pivot k has the same closed form, in which a single
@@ -65,7 +46,9 @@ def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bo
     entry of `L` has a small relative error. Poles that coincide give columns of zeros.
 
     Args:
-        exponents, inputs, continuous: As for `diagonal_gramian`.
+        exponents: λ, `(..., n)`, complex, real parts negative.
+        inputs: B, `(..., n, m)`, complex.
+        continuous: Whether the poles are λ instead of e^λ.
 
     Returns:
         `(..., n, n)`, complex. Rows are in the order of the poles, columns in the order of the pivots.

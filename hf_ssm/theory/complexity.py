@@ -20,7 +20,6 @@ __all__ = [
     "generalization_measure",
     "norm_bound",
     "output_bound",
-    "pad_moments",
     "padding_terms",
     "psi",
     "resampled_kernel",
@@ -176,25 +175,6 @@ def output_bound(num_points: int, sub_gaussian: float = 1.0, hoelder_constant: f
             raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
     root = math.sqrt(2 * math.log(2 * _at_least_one("num_points", num_points)))
     return 1 + hoelder_constant + sub_gaussian * (root + 1 / root)
-
-
-def pad_moments(mean: Tensor, variance: Tensor, left: int = 0, right: int = 0) -> tuple[Tensor, Tensor]:
-    """Moments by lag of inputs to which zeros are added before (`left`) and after (`right`).
-
-    Args:
-        mean, variance: `(L, D)`, by lag.
-        left, right: Numbers of zeros.
-
-    Returns:
-        Mean and variance, both `(right + L + left, D)`. Zeros at the end of a sequence have the smallest lags.
-
-    Raises:
-        ValueError: A negative number of zeros.
-    """
-    if min(left, right) < 0:
-        raise ValueError(f"`left` and `right` must not be negative, got {left} and {right}.")
-    pad = (0, 0, right, left)
-    return torch.nn.functional.pad(mean, pad), torch.nn.functional.pad(variance, pad)
 
 
 def padding_terms(

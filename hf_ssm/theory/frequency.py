@@ -1,6 +1,6 @@
-"""Frequency bias of linear state space models (Yu et al. 2025): total variation, gradients by frequency, limits of α.
+"""Frequency bias of linear state space models (Yu et al. 2025): total variation, limits of α.
 
-Legend: `L` length, `n` poles of a system, `S` continuous frequencies, `F` samples of a response.
+Legend: `L` length, `n` poles of a system, `F` samples of a response.
 
 A system consists of poles a_n = v_n + i w_n (v_n < 0) and residues c_n = ξ_n + i ζ_n: G(is) = Σ_n c_n / (is - a_n).
 Layers store one of each conjugate pair; `ops.lti.transfer.conjugate_poles` returns both. Continuous frequencies s and w
@@ -20,9 +20,6 @@ __all__ = [
     "alpha_ceiling",
     "alpha_max",
     "alpha_max_from_spectrum",
-    "gradient_kernel",
-    "gradient_share",
-    "pole_visibility",
     "random_system_variation_bound",
     "sampled_total_variation",
     "total_variation",
@@ -208,92 +205,6 @@ def random_system_variation_bound(
         raise ValueError(f"`bound` must exceed the largest |Im a| ({largest:g}), got {bound}.")
     root = math.sqrt(num_poles)
     return math.sqrt(2) * root * (root + math.sqrt(math.log(1 / delta))) / (bound - largest)
-
-
-def gradient_kernel(s: Tensor, poles: Tensor, residues: Tensor, order: float = 0.0) -> Tensor:
-    """K_n(s), the sensitivity of w_n = Im a_n to the loss at frequency s: ∂L/∂w_n = ∫ (∂L/∂G̃(is)) K_n(s) ds.
-
-    K_n(s) = (1 + |s|)^β (ζ_n ((s - w_n)² - v_n²) - 2 ξ_n v_n (s - w_n)) / (v_n² + (s - w_n)²)², for the real transfer
-    function of eq. (3); |K_n| ≤ (1 + |s|)^β |c_n| / (v_n² + (s - w_n)²). (Eq. (9) prints (s - v_n) in the second term;
-    its proof has (s - w_n), as here.)
-
-    Args:
-        s: Frequencies `(S,)`, real.
-        poles: `(..., n)`, complex.
-        residues: `(..., n)`, complex.
-        order: β of the Sobolev filter; default 0, no filter.
-
-    Returns:
-        `(..., n, S)`, real.
-
-    Raises:
-        ValueError: Different shapes, an unstable pole.
-
-    Source: Yu et al. 2025, eqs. (4) and (9).
-    """
-    _check_system(poles, residues)
-    offset, v = s - poles.imag.unsqueeze(-1), poles.real.unsqueeze(-1)
-    xi, zeta = residues.real.unsqueeze(-1), residues.imag.unsqueeze(-1)
-    kernel = (zeta * (offset.square() - v.square()) - 2 * xi * v * offset) / (v.square() + offset.square()).square()
-    return kernel * (1 + s.abs()) ** order
-
-
-def gradient_share(poles: Tensor, low: float, high: float) -> Tensor:
-    """The share of a band in the integral of 1 / (v² + (s - w)²), the envelope of |K_n| / |c_n| of a pole.
-
-    It is (atan((high - w) / |v|) - atan((low - w) / |v|)) / π. Losses in a band with a small share hardly change the
-    pole; half of the integral lies within |v| of w.
-
-    Args:
-        poles: `(...)`, complex.
-        low: Lower end of the band; -inf is allowed.
-        high: Upper end; inf is allowed.
-
-    Returns:
-        `(...)`, in [0, 1].
-
-    Raises:
-        ValueError: `low` not below `high`, an unstable pole.
-
-    Source: the integrated bound on |K_n| of Yu et al. 2025, Theorem 1, which quantifies its "local frequencies".
-    """
-    if not low < high:
-        raise ValueError(f"`low` must be below `high`, got {low} and {high}.")
-    _check_system(poles)
-    width = -poles.real
-    return (torch.atan((high - poles.imag) / width) - torch.atan((low - poles.imag) / width)) / math.pi
-
-
-def pole_visibility(poles: Tensor, dt: float, length: int) -> tuple[Tensor, Tensor]:
-    """Visibility of a partial fraction 1 / (s - a) to a sequence of L samples, at the bilinear nodes of its FFT.
-
-    It is the largest entry (the gain of the circular convolution) and the root mean square (the mean gain over
-    frequencies) of g_j = 1 / (i (2/Δ) tan(π j / L) - a), multiplied by |v|, so that 1 means a node on the pole. A pole
-    far above the largest node has a visibility near 0 and hardly affects the output.
-
-    Args:
-        poles: `(...)`, complex, real parts negative.
-        dt: Δ.
-        length: L.
-
-    Returns:
-        Maximum and root mean square, `(...)` each.
-
-    Raises:
-        ValueError: An unstable pole, or an argument that is not positive.
-
-    Source: Yu et al. 2025, Proposition 1 and Appendix D.
-    """
-    _check_system(poles)
-    _check_positive("dt", dt)
-    _check_positive("length", length)
-    turns = torch.arange(length, dtype=torch.float64, device=poles.device) / length
-    nodes = 2 / dt * torch.tan(math.pi * turns)
-    if length % 2 == 0:
-        nodes[length // 2] = math.inf
-    poles = poles.unsqueeze(-1)
-    gain = (1 + ((nodes - poles.imag) / poles.real).square()).rsqrt()
-    return gain.amax(-1), gain.square().mean(-1).sqrt()
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -24,7 +24,6 @@ __all__ = [
     "normality_defect",
     "numerical_abscissa",
     "real_matrix_of_pairs",
-    "spectral_abscissa",
     "unitary_diagonalization",
 ]
 
@@ -38,11 +37,6 @@ def normality_defect(A: Tensor) -> Tensor:
     A = _double(A)
     defect = torch.linalg.matrix_norm(A @ A.mH - A.mH @ A)
     return defect / torch.linalg.matrix_norm(A).square().clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def spectral_abscissa(A: Tensor) -> Tensor:
-    """max Re λ(A) of each matrix `(..., N, N)`; for a normal one, minus the stability margin s_A."""
-    return torch.linalg.eigvals(_double(A)).real.amax(-1)
 
 
 def numerical_abscissa(A: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from hf_ssm.modules.block import Block
 from hf_ssm.modules.observers import Observer, measured_tau, observing
 from hf_ssm.modules.operator import SequenceOperator, operators_in
 from hf_ssm.modules.rows import Reading
-from hf_ssm.parallel.splits import named_splits
 from hf_ssm.utils.checks import check_batch, check_model
 from hf_ssm.utils.processes import Processes, all_processes, is_sharded
 
@@ -35,8 +34,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     In a distributed run (`torch.distributed`) all processes must call this function, each with its own batch. The
     weights of the first process are broadcast first, as at the start of training; τ is that of the rows of all
     processes, so that all processes use the same factors. Parameters that FSDP2 has sharded (`fully_shard`) are not
-    broadcast, nor are the parameters of a model that `tensor_parallel` has split; each process changes its own part of
-    the parameters.
+    broadcast; each process changes its own part of them.
 
     Args:
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
@@ -90,8 +88,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
         )
     device = next(model.parameters()).device
     inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    # Processes that share the channels of a model hold different ones.
-    if processes is not None and not any(split is not None for _, split in named_splits(model)):
+    if processes is not None:
         for tensor in [*model.parameters(), *model.buffers()]:
             if not is_sharded(tensor):
                 processes.take_from_first_(tensor)

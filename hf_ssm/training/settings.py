@@ -466,6 +466,12 @@ def _check_training(settings: RunSettings) -> None:
                 "TrainingArguments"
             )
     _check_types("training", settings.training, types)
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        if "segments" in (settings.training.get(name) or ()):
+            raise ValueError(
+                f"training.{name}: `segments` is no longer supported: leave it out to compute activations again layer "
+                "by layer, or set training.chunk_length to read rows in pieces"
+            )
     for name in ("streaming", "lazy"):
         if settings.data.get(name) and settings.training.get("chunk_length") is not None:
             raise ValueError(

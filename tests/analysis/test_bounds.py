@@ -147,7 +147,7 @@ class TestPlain:
         failing = [assumption for assumption in found.assumptions if not assumption.holds]
         assert [a.name for a in failing] == ["stable state matrix"]
         assert failing[0].value == pytest.approx(-0.0908, abs=1e-4)
-        assert found.bound is found.capacity is found.leading_terms is found.gap is found.gap_at_length is None
+        assert found.bound is found.capacity is found.gap is found.gap_at_length is None
         assert math.isfinite(found.log_capacity_at_length)
         assert found.scans[0].contraction["largest"] > 1
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["bound"] is None

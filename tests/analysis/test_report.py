@@ -155,7 +155,7 @@ def test_markdown_tables_are_whole(make_model) -> None:
     text = theory_report(model, two_batches(), parameter_change=change).to_markdown()
     assert text.startswith("## Theory report\n\n### Complexity\n\n| layer |")
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for rows in blocks:
         assert len(rows) > 2 and len({row.count("|") for row in rows}) == 1
     assert f"| {QUANTITIES['A_imag']} | 0.25 |" in text and f"| {QUANTITIES['sobolev_order']} | – |" in text
@@ -191,7 +191,7 @@ def test_pictures(make_model, tmp_path, variant) -> None:
     report = theory_report(model, two_batches(), parameter_change={"A_imag": 0.25, "D": 0.0, "sobolev_order": None})
     written = report.save_pictures(tmp_path)
     of_linear_systems = {"hyena": ["responses.png"], "mamba": []}.get(variant, ["responses.png", "hankel.png"])
-    names = ["tau.png", *of_linear_systems, "movement.png"]
+    names = ["tau.png", *of_linear_systems, "spectrum.png", "movement.png"]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     for path in written:

@@ -42,7 +42,6 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "LinOSS": {"damped": {}, "implicit": {"discretization": "im", "damping": False}},
     "SelectiveSSM": {
         "mamba": {"block": "mamba"},
-        "b2s6": {"num_blocks": 4, "use_input_bias": True, "complex_state": True},
         # Its paper has one layer; two layers without norms would raise the input to the ninth power.
         "plain": {"block": "plain", "norm_type": "rms", "use_residual": True},
     },

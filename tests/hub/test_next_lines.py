@@ -114,20 +114,20 @@ def run_all(run: Callable[..., list[list[str]]], *first: str) -> set[str]:
 
 
 TRAIN = {
-    "usual names": (["values.csv", "--task=sequence-regression"], {"predict", "embed", "report", "spectrum"}),
+    "usual names": (["values.csv", "--task=sequence-regression"], {"predict", "embed", "report"}),
     "other names": (
         ["odd.csv", "--sequence-column=dna", "--label-column=kind"],
-        {"predict", "embed", "probe", "report", "spectrum", "push", "verify"},
+        {"predict", "embed", "probe", "report", "push", "verify"},
     ),
     "no test split": (["my.csv", "--set=data.test_fraction=0"], {"probe", "report"}),
-    "genome": (["genome.fa", "--task=causal-lm", "--set=data.window=20"], {"score", "report", "spectrum"}),
-    "masked": (["unlabelled.csv", "--task=masked-lm"], {"score", "report", "spectrum"}),
+    "genome": (["genome.fa", "--task=causal-lm", "--set=data.window=20"], {"score", "report"}),
+    "masked": (["unlabelled.csv", "--task=masked-lm"], {"score", "report"}),
     "tokens": (["tokens.jsonl", "--task=token-classification"], {"predict", "embed", "report"}),
     "pairs": (
         ["pairs.csv", "--task=sequence-pair-classification", "--sequence-column=one", "--set=data.pair_column=two"],
         {"report"},
     ),
-    "signals": (["signals.json", "--family=s4"], {"report", "spectrum"}),
+    "signals": (["signals.json", "--family=s4"], {"report"}),
     "limited": (["my.csv", "--set=model.max_position_embeddings=24", "--max-length=20"], {"predict", "embed"}),
 }
 
@@ -137,13 +137,6 @@ def test_lines_after_training(place, run, hub, proofs, kind):
     (dataset, *options), expected = TRAIN[kind]
     ran = run_all(run, "train", f"--dataset={dataset}", *options, "--output", "runs/x")
     assert ran >= expected | {"app", "push", "verify"}
-
-
-@pytest.mark.parametrize(
-    "dataset", first_fast(["my.csv", "values.csv", "unlabelled.csv", "genome.fa --set=data.window=20", "tokens.jsonl"])
-)
-def test_lines_after_a_spectrum(place, run, hub, proofs, dataset):
-    assert {"spectrum", "train"} <= run_all(run, "spectrum", *dataset.split())
 
 
 @pytest.mark.parametrize("family", first_fast(["selective", "hyena", "s4", "s5", "ssd"]))

@@ -34,7 +34,6 @@ GRID = [
     ("Hyena", "ForCausalLM", {"hyena_order": 3, "filter_positions": "stored"}),
     ("SelectiveSSM", "ForCausalLM", {}),
     ("SelectiveSSM", "ForCausalLM", {"complex_state": True}),
-    ("SelectiveSSM", "ForCausalLM", {"complex_state": True, "num_blocks": 4, "use_input_bias": True}),
     ("SelectiveSSM", "ForCausalLM", {"block": "plain", "complex_state": True, "sobolev_order": 0.5}),
     ("SelectiveSSM", "ForCausalLM", {"block": "plain", "fixed_step": True}),
     ("SelectiveSSM", "ForSequenceClassification", {"bidirectional": True}),

@@ -23,7 +23,6 @@ CAUSAL = [
     ("SelectiveSSM", {}),
     ("SelectiveSSM", {"complex_state": True, "sobolev_order": 0.5}),
     ("SelectiveSSM", {"block": "plain"}),
-    ("SelectiveSSM", {"num_blocks": 4, "use_input_bias": True, "complex_state": True}),
     ("SSD", {"complex_state": True, "sobolev_order": 0.5}),
     ("LinOSS", {}),
     ("Hybrid", {}),

@@ -221,7 +221,7 @@ def test_a_checkpoint_from_before_the_cutoff_of_the_zero_phase_filter_warns(make
         ("S4", {}),
         ("S4", {"kernel_type": "s4"}),
         ("S5", {}),
-        ("SelectiveSSM", {"num_blocks": 4, "use_input_bias": True, "complex_state": True}),
+        ("SelectiveSSM", {"complex_state": True}),
         ("Hyena2", {"complex_state": True}),
     ],
 )

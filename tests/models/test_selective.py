@@ -1,5 +1,6 @@
 """The selective family: parity with transformers' Mamba, the plain model and its authors' weights, the theory flags."""
 
+import json
 import math
 import re
 import shutil
@@ -610,3 +611,25 @@ class TestAttentionMatrix:
 def test_bad_configurations(arguments, message):
     with pytest.raises(ValueError, match=message):
         SelectiveSSMConfig(**arguments)
+
+
+def test_files_with_the_flags_of_block_biased_mamba(tmp_path):
+    """They load where the flags have no effect."""
+    expected = SelectiveSSMConfig(hidden_size=8)
+    expected.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | {"num_blocks": 1, "use_input_bias": False}), encoding="utf-8")
+    assert SelectiveSSMConfig.from_pretrained(tmp_path).to_diff_dict() == expected.to_diff_dict()
+    path.write_text(json.dumps(content | {"num_blocks": 4}), encoding="utf-8")
+    for load in (
+        lambda: SelectiveSSMConfig.from_pretrained(tmp_path),
+        lambda: SelectiveSSMConfig(num_blocks=4),
+        lambda: hf_ssm.HybridConfig(layer_types=["selective"], mixers={"selective": {"num_blocks": 4}}),
+    ):
+        with pytest.raises(ValueError, match="no longer has `num_blocks` \\(given 4\\)"):
+            load()
+    layers = hf_ssm.HybridConfig(
+        num_hidden_layers=1, layer_types=["selective"], mixers={"selective": {"num_blocks": 1}}
+    )
+    assert not hasattr(layers.mixer_config("selective"), "num_blocks")

@@ -21,7 +21,7 @@ from torch.nn.functional import dropout
 import hf_ssm
 from hf_ssm.analysis.remembrance import effective_remembrance
 from hf_ssm.modules.rows import Rows
-from hf_ssm.parallel import join_positions, shard_model, split_sequences, tensor_parallel
+from hf_ssm.parallel import join_positions, split_sequences
 from hf_ssm.parallel.context import SequenceSharing
 
 LENGTH = 21
@@ -244,7 +244,7 @@ def measurement() -> dict[str, Any]:
 
 
 def refusals() -> dict[str, str]:
-    """The messages of calls with bad arguments, and of methods that cannot be combined."""
+    """The messages of calls with bad arguments."""
 
     def read(cuts: list[int]) -> None:
         split_sequences(build("S4D"), cuts=lambda length: cuts)(**batch_of("S4D", "none", False))
@@ -257,10 +257,6 @@ def refusals() -> dict[str, str]:
         "export": lambda: torch.export.export(
             split_sequences(build("S4D").eval()), (), {"input_ids": torch.arange(12).view(1, 12)}, strict=False
         ),
-        "split channels": lambda: split_sequences(tensor_parallel(build("S4D"))),
-        "shared": lambda: tensor_parallel(split_sequences(build("S4D"))),
-        "sharded": lambda: tensor_parallel(shard_model(build("S4D"))),
-        "split and sharded": lambda: shard_model(tensor_parallel(build("S4D"))),
     }
     messages = {}
     for name, call in calls.items():

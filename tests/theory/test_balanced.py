@@ -11,7 +11,6 @@ from hf_ssm.theory.balanced import (
     balance_pairs,
     conjugate_pairs,
     dense_gramian_factor,
-    diagonal_gramian,
     diagonal_gramian_factor,
 )
 
@@ -62,26 +61,8 @@ def test_gramians_solve_the_lyapunov_equation(continuous, inputs):
     exponents = exponents[:, 1:4]
     b = b[:, 1:4]
     expected = lyapunov(exponents if continuous else exponents.exp(), b, continuous)
-    gramian = diagonal_gramian(exponents, b, continuous=continuous)
-    torch.testing.assert_close(gramian, expected, **TIGHT)
     factor = diagonal_gramian_factor(exponents, b, continuous=continuous)
     torch.testing.assert_close(factor @ factor.mH, expected, **TIGHT)
-
-
-def test_gradients_of_the_gramian_are_those_of_the_sum_over_lags():
-    exponents, b, _ = pairs(1, 3, damping=1.0)
-    weights = torch.randn(1, 3, 3, dtype=torch.complex128)
-    gradients = []
-    for by_sum in (False, True):
-        leaves = exponents.clone().requires_grad_(), b.clone().requires_grad_()
-        if by_sum:
-            powers = torch.exp(leaves[0].unsqueeze(-1) * torch.arange(300)).unsqueeze(-1) * leaves[1].unsqueeze(-2)
-            gramian = torch.einsum("silm,sjlm->sij", powers, powers.conj())
-        else:
-            gramian = diagonal_gramian(*leaves)
-        gradients.append(torch.autograd.grad((gramian * weights).sum().real, leaves))
-    for closed, summed in zip(*gradients, strict=True):
-        torch.testing.assert_close(closed, summed, **TIGHT)
 
 
 def test_factor_is_accurate_in_each_entry_for_close_poles():
@@ -199,7 +180,7 @@ def test_pairs_have_the_kernel_of_the_system():
 def test_bad_systems_are_refused():
     exponents, b, _ = pairs(1, 2)
     with pytest.raises(ValueError, match="must have negative real parts"):
-        diagonal_gramian(-exponents, b)
+        diagonal_gramian_factor(-exponents, b)
     with pytest.raises(ValueError, match=r"`inputs` must have the shape \(..., n, m\)"):
         diagonal_gramian_factor(exponents, b[..., 0])
     with pytest.raises(ValueError, match="unit circle"):

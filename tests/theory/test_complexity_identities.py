@@ -10,7 +10,7 @@ import torch
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense
 from hf_ssm.ops.lti.hippo import legs_nplr
-from hf_ssm.theory.complexity import norm_bound, pad_moments, padding_terms, resampled_kernel, tau
+from hf_ssm.theory.complexity import norm_bound, padding_terms, resampled_kernel, tau
 from hf_ssm.theory.moments import lag_moments
 
 
@@ -88,13 +88,6 @@ def test_padding_terms_of_the_bilinear_rule_use_the_later_taps() -> None:
     found = padding_terms(**parts, mean=moments[0], variance=moments[1], padding=3, discretization="bilinear")
     for ours, taps in zip(found, (kernel[:, :4], kernel[:, 3:]), strict=True):
         torch.testing.assert_close(ours, 1 + tau(taps, *moments).sqrt())
-
-
-def test_padded_moments_are_the_moments_of_padded_data() -> None:
-    data = torch.randn(5, 4, 3, dtype=torch.float64)
-    padded_data = torch.nn.functional.pad(data, (0, 0, 2, 3))
-    for found, expected in zip(pad_moments(*lag_moments(data), left=2, right=3), lag_moments(padded_data), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("factor", [2, 3])
@@ -177,7 +170,6 @@ def test_norm_bounds_cannot_tell_the_paddings_apart_but_psi_can() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda k: pad_moments(k.T, k.T, left=-2), "`left` and `right` must not be negative, got -2 and 0"),
         (lambda k: padding_terms(**system(), mean=k.T, variance=k.T, padding=-1), "`padding` must not be negative"),
         (lambda k: resampled_kernel(k, 0), "`factor` must be at least 1, got 0"),
         (lambda k: norm_bound(k, k, k, k[None], order=3), "`order` must be 1 or 2, got 3"),

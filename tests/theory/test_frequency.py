@@ -9,14 +9,10 @@ import torch
 from scipy import integrate
 
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.lti.transfer import real_transfer
 from hf_ssm.theory.frequency import (
     alpha_ceiling,
     alpha_max,
     alpha_max_from_spectrum,
-    gradient_kernel,
-    gradient_share,
-    pole_visibility,
     random_system_variation_bound,
     sampled_total_variation,
     total_variation,
@@ -177,67 +173,6 @@ def test_the_printed_denominator_of_corollary_1_does_not_hold():
     assert (variation <= printed).double().mean() < 1 - delta
 
 
-@pytest.mark.parametrize("order", [0.0, 1.5, -1.0])
-def test_gradient_kernel_is_the_derivative_by_the_imaginary_part(order):
-    poles, residues = random_systems(2, 3)
-    s = torch.linspace(-30, 30, 13, dtype=torch.float64)
-    kernel = gradient_kernel(s, poles, residues, order)
-    assert kernel.shape == (2, 3, 13)
-    for j in range(len(s)):
-        w = poles.imag.clone().requires_grad_()
-        value = real_transfer(s[j : j + 1], torch.complex(poles.real, w), residues)[:, 0]
-        (gradient,) = torch.autograd.grad((value * (1 + s[j].abs()) ** order).sum(), w)
-        torch.testing.assert_close(kernel[..., j], gradient, rtol=1e-10, atol=1e-14)
-
-
-def test_gradient_kernel_falls_with_the_distance_as_theorem_1_says():
-    """|s|^-2 for ζ, |s|^-3 for ξ, and β more with the filter."""
-    poles = torch.tensor([-0.5 + 3j, -0.5 + 3j]).to(torch.complex128)
-    residues = torch.tensor([1j, 1.0]).to(torch.complex128)
-    s = torch.tensor([1e4, 1e5], dtype=torch.float64)
-    for order in (0.0, 1.0):
-        kernel = gradient_kernel(s, poles, residues, order).abs()
-        slopes = torch.log10(kernel[:, 1] / kernel[:, 0])
-        torch.testing.assert_close(slopes, torch.tensor([-2.0, -3.0], dtype=torch.float64) + order, atol=2e-3, rtol=0)
-
-
-def test_gradient_share_is_the_part_of_the_envelope():
-    poles, _ = random_systems(1, 4)
-    for low, high in ((-5.0, 8.0), (12.0, math.inf), (-math.inf, 0.0), (-math.inf, math.inf)):
-        for share, a in zip(gradient_share(poles, low, high)[0].tolist(), poles[0].tolist(), strict=True):
-            s = a.imag + abs(a.real) * np.sinh(np.linspace(-20, 20, 400_001))
-            inside = s[(s >= low) & (s <= high)]
-            inside = np.concatenate([[low] if low > -math.inf else [], inside, [high] if high < math.inf else []])
-            envelope = 1 / (a.real**2 + (inside - a.imag) ** 2)
-            assert share == pytest.approx(np.trapezoid(envelope, inside) * abs(a.real) / math.pi, abs=1e-7)
-
-
-def test_half_of_a_poles_attention_lies_within_its_width():
-    share = gradient_share(torch.tensor(-0.3 + 5j), 4.7, 5.3)
-    assert share.item() == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("length", [9, 10])
-def test_pole_visibility_is_the_gain_of_the_circular_operator(length):
-    poles, _ = random_systems(1, 3)
-    largest, mean = pole_visibility(poles[0], 0.3, length)
-    for i, a in enumerate(poles[0].tolist()):
-        roots = np.exp(2j * np.pi * np.arange(length) / length)
-        # 1 / ((2/Δ) (z-1)/(z+1) - a) without the infinite node.
-        gains = (roots + 1) / (2 / 0.3 * (roots - 1) - a * (roots + 1))
-        first_column = np.fft.ifft(gains)
-        circulant = np.stack([np.roll(first_column, k) for k in range(length)], axis=1)
-        assert largest[i].item() == pytest.approx(np.linalg.norm(circulant, 2) * abs(a.real))
-        assert mean[i].item() == pytest.approx(np.linalg.norm(circulant) / math.sqrt(length) * abs(a.real))
-
-
-def test_a_pole_beyond_the_nodes_is_hardly_seen():
-    poles = torch.tensor([-0.5 + 100j, -0.5 + 1e6j]).to(torch.complex128)
-    largest, _ = pole_visibility(poles, 0.01, 101)
-    assert largest[0] > 0.02
-    assert largest[1] < 1e-6
-
-
 def test_alpha_max_is_the_papers_condition():
     n, dt, fastest = 64, 0.01, 64 * math.pi / 2
     alpha = alpha_max(n, dt, largest_frequency=fastest)
@@ -284,8 +219,6 @@ STABLE, UNSTABLE = torch.tensor([[-1.0 + 2j]]), torch.tensor([[0.0 + 2j]])
         (lambda: variation_bounds(STABLE, STABLE, 2.0), r"must exceed the largest \|Im a\| \(2\)"),
         (lambda: random_system_variation_bound(64, 32.0, 0.1), r"must exceed the largest \|Im a\| \(97"),
         (lambda: random_system_variation_bound(64, 200.0, 1.0), r"`delta` must lie in \(0, 1\)"),
-        (lambda: gradient_share(STABLE, 2.0, 1.0), "`low` must be below `high`"),
-        (lambda: pole_visibility(STABLE, -0.1, 9), "`dt` must be positive"),
         (lambda: alpha_max(64, 0.0), "`dt` must be positive"),
         (lambda: alpha_max(64, 0.1, share=1.0), "`share` must lie in"),
         (lambda: alpha_max(64, 0.1, discretization="euler"), "discretization must be one of"),

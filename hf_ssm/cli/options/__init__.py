@@ -32,9 +32,7 @@ def add_series_columns(add: Callable[..., object]) -> None:
     )
 
 
-def add_data_options(
-    parser: argparse.ArgumentParser, split: str, rows: int, purpose: str, *, of_checkpoint: bool = True
-) -> None:
+def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, purpose: str) -> None:
     """The checkpoint, and the rows to read, with the defaults of --split and --rows.
 
     Args:
@@ -42,14 +40,12 @@ def add_data_options(
         split: Default of --split.
         rows: Default of --rows.
         purpose: Use of the rows.
-        of_checkpoint: Whether the command has an argument CHECKPOINT, whose data are the default of --dataset.
     """
     splits = " or ".join(name for name in ("train", "validation", "test") if name != split)
     add = parser.add_argument_group("data").add_argument
-    if of_checkpoint:
-        parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
-        source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
-        add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder or Hub id of a model of hf_ssm")
+    source = "as in `hf-ssm train`; default: dataset of CHECKPOINT/train_config.yaml"
+    add("--dataset", "--dataset-name", metavar="SOURCE", help=source)
     add_sequence_column(add)
     labels = "column of the labels (default: as in the training, otherwise label, labels, class or target)"
     add("--label-column", metavar="NAME", help=labels)

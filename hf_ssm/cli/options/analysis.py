@@ -1,4 +1,4 @@
-"""Options of `hf-ssm probe`, `report` and `spectrum`."""
+"""Options of `hf-ssm probe`, `report` and `app`."""
 
 import argparse
 from pathlib import Path
@@ -19,16 +19,6 @@ PROBE_METHODS = (
 )
 COLOURED_BY = ("effect", "rank")
 LABEL, PREDICTED = "label", "predicted"
-SPECTRUM_ROWS = 512
-
-CONFIG_OPTIONS: dict[str, tuple[type, str]] = {
-    "state_size": (int, "state size N of the planned state space model"),
-    "init": (str, "initialisation of the state matrix of the planned model: legs, lin or inv"),
-    "discretization": (str, "discretization of the planned model: zoh or bilinear"),
-    "time_step_min": (float, "smallest step size Δ of the planned model"),
-    "time_step_max": (float, "largest step size Δ of the planned model"),
-}
-"""Field of the configuration, set by an option of `spectrum` -> type, help."""
 
 
 def add_probe(parser: argparse.ArgumentParser) -> None:
@@ -96,17 +86,6 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     section = 'write or replace the section "Theory report" in the README.md of CHECKPOINT, with the curves of a probe '
     curves = "if `hf-ssm probe --output` wrote them to that folder"
     parser.add_argument("--update-card", action="store_true", help=section + curves)
-
-
-def add_spectrum(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", metavar="DATASET", help="as in `hf-ssm train --dataset`; labels are not needed")
-    add_data_options(parser, "train", SPECTRUM_ROWS, "read", of_checkpoint=False)
-    add = parser.add_argument_group("model").add_argument
-    inputs = "also measure the inputs of each layer of this model (folder or Hub id)"
-    add("--model", "--model-name-or-path", metavar="CHECKPOINT", help=inputs)
-    for name, (kind, help_text) in CONFIG_OPTIONS.items():
-        add(f"--{name.replace('_', '-')}", metavar="VALUE", type=kind, help=help_text)
-    add_output_options(parser, "spectrum.json and spectrum.png")
 
 
 def add_app(parser: argparse.ArgumentParser) -> None:

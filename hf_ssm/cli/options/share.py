@@ -1,9 +1,7 @@
-"""Options of `hf-ssm convert`, `compress`, `export`, `verify`, `push` and `completion`."""
+"""Options of `hf-ssm convert`, `export`, `verify`, `push` and `completion`."""
 
 import argparse
 from pathlib import Path
-
-from hf_ssm.cli.options import add_data_options
 
 EXPORT_FORMATS = ("onnx", "torch")
 
@@ -22,22 +20,6 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     add("--discretization", choices=("zoh", "bilinear"), help=rule)
     add = parser.add_argument_group("a fact that files of Caduceus do not contain").add_argument
     add("--pooling", choices=("mean", "max"), help="pooling_strategy of a classifier (default: mean)")
-
-
-def add_compress(parser: argparse.ArgumentParser) -> None:
-    add_data_options(parser, "test", 512, "measure the error on")
-    parser.add_argument("--batch-size", metavar="N", type=int, default=32, help="sequences in a batch (default: 32)")
-    size = parser.add_argument_group("size").add_mutually_exclusive_group(required=True)
-    size.add_argument(
-        "--state-size", metavar="N", type=int, help="number of states of the new model, which must be even"
-    )
-    share = (
-        "instead of --state-size: keep the fewest states that drop at most this share of the sum of the Hankel "
-        "singular values of a layer"
-    )
-    size.add_argument("--tolerance", metavar="SHARE", type=float, help=share)
-    folder = "folder for the checkpoint and compression.json, which must be new or empty"
-    parser.add_argument("--output", "--output-dir", metavar="DIR", type=Path, required=True, help=folder)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

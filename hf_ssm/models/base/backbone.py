@@ -138,8 +138,7 @@ class SSMModel(SSMPreTrainedModel):
             for view in views:
                 hidden_states, rows = view.arrange(hidden_states, rows)
             keep_all = requested is not None and requested is not False
-            runner = self.segments.of(self) if self.segments and self.training else self
-            outputs, taus = runner.run(hidden_states, rows, views=views, keep_all=keep_all)
+            outputs, taus = self.run(hidden_states, rows, views=views, keep_all=keep_all)
         chosen = selected_states(outputs, requested)
         return SSMModelOutput(
             last_hidden_state=restored(views, outputs[-1]),

@@ -197,6 +197,8 @@ class SSMConfig(PreTrainedConfig):
     }
     # Numbers of modules in each layer, which a checkpoint must have tensors for.
     count_fields: ClassVar[tuple[str, ...]] = ()
+    # Fields of earlier versions, with the only value that is still accepted.
+    removed_fields: ClassVar[dict[str, Any]] = {}
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "hidden_states", "tau"]
 
     vocab_size: int = 12
@@ -244,6 +246,12 @@ class SSMConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, accepted in self.removed_fields.items():
+            if (value := kwargs.pop(name, accepted)) != accepted:
+                raise ValueError(
+                    f"{type(self).__name__} no longer has `{name}` (given {value!r}): leave it out, or use the version "
+                    "of hf_ssm that the model was trained with."
+                )
         self._refuse_unknown(kwargs)
         if kwargs.get("num_labels", 0) is None:
             # The null of a file: transformers would take it for a number.
@@ -269,10 +277,10 @@ class SSMConfig(PreTrainedConfig):
     def known_arguments(cls) -> set[str]:
         """Names of all arguments, transformers' own among them."""
         theirs = _TRANSFORMERS_ARGUMENTS | set(GenerationConfig._get_default_generation_params())
-        return {field.name for field in fields(cls)} | set(cls.attribute_map) | theirs
+        return {field.name for field in fields(cls)} | set(cls.attribute_map) | set(cls.removed_fields) | theirs
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        known = self.known_arguments()
+        known = self.known_arguments() - set(self.removed_fields)
         for name in kwargs:
             if name in known or name.startswith("_"):
                 continue

@@ -3,13 +3,11 @@
 import importlib
 import os
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
@@ -61,8 +59,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     has_views: ClassVar[bool] = True
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
     extra_inputs: ClassVar[tuple[str, ...]] = ()
-    # How activations are recomputed along the sequence (`hf_ssm.parallel.segments`), if they are.
-    segments: Any = None
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
     weights_were_loaded = False
     weights_were_rescaled = False
@@ -170,26 +166,6 @@ class SSMPreTrainedModel(PreTrainedModel):
                 f"nothing was pushed to {repo_id!r}, because the Hub cannot be reached: {error} (check the network, "
                 "HF_ENDPOINT and HF_HUB_OFFLINE, then call `push_to_hub` again)"
             ) from error
-
-    # The one method that both public methods of transformers, under their old and new names, and their inverse call.
-    def _set_gradient_checkpointing(  # type: ignore[override]  # arguments of later versions are passed on
-        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
-    ) -> None:
-        options = dict(getattr(gradient_checkpointing_func, "keywords", {}))
-        segments = options.pop("segments", None)
-        if segments is not None and self.is_remote_code():
-            raise ValueError(
-                "`segments` needs hf_ssm, but this model runs the code of its checkpoint: install hf_ssm, import it, "
-                "and load the model without `trust_remote_code=True`."
-            )
-        if segments is not None:
-            gradient_checkpointing_func = partial(gradient_checkpointing_func.func, **options)
-        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, **kwargs)
-        for module in self.modules():
-            if isinstance(module, SSMPreTrainedModel):
-                module.segments = None
-        if segments is not None:
-            importlib.import_module("hf_ssm.parallel.segments").recompute_in_segments(self, segments, options)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; new tokens are their own complement."""

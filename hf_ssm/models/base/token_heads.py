@@ -177,11 +177,8 @@ class _TokenHead(SSMPreTrainedModel):
         last = outputs.last_hidden_state[:, keep]
         if labels is not None:
             check_is_tensor("labels", labels)
-        if self.segments and self.training and labels is not None:
-            logits, loss = self.segments.loss(self, last, labels, attention_mask, **packing, **kwargs)
-        else:
-            logits = self.scores(last)
-            loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
+        logits = self.scores(last)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
         return SSMHeadOutput(
             loss=loss,
             logits=logits,

@@ -164,8 +164,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         hidden_states = self.dropout(hidden_states)
         taus: list[Tensor] = []
         if cache is None:
-            runner = self.segments.of(self) if self.segments and self.training else self
-            all_hidden_states, taus = runner.run(hidden_states, rows)
+            all_hidden_states, taus = self.run(hidden_states, rows)
         else:
             self._check_size(hidden_states, cache)
             cache.claim(self)

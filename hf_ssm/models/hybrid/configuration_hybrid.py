@@ -190,6 +190,7 @@ class HybridConfig(SSMConfig):
             raise ValueError(f"`mixers[{kind!r}]` must be a dictionary of fields, got {settings!r}.")
         shared = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
         read = {field.name for field in fields(family)} - shared - {*_NOT_OF_MIXERS.get(kind, ())}
+        read |= set(family.removed_fields)
         names = {given: family.attribute_map.get(given, given) for given in settings}
         for given, name in names.items():
             if name in family.known_arguments() - read:

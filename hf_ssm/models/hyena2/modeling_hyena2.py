@@ -269,10 +269,6 @@ class Window(NamedTuple):
         """The outputs `(B, L, D)` of the next inputs, and the state after them, `(B, D, K - 1)`."""
         return short_conv_extend(inputs, state, self.taps)
 
-    def share_tables(self) -> "Window":
-        """Nothing is shared but the taps."""
-        return self
-
 
 class GatedMLP(nn.Module):
     """W_down (act(W_gate x) ⊙ W_up x), `(B, L, D)` to `(B, L, D)`."""

@@ -18,8 +18,6 @@ _ONLY_MAMBA: dict[str, Any] = {
     "time_step_init_scheme": "random",
     "rescale_prenorm_residual": False,
     "bidirectional_weight_tie": True,
-    "num_blocks": 1,
-    "use_input_bias": False,
 }
 
 # Arguments that only a model of two directions uses, with their defaults.
@@ -53,10 +51,6 @@ class SelectiveSSMConfig(SSMConfig):
         bidirectional_strategy (`str`, defaults to `"add"`): With `bidirectional=True`: add the outputs of the two
             directions, or multiply them elementwise (`"ew_multiply"`).
         bidirectional_weight_tie (`bool`, defaults to `True`): Both directions have the same in- and out-projection.
-        num_blocks (`int`, defaults to 1): Blocks of channels (h of Yu & Erichson, B2S6). Δ, B and C of a block depend
-            on the channels of this block only.
-        use_input_bias (`bool`, defaults to `False`): Add a trained bias to B, for each channel, that does not depend on
-            the input (B_bias of B2S6).
         fixed_step (`bool`, defaults to `False`): Step size 1 at every token (block "plain").
         intermediate_size (`int`, *optional*): Channels of the scan; `None`: expand times hidden_size.
         expand (`int`, defaults to 2): See `intermediate_size`.
@@ -65,8 +59,8 @@ class SelectiveSSMConfig(SSMConfig):
         use_bias (`bool`, defaults to `False`): Biases of in- and out-projection.
         hidden_act (`str`, defaults to `"silu"`): Activation after the short convolution.
         use_skip (`bool`, *optional*): Feed-through D u; `None`: in the block "mamba" only.
-        time_step_rank (`int` or `"auto"`, defaults to `"auto"`): Rank of the step projection of a block;
-            `"auto"`: hidden_size / (16 num_blocks), rounded up.
+        time_step_rank (`int` or `"auto"`, defaults to `"auto"`): Rank of the step projection; `"auto"`: hidden_size /
+            16, rounded up.
         time_step_scale (`float`, defaults to 1.0), time_step_init_scheme (`str`, defaults to `"random"`, or
             `"constant"`): Scale and law of the step projection's initial weights.
         time_step_floor (`float`, defaults to 1e-4): Least initial step size.
@@ -104,8 +98,11 @@ class SelectiveSSMConfig(SSMConfig):
     }
     positive_fields: ClassVar[tuple[str, ...]] = (
         *SSMConfig.positive_fields,
-        *("conv_kernel", "expand", "intermediate_size", "num_blocks", "time_step_floor", "time_step_scale"),
+        *("conv_kernel", "expand", "intermediate_size", "time_step_floor", "time_step_scale"),
     )
+
+    # Those of Block-Biased Mamba.
+    removed_fields: ClassVar[dict[str, Any]] = {"num_blocks": 1, "use_input_bias": False}
 
     field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
         **SSMConfig.field_ranges,
@@ -122,8 +119,6 @@ class SelectiveSSMConfig(SSMConfig):
     bidirectional_strategy: str = "add"
     bidirectional_weight_tie: bool = True
     init: DerivedStr = None
-    num_blocks: int = 1
-    use_input_bias: bool = False
     fixed_step: bool = False
     intermediate_size: DerivedInt = None
     expand: int = 2
@@ -163,7 +158,7 @@ class SelectiveSSMConfig(SSMConfig):
             if self.intermediate_size is None:
                 self.intermediate_size = self.expand * self.hidden_size
             if self.time_step_rank == "auto":
-                self.time_step_rank = -(-self.hidden_size // (16 * max(self.num_blocks, 1)))
+                self.time_step_rank = -(-self.hidden_size // 16)
 
     def check(self) -> None:
         super().check()
@@ -204,21 +199,11 @@ class SelectiveSSMConfig(SSMConfig):
             raise ValueError("`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.")
         if not isinstance(self.time_step_rank, int) or self.time_step_rank < 1:
             raise ValueError(f"`time_step_rank` must be a positive number or 'auto', got {self.time_step_rank!r}.")
-        if self.intermediate_size % self.num_blocks:
-            raise ValueError(
-                f"`num_blocks`={self.num_blocks} must divide the {self.intermediate_size} channels of the scan "
-                "(`intermediate_size`): give a divisor."
-            )
         if self.expand != 2 and self.intermediate_size != self.expand * self.hidden_size:
             raise ValueError(
                 f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
                 f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`."
             )
-
-    @property
-    def scan_type(self) -> str:
-        """`"block_biased"` (B2S6) or `"selective"`."""
-        return "block_biased" if self.num_blocks > 1 or self.use_input_bias else "selective"
 
     @property
     def sobolev_step(self) -> float:

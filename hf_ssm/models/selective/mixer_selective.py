@@ -4,37 +4,17 @@ Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B,
 mean τ of its operators. Padding is read as zeros by everything that mixes positions.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.block_biased_scan import BlockBiasedScan
 from hf_ssm.modules.projection import OutputProjection, has_standard_forward
 from hf_ssm.modules.rows import Rows, zero_padding
-from hf_ssm.modules.selective_scan import SelectiveScan, SelectiveScanBase
+from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 
 __all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
-
-SCANS: dict[str, Callable[..., SelectiveScanBase]] = {"selective": SelectiveScan, "block_biased": BlockBiasedScan}
-"""Operators by `scan_type`; a checkpoint has the one of its configuration."""
-
-
-def build_scan(config, layer_idx: int, direction: str = "forward") -> SelectiveScanBase:
-    """The scan of a configuration.
-
-    Raises:
-        ValueError: The code of a checkpoint, which has the scan of its configuration only, lacks this one.
-    """
-    if config.scan_type not in SCANS:
-        raise ValueError(
-            f"the code of this checkpoint has only the scan {next(iter(SCANS))!r}, not {config.scan_type!r}: install "
-            "and import hf_ssm."
-        )
-    return SCANS[config.scan_type](config, layer_idx, direction)
 
 
 class SelectiveMixer(nn.Module):
@@ -56,7 +36,7 @@ class SelectiveMixer(nn.Module):
         self.activation = None if plain else build_activation(config)
         self.out_proj = None if plain else self._output_projection(config)
         self.conv1d = None if plain else self._convolution(config)
-        self.scan = build_scan(config, layer_idx)
+        self.scan = SelectiveScan(config, layer_idx)
         self.bidirectional = bool(config.bidirectional)
         self.multiplies = config.bidirectional_strategy == "ew_multiply"
         self.reverse_in_proj: nn.Module | None = None
@@ -66,7 +46,7 @@ class SelectiveMixer(nn.Module):
             self.reverse_out_proj = self._output_projection(config)
         if self.bidirectional:
             self.reverse_conv1d = None if plain else self._convolution(config)
-            self.reverse_scan = build_scan(config, layer_idx, "backward")
+            self.reverse_scan = SelectiveScan(config, layer_idx, "backward")
 
     @staticmethod
     def _output_projection(config) -> OutputProjection:

@@ -64,8 +64,6 @@ class ImplicitFilter(LongFilter):
         frequency_shift: float = 0.0,
     ):
         super().__init__(channels, directions)
-        # Decay rates are spaced evenly over all channels, of which a process may have a part.
-        self.num_rates, self.rates = channels, slice(None)
         self.longest = longest
         self.embedding_size = embedding_size
         self.window_shift = window_shift
@@ -188,8 +186,7 @@ class ImplicitFilter(LongFilter):
     def _computed_rates(self, like: Tensor) -> Tensor:
         # The window falls to 1 % after 0.3 (fastest channel) to 1.5 (slowest) times the longest input.
         slow, fast = (-math.log(1e-2) / fraction for fraction in (1.5, 0.3))
-        rates = torch.linspace(slow, fast, self.num_rates, device=like.device, dtype=like.dtype)
-        return rates[self.rates].unsqueeze(-1)
+        return torch.linspace(slow, fast, self.channels, device=like.device, dtype=like.dtype).unsqueeze(-1)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

@@ -193,14 +193,7 @@ class Recurrence:
                 f"{tuple(state.shape)}; start with initial_state"
             )
 
-    def share_tables(self) -> "Recurrence":
-        """Compute the tables now, with gradients, for all calls until the next backward pass; returns `self`."""
-        self.__dict__["_shared_tables"] = self._make_tables()
-        return self
-
     def _tables(self) -> _BlockTables:
-        if "_shared_tables" in self.__dict__:
-            return self.__dict__["_shared_tables"]
         # Tables that are part of an autograd graph can be used for one backward pass only.
         constants = (self.a_bar, self.b_bar, self.c, self.skip)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in constants):

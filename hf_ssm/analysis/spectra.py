@@ -1,0 +1,111 @@
+"""Frequencies of the data, and of the inputs of each layer.
+
+Legend: `B` batch, `L` length, `F` frequencies, evenly spaced from 0 to π radians per sample.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.analysis.recording import OperatorRecord
+from hf_ssm.analysis.tables import Table
+from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
+
+__all__ = ["InputSpectrum", "data_spectrum", "layer_power", "spectra_table"]
+
+_SHARES = (0.5, 0.9, 0.99)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InputSpectrum:
+    """The power of sequences by frequency.
+
+    Attributes:
+        name: "data", or "layer 0" for what the operators of a layer read.
+        power: `(F,)`, summed over channels, on the CPU.
+    """
+
+    name: str
+    power: Tensor
+
+    @property
+    def has_power(self) -> bool:
+        """Whether the power is finite, and not that of constant sequences."""
+        return 0 < self.power.sum().item() < math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Band edges and strongest line, in radians per sample, as plain values for a JSON file."""
+        line, ratio = strongest_line(self.power)
+        return {
+            "name": self.name,
+            "edges": {f"{share:g}": spectral_edge(self.power, share).item() for share in _SHARES},
+            "strongest_line": line,
+            "strongest_line_ratio": ratio,
+        }
+
+
+def data_spectrum(
+    batches: Iterable[Mapping[str, Any]], special_tokens: Collection[int], num_frequencies: int
+) -> tuple[InputSpectrum | None, int]:
+    """The spectrum of the inputs of a model, and the number of positions it was computed from.
+
+    The power of texts is that of the indicators of their tokens.
+
+    Args:
+        batches: Keyword inputs of a model.
+        special_tokens: Ids of tokens that are no data.
+        num_frequencies: F, at least L/2 + 1.
+
+    Returns:
+        `None` and 0 for inputs other than token ids, values and series, and for those without power.
+    """
+    energy, positions = torch.zeros(num_frequencies, dtype=torch.float64), 0
+    for batch in batches:
+        mask = batch.get("attention_mask")
+        mask = None if mask is None else mask.flatten(0, -2).bool()
+        if (ids := batch.get("input_ids")) is not None:
+            # The second dimension of a pair is that of its sequences.
+            ids = ids.flatten(0, -2)
+            kept = ~torch.isin(ids, torch.tensor(sorted(special_tokens), dtype=ids.dtype, device=ids.device))
+            kept = kept if mask is None else kept & mask
+            number = int(kept.sum())
+            power = symbol_spectrum(ids, kept, num_frequencies=num_frequencies) if number else torch.zeros(())
+        elif (values := batch.get("input_values", batch.get("past_values"))) is not None:
+            values = values.unsqueeze(-1) if values.dim() == 2 else values.flatten(0, -3)
+            number = values.shape[0] * values.shape[1] if mask is None else int(mask.sum())
+            power = power_spectrum(values, mask, num_frequencies=num_frequencies).sum(0)
+        else:
+            return None, 0
+        energy, positions = energy + power.cpu() * number, positions + number
+    spectrum = InputSpectrum("data", energy / max(positions, 1))
+    return (spectrum, positions) if spectrum.has_power else (None, 0)
+
+
+def layer_power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
+    """The power of the inputs of the operators of a layer by channel, `(D, F)`."""
+    forward = [record for record in records if record.layer == layer and record.direction == "forward"]
+    return torch.cat([record.power for record in forward if record.power is not None])
+
+
+def spectra_table(spectra: Sequence[InputSpectrum]) -> Table:
+    """Band edges and strongest lines."""
+    title = "Frequencies of the data and of the inputs of the layers"
+    if not spectra:
+        return Table(title, notes=["None: the inputs are constant."])
+    rows = []
+    for spectrum in spectra:
+        values = spectrum.to_dict()
+        cycles = [omega / (2 * math.pi) for omega in (*values["edges"].values(), values["strongest_line"])]
+        rows.append((spectrum.name, *cycles, values["strongest_line_ratio"]))
+    header = ("inputs", *(f"{share:.0%} below" for share in _SHARES), "strongest line", "its ratio")
+    notes = [
+        "The frequencies are in cycles per sample (one cycle is 2π radians): those below which a share of the power "
+        "lies, and that of the strongest line. The power of texts is that of the "
+        "indicators of their tokens, without special tokens. The ratio of a line is that of its power to the median "
+        "power around it; for noise, it is slightly above 1."
+    ]
+    return Table(title, header, rows, notes)
