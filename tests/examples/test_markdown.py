@@ -24,7 +24,7 @@ SCRIPTS = {
     if re.search(r"(experiment|recipe|masking)_parser\(", path.read_text("utf-8"))
     and path.stem not in ("baselines", "tuning_benchmark")
 }
-BENCHMARKS = (
+BENCHMARKS = [
     "cost",
     "data",
     "generation",
@@ -35,7 +35,7 @@ BENCHMARKS = (
     "speed",
     "stored_weights",
     "tau_overhead",
-)
+]
 
 
 @pytest.fixture
