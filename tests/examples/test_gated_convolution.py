@@ -53,7 +53,7 @@ def test_runs_are_continued(
     printed = capsys.readouterr().out
     for target in targets:
         assert printed.count(f"\n{target}, n = 64, seed 0: ") == 1
-    assert "| 64 |" in printed and "mixed -0.667" in printed
+    assert "| smooth, n = 64 | 1 |" in printed and "mixed -0.667" in printed
     monkeypatch.setattr(script, "run", lambda *_: pytest.fail("a finished run is repeated"))
     script.main([*words, "--targets", *targets])
     with pytest.raises(SystemExit, match="holds runs with other settings"):
