@@ -1,5 +1,6 @@
 """Comparison of contenders: agreement, alternating timing, ratios of paired repetitions."""
 
+import argparse
 import gc
 import importlib.metadata
 import json
@@ -59,8 +60,30 @@ class Row:
 TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---|---|---|"
 
 
+class _Markdown(argparse.Action):
+    """Print the rows of a file of measurements and end, as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        section = None
+        for stored in json.loads(values.read_text(encoding="utf-8"))["results"]:
+            if stored["section"] != section:
+                section = stored["section"]
+                print(f"\n{section}\n\n{TABLE_HEAD}")
+            print(Row(**{name: stored[name] for name in ("section", "what", "quantity", "values", "unit")}))
+        parser.exit()
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The options for the file of all numbers."""
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    what = "print the tables of a file of --output, and end"
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE.json", action=_Markdown, default=argparse.SUPPRESS, help=what
+    )
+
+
 def write_rows(path: Path | None, rows: Sequence[Row], device: str = "cpu", **facts: Any) -> None:
-    """Write rows, the command and the machine to the file of `--output`, if given; `examples/tables.py` reads it."""
+    """Write rows, the command and the machine to the file of `--output`, if given."""
     if path is None:
         return
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])

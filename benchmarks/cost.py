@@ -11,11 +11,10 @@ process.
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from _measure import TABLE_HEAD, Row, write_rows
+from _measure import TABLE_HEAD, Row, add_output, write_rows
 from torch import Tensor
 
 import hf_ssm
@@ -125,7 +124,7 @@ def rows_of(hidden_size: int, length: int, rows: int, repetitions: int) -> list[
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, and write it to --output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="JSON file for the measurements")
+    add_output(parser)
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--length", type=int, default=1024, help="positions of a row")
     parser.add_argument("--rows", type=int, default=4, help="rows of a step")

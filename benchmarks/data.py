@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
 
 ROUTES = ("arrow", "lazy")
 MODELS = ("S4D", "SSD")
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
     parser.add_argument("--repetitions", type=int, default=5, help="default: 5")
     parser.add_argument("--tiny", action="store_true", help="a small file, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     parser.add_argument(
         "--folder", type=Path, help="folder of the generated file (default: the system's for temporary files)"
     )

@@ -11,11 +11,10 @@ import argparse
 import platform
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import transformers
-from _measure import Row, write_rows
+from _measure import Row, add_output, write_rows
 
 import hf_ssm
 
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3, help="of all lengths but the longest, which runs once")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args()
     lengths = [4, 8] if args.tiny else sorted(args.new_tokens)
     models = build_models(8 if args.tiny else args.hidden_size, PROMPT_LENGTH + lengths[-1])

@@ -14,11 +14,10 @@ import argparse
 import platform
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import transformers
-from _measure import Row, write_rows
+from _measure import Row, add_output, write_rows
 
 import hf_ssm
 
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=512)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args()
     if args.tiny:
         args.prompts, args.new_tokens, args.hidden_size, args.repetitions = [4], 2, 16, 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measure import Call, Row, check_agreement, race, ratios, write_rows
+from _measure import Call, Row, add_output, check_agreement, race, ratios, write_rows
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tiny", action="store_true", help="a few windows, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args()
     if args.tiny:
         args.items, args.window, args.hidden_size, args.repetitions = 4, 32, 8, 1

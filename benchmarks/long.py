@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _measure import Row, check_agreement, write_rows
+from _measure import Row, add_output, check_agreement, write_rows
 from _memory import _ALLOCATOR, can_measure, measure
 from torch import Tensor
 
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=3, help="timed steps of each route (default: 3; 0: memory)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.measure:

@@ -14,11 +14,10 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import datasets
 import torch
-from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
 from torch import Tensor
 
 import hf_ssm
@@ -147,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
     parser.add_argument("--repetitions", type=int, default=7, help="default: 7")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args(argv)
     sections = [name for name in args.arguments if name in SECTIONS] or SECTIONS
     tables = [name for name in args.arguments if name not in SECTIONS]

@@ -22,12 +22,11 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import transformers
-from _measure import Row, write_rows
+from _measure import Row, add_output, write_rows
 
 import hf_ssm
 from hf_ssm.probes import MaskingProbe
@@ -166,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
     parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args(argv)
     length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"

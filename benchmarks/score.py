@@ -12,12 +12,11 @@ of the largest score.
 import argparse
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import torch
-from _measure import Row, write_rows
+from _measure import Row, add_output, write_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
@@ -95,7 +94,7 @@ def main() -> None:
     parser.add_argument("--float64", action="store_true", help="compare in double precision")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a few bases, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args()
     if args.tiny:
         args.bases, args.window, args.horizon, args.hidden_size, args.repetitions = 20, 16, [4], 8, 1

@@ -14,13 +14,12 @@ times are printed too.
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from _contests import AUTOGRAD_FFT, CONTESTS, LISTING, MAMBAPY, OURS, TRANSFORMERS, Contest
-from _measure import TABLE_HEAD, Row, check_agreement, describe_machine, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, add_output, check_agreement, describe_machine, race, ratios, write_rows
 from _memory import can_measure, measure, measure_apart
 from _peers import MAMBAPY_MISSING, has_mambapy
 
@@ -223,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="section", help=f"one of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--repetitions", type=int, default=9, help="of all but the slowest contests (default 9)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     parser.add_argument("--threads", type=int, help="default: chosen by torch")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")

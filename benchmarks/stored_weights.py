@@ -12,10 +12,9 @@ import argparse
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
-from _measure import TABLE_HEAD, Row, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
 
 import hf_ssm
 
@@ -68,7 +67,7 @@ def compare(name: str, hidden: int, layers: int, tokens: int, repetitions: int, 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7, help="default: 7")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
     args = parser.parse_args(argv)
     tokens, repetitions, turn = (4, 2, 0.0) if args.tiny else (256, args.repetitions, 0.1)

@@ -15,11 +15,10 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import transformers
-from _measure import Row, write_rows
+from _measure import Row, add_output, write_rows
 
 import hf_ssm
 
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=40, help="at the shortest length; fewer at longer ones")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
+    add_output(parser)
     args = parser.parse_args(argv)
     lengths = [16, 32] if args.tiny else sorted(args.lengths)
     hidden, repetitions = (8, 4) if args.tiny else (args.hidden_size, args.repetitions)

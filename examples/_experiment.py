@@ -3,7 +3,7 @@
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,23 @@ if TYPE_CHECKING:
     from hf_ssm.training import SSMTrainingArguments
 
 
-def experiment_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options of all experiments."""
+class _Markdown(argparse.Action):
+    """Print the tables of a file of results and end, as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        self.const(json.loads(values.read_text(encoding="utf-8")))
+        parser.exit()
+
+
+def experiment_parser(
+    description: str, show: Callable[[dict[str, Any]], object] | None = None
+) -> argparse.ArgumentParser:
+    """A parser with the options of all experiments; `show` prints the tables of a file of results, for `--markdown`."""
     parser = argparse.ArgumentParser(description=description)
+    if show is not None:
+        what = "print the tables of a file of --output, and end"
+        add = parser.add_argument
+        add("--markdown", metavar="FILE", type=Path, action=_Markdown, const=show, default=argparse.SUPPRESS, help=what)
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     parser.add_argument("--tiny", action="store_true", help="a setting for tests, of a few seconds")
     return parser
@@ -52,6 +66,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     print("| " + " | ".join("---" for _ in header) + " |")
     for row in rows:
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+
+
+def by_seed(runs: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Runs with names such as "Mamba-3, seed 0", by their names without the seed."""
+    several: dict[str, list[Any]] = {}
+    for name, run in runs.items():
+        several.setdefault(name.rpartition(", seed ")[0], []).append(run)
+    return several
 
 
 def environment() -> dict[str, Any]:

@@ -34,7 +34,7 @@ STRATEGIES = ("exact", "screened", "one_shot")
 
 def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
     """Options of both masking experiments."""
-    parser = experiment_parser(description)
+    parser = experiment_parser(description, report)
     parser.add_argument("--folder", default=folder, help="folder of model, probes and figures (default: %(default)s)")
     parser.add_argument("--mask", default="mask", help="replacement of a masked token (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=20, help="sequences to probe (default: %(default)s)")

@@ -334,7 +334,7 @@ def report(runs: Sequence[dict[str, Any]]) -> None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report(content["runs"]))
     add = parser.add_argument
     add("--picture", type=Path, help="write the figure to this file (needs matplotlib)")
     add("--folder", default="runs/attribution_scoreboard", help="measures of each model (default: %(default)s)")

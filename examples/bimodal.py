@@ -166,50 +166,55 @@ def noisy_target(count: int | None, tolerance: float) -> dict[str, Any]:
         "L²": GradientFlow(NOISY),
         **{f"β = 2, {name}": GradientFlow(NOISY, 2, name) for name in EQUATIONS},
     }
-    results, rows = {}, []
+    results: dict[str, Any] = {}
     for name, flow in flows.items():
-        found = summary(flow, starts_between(NOISY, count))
-        found["edge"] = flow.edge(8.0, 50.0, tolerance)
-        share = [f"{found['share'][mode_name]:.2f}" for mode_name in COLOURS]
-        stuck = "none" if found["stuck_from"] is None else "from {:g} to {:g}".format(*found["stuck_from"])
-        places = ", ".join(f"({w:g}, {xi:g})" for w, xi in found["stuck_at"])
-        rows.append([name, *share, stuck, places, f"{found['edge']:.2f}"])
-        results[name] = found
-    print("\nFigure 3: where the starts between -50 and 50 end, as shares")
-    header = ["flow", "at -50", "at 50", "stuck", "stuck starts", "stuck at (w, ξ)", "to 50 from w(0) ="]
-    print_table(header, rows)
-    smooth = GradientFlow(Target(NOISY.positions)).edge(0.0, 50.0, tolerance)
-    results["edge_without_ripple"] = smooth
-    print(
-        f"\nL²: to the right from w(0) = {results['L²']['edge']:.2f} ({smooth:.2f} without ripple); paper {PAPER_EDGE}."
-    )
-    print("Paper, right panel (β = 2): none stuck, and more at -50 than with L².")
-    results["eq. (7) by highest frequency"] = cuts = {}
-    for cut in (20, 32, 320):
-        cuts[f"{cut}π"] = GradientFlow(NOISY, 2, time_step=1 / cut).trajectory(0.0)[-1].tolist()
-    ends = "; ".join(f"({w:.1f}, {xi:.3g}) up to {cut}" for cut, (w, xi) in cuts.items())
-    print(f"By eq. (7), the start w(0) = 0 ends at (w, ξ) = {ends}.")
+        results[name] = summary(flow, starts_between(NOISY, count))
+        results[name]["edge"] = flow.edge(8.0, 50.0, tolerance)
+    results["edge_without_ripple"] = GradientFlow(Target(NOISY.positions)).edge(0.0, 50.0, tolerance)
+    results["eq. (7) by highest frequency"] = {
+        f"{cut}π": GradientFlow(NOISY, 2, time_step=1 / cut).trajectory(0.0)[-1].tolist() for cut in (20, 32, 320)
+    }
     return results
 
 
 def shifted_target(count: int | None) -> dict[str, Any]:
     """Figure 8."""
-    results: dict[str, Any] = {}
-    rows = []
-    for order in (-2, -1, 0, 1, 2):
-        found = {
+    return {
+        str(order): {
             name: summary(GradientFlow(SHIFTED, order, name), starts_between(SHIFTED, count)) for name in EQUATIONS
         }
-        cells = [f"{part['share'][name]:.2f}" for part in found.values() for name in ("large", "neither")]
-        rows.append([order, *cells])
-        results[str(order)] = found
+        for order in (-2, -1, 0, 1, 2)
+    }
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print where the starts of both figures end."""
+    results, rows = content["figure_3"], []
+    for name, found in list(results.items())[: 1 + len(EQUATIONS)]:
+        share = [f"{found['share'][mode_name]:.2f}" for mode_name in COLOURS]
+        stuck = "none" if found["stuck_from"] is None else "from {:g} to {:g}".format(*found["stuck_from"])
+        places = ", ".join(f"({w:g}, {xi:g})" for w, xi in found["stuck_at"])
+        rows.append([name, *share, stuck, places, f"{found['edge']:.2f}"])
+    print("\nFigure 3: where the starts between -50 and 50 end, as shares")
+    header = ["flow", "at -50", "at 50", "stuck", "stuck starts", "stuck at (w, ξ)", "to 50 from w(0) ="]
+    print_table(header, rows)
+    edges = f"{results['L²']['edge']:.2f} ({results['edge_without_ripple']:.2f} without ripple)"
+    print(f"\nL²: to the right from w(0) = {edges}; paper {PAPER_EDGE}.")
+    print("Paper, right panel (β = 2): none stuck, and more at -50 than with L².")
+    cuts = results["eq. (7) by highest frequency"]
+    ends = "; ".join(f"({w:.1f}, {xi:.3g}) up to {cut}" for cut, (w, xi) in cuts.items())
+    print(f"By eq. (7), the start w(0) = 0 ends at (w, ξ) = {ends}.")
+    results = content["figure_8"]
+    rows = [
+        [order, *(f"{part['share'][name]:.2f}" for part in found.values() for name in ("large", "neither"))]
+        for order, found in results.items()
+    ]
     print("\nFigure 8: shares of the starts between -75 and 25 (paper: more at -75 with larger β, none stuck)")
     print_table(["β", *(f"{name}: {where}" for name in EQUATIONS for where in ("at -75", "stuck"))], rows)
     for name in EQUATIONS:
         shares = [results[order][name]["share"]["large"] for order in results]
         rising = all(before <= after for before, after in pairwise(shares))
         print(f"{name}: the share at -75 {'never falls' if rising else 'does not always rise'} with β")
-    return results
 
 
 @figure_style()
@@ -237,7 +242,7 @@ def draw(path: str, count: int | None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--picture", help="draw the trajectories into this file")
     return parser
 
@@ -247,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     count, tolerance = (3, 25.0) if args.tiny else (None, 0.01)
     results = {"figure_3": noisy_target(count, tolerance), "figure_8": shifted_target(count)}
+    show(results)
     if args.picture is not None:
         draw(args.picture, count)
     write_results(args, {"paper": {"edge": PAPER_EDGE}, **results})

@@ -66,7 +66,7 @@ TINY_DATA = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and compress what the file of results lacks, and print the tables."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], lambda content: print_table(*table_of_sizes(content["runs"])))
     parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
     parser.add_argument("--images", default=TASKS["sequential MNIST"]["data"]["dataset"], help="images of MNIST")

@@ -241,7 +241,7 @@ def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression],
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report(content["runs"]))
     parser.add_argument("--rows", type=int, default=512, help="height of an image, four times that of the piece")
     parser.add_argument("--columns", type=int, default=32)
     parser.add_argument("--time-step", type=float, default=1 / 640, help="Δ at first")
@@ -254,10 +254,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def report(found: Mapping[str, Sequence[Mapping[str, float]]], seeds: int) -> dict[str, Any]:
+def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Print Table 2 with the paper's values and the exceptions from monotonicity; return both."""
-    names = list(found)
-    flat = [[run["ratio"] for run in found[name]] for name in names]
+    flat = [[run["ratio"] for run in runs] for runs in found.values()]
+    seeds = len(flat[0])
 
     def table(pick: Callable[[Sequence[float]], float]) -> list[list[float]]:
         values = [pick(ratios) for ratios in flat]
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 write_results(args, {"runs": found})
             if in_picture:
                 shown[scale, order] = model
-    results = report(found, args.seeds)
+    results = report(found)
     if args.picture is not None:
         draw(args.picture, shown, others[0])
     write_results(args, {**results, "runs": found})

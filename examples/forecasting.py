@@ -166,7 +166,7 @@ def print_results(results: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
-    parser = experiment_parser(str(__doc__).partition("\n")[0])
+    parser = experiment_parser(str(__doc__).partition("\n")[0], print_results)
     parser.add_argument("--folder", type=Path, default=Path("runs/forecaster"), help="for the model; must not exist")
     parser.add_argument("--table", type=Path, help="train on its series instead of generated ones")
     parser.add_argument("--value-columns", nargs="+")

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training
+from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table, quiet_training
 from _resume import FinishedRuns
 from scipy import stats
 from torch import Tensor, nn
@@ -244,18 +244,31 @@ def rates(args: argparse.Namespace, errors: dict[int, list[float]]) -> dict[str,
 
 
 def measure_causes(args: argparse.Namespace, finished: FinishedRuns) -> None:
-    """Train on the easiest target with and without the two changes, and print the errors."""
-    table = []
+    """Train on the easiest target with and without the two changes."""
     for name, changes in CAUSES.items():
         steps = {"steps": args.steps} if args.tiny else {}
         variant = argparse.Namespace(**{**vars(args), **EASIEST, **changes, **steps})
-        found = finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
-        table.append([name, f"{found['error']:.4f}", f"{found['constant']:.4f}"])
-    print_table(["initialisation", "test error", "constant"], table)
+        finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the errors: of the causes, or by target and number of rows, with the slopes."""
+    rows = []
+    for name, runs in by_seed(content["runs"]).items():
+        if name:
+            cells = [mean_and_deviation([one[key] for one in runs], 4) for key in ("error", "linear", "constant")]
+            rows.append([name, len(runs), *cells])
+    if rows:
+        print_table(["target", "seeds", "test error", "linear regression", "constant"], rows)
+    else:
+        causes = [[name, f"{one['error']:.4f}", f"{one['constant']:.4f}"] for name, one in content["runs"].items()]
+        print_table(["initialisation", "test error", "constant"], causes)
+    for target, fitted in content.get("rates", {}).items():
+        print(f"{target}: " + ", ".join(f"{name} {value:.3f}" for name, value in fitted.items()))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     add = parser.add_argument
     add("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     add("--rows", type=int, nargs="+", default=[2000, 4000, 8000, 16000, 32000], help="numbers n of training rows")
@@ -292,22 +305,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     finished = FinishedRuns(args.output, {name: value for name, value in vars(args).items() if name not in plans})
     if args.causes:
         measure_causes(args, finished)
+        show(finished.content)
         return
     for target in args.targets:
-        table, errors = [], dict[int, list[float]]()
+        errors: dict[int, list[float]] = {}
         for count in args.rows:
             runs = [
                 finished.get(f"{target}, n = {count}, seed {seed}", partial(run, args, target, count, seed))
                 for seed in range(args.seeds)
             ]
             errors[count] = [one["error"] for one in runs]
-            columns = ("error", "linear", "constant")
-            table.append([count, *(mean_and_deviation([one[name] for one in runs], 4) for name in columns)])
         print(f"\n{target}, {args.layers or LAYERS[target]} layers, {runs[0]['parameters']:,} parameters")
-        print_table(["n", "test error", "linear regression", "constant"], table)
-        fitted = rates(args, errors)
-        print(", ".join(f"{name} {value:.3f}" for name, value in fitted.items()), flush=True)
-        finished.write(rates={**finished.content.get("rates", {}), target: fitted})
+        finished.write(rates={**finished.content.get("rates", {}), target: rates(args, errors)})
+    show(finished.content)
 
 
 if __name__ == "__main__":

@@ -240,12 +240,6 @@ def start_scales(setting: Setting, seeds: int) -> dict[str, Any]:
             runs = [run(setting, b, seed, start=start) for seed in range(seeds)]
             names = (AT_START, *MEASURES[1:])
             found[start or "unchanged"][f"{b:g}"] = {name: [one[name] for one in runs] for name in names}
-    rows = [
-        [start, b, *(mean_and_deviation(values, 2) for values in by_name.values())]
-        for start, by_scale in found.items()
-        for b, by_name in by_scale.items()
-    ]
-    print_table(["start", "b", AT_START, *MEASURES[1:]], rows)
     return found
 
 
@@ -284,6 +278,22 @@ def spread(figure: dict[str, Any], name: str, quantity: str) -> list[float]:
     """Largest over smallest value among the b, for each length."""
     values = zip(*(figure[f"{name}, b = {b:g}"][quantity] for b in SCALES), strict=True)
     return [max(of_length) / min(of_length) for of_length in values]
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the tables of the results."""
+    if "start_scales" in content:
+        rows = [
+            [start, b, *(mean_and_deviation(values, 2) for values in by_name.values())]
+            for start, by_scale in content["start_scales"].items()
+            for b, by_name in by_scale.items()
+        ]
+        print_table(["start", "b", AT_START, *MEASURES[1:]], rows)
+        return
+    print_table_1(content["table_1"])
+    if "table_12" in content:
+        print_table_12(content["table_12"])
+        print_figure(content["figure_2"], content["table_1"])
 
 
 def print_table_1(table: dict[str, Any]) -> None:
@@ -364,7 +374,7 @@ def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--kernel-type", choices=("s4", "s4d"), default="s4", help="S4-LegS (the paper's) or S4D-LegS")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
     parser.add_argument("--table-1-only", action="store_true", help="leave Table 12 and Figure 2 out")
@@ -381,21 +391,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         setting = Setting(args.kernel_type, length=24, num_test=8, epochs=2, state_size=4, lengths=(1, 24))
         seeds, decays = 1, (1.0,)
     if args.start_scales:
-        write_results(args, {"start_scales": start_scales(setting, seeds)})
+        results: dict[str, Any] = {"start_scales": start_scales(setting, seeds)}
+        show(results)
+        write_results(args, results)
         return
     table_1 = {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_1.items()}
-    print_table_1(table_1)
-    results: dict[str, Any] = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}
+    results = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}
     if not args.table_1_only:
         table_12 = {row: table_1[row] for row in ("w/o (7, 8)", "w (8)")}
         table_12 |= {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_12.items()}
         table_12 |= {row: best_decay(setting, seeds, argument, decays) for row, argument in DECAYED.items()}
-        print_table_12(table_12)
         figure = figure_2(setting, seeds)
-        print_figure(figure, table_1)
         if args.picture is not None:
             draw(figure, table_1, Path(args.picture))
         results |= {"table_12": table_12, "figure_2": figure}
+    show(results)
     write_results(args, results)
 
 

@@ -122,7 +122,10 @@ def count_words(data: DatasetDict, lengths: Sequence[int]) -> list[dict[str, flo
 
 
 def _arguments(argv: Sequence[str] | None) -> Any:
-    parser = experiment_parser("The generalization gap of a selective SSM on IMDb, by length.")
+    parser = experiment_parser(
+        "The generalization gap of a selective SSM on IMDb, by length.",
+        lambda content: _print_results(content["results"]),
+    )
     parser.add_argument("--dataset", default=REVIEWS, help="a table with text, label and split, or a Hub id")
     parser.add_argument("--tokenizer", help="a folder or Hub id; default: the words of the training reviews")
     parser.add_argument("--vocabulary", type=int, default=30_000, help="how many of those words at most")

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table
+from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
 from _resume import FinishedRuns
 from torch import Tensor, nn
 
@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Frequencies of irregularly sampled sinusoids.")
+    parser = experiment_parser("Frequencies of irregularly sampled sinusoids.", show)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -51,11 +51,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.steps, args.batch_size, args.test_rows, args.seeds = 2, 4, 8, 1
     names = ("steps", "batch_size", "learning_rate", "test_rows")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names})
-    rows = []
     for model in args.models:
-        results = [finished.get(f"{model}, seed {seed}", partial(run, model, seed, args)) for seed in range(args.seeds)]
-        scores = mean_and_deviation([result["accuracy"] for result in results])
-        rows.append([model, results[0]["parameters"], scores])
+        for seed in range(args.seeds):
+            finished.get(f"{model}, seed {seed}", partial(run, model, seed, args))
+    show(finished.content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies, and that of the most frequent class."""
+    rows = [
+        [model, runs[0]["parameters"], mean_and_deviation([run["accuracy"] for run in runs])]
+        for model, runs in by_seed(content["runs"]).items()
+    ]
+    rows.append(["most frequent class", "", f"{max(run['trivial'] for run in content['runs'].values()):.3f}"])
     print_table(["model", "parameters", "test accuracy"], rows)
 
 

@@ -25,7 +25,7 @@ NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_e
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.")
+    parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.", show)
     parser.add_argument("--datasets", nargs="+", default=[f"{DATA}/{name}.csv.gz" for name in NAMES])
     parser.add_argument("--length", type=int, default=4, help="k, letters of a word")
     args = parser.parse_args(argv)
@@ -39,10 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             "most frequent class": constant,
             "rows": {name: split.num_rows for name, split in data.items()},
         }
-    columns = ("train", "test", "most frequent class")
-    rows = [[name, *(f"{row[column]:.4f}" for column in columns)] for name, row in found.items()]
-    print_table(["data", "training accuracy", "test accuracy", "most frequent class"], rows)
+    show({"accuracy": found})
     write_results(args, {"accuracy": found})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies."""
+    columns = ("train", "test", "most frequent class")
+    rows = [[name, *(f"{row[column]:.4f}" for column in columns)] for name, row in content["accuracy"].items()]
+    print_table(["data", "training accuracy", "test accuracy", "most frequent class"], rows)
 
 
 def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:

@@ -32,32 +32,35 @@ ONES, TOKENS = 10, 100
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Lengths of the reviews of IMDb, and numbers of ones of the sparse-majority task.")
+    parser = experiment_parser("Lengths of the reviews of IMDb, and numbers of ones of the sparse-majority task.", show)
     parser.add_argument("--dataset", default=REVIEWS, help="a table with text, label and split, or a Hub id")
     args = parser.parse_args(argv)
     strings = sparse_majority(num_train=1000, num_validation=0, num_test=1000, length=200, seed=0)
     ones = {name: [text.count("1") for text in split["sequence"]] for name, split in strings.items()}
     reviews = load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0)
     lengths = {name: count_tokens(split) for name, split in reviews.items()}
-    table = {name: summary(values) for name, values in lengths.items()}
-    header = ["split", "reviews", *PAPER["train"], *(f"paper's {name}" for name in PAPER["train"])]
-    rows = [[name, len(lengths[name]), *row.values(), *PAPER[name].values()] for name, row in table.items()]
-    print_table(header, rows)
     for name, values in ones.items():
         print(
             f"sparse majority, {name}: {min(values)} to {max(values)} ones of 200, mean {statistics.mean(values):.1f}"
         )
-    write_results(
-        args,
-        {
-            "ones": {name: histogram(values, ONES) for name, values in ones.items()},
-            "most ones": {name: max(values) for name, values in ones.items()},
-            "tokens": {name: histogram(values, TOKENS) for name, values in lengths.items()},
-            "reviews": {name: len(values) for name, values in lengths.items()},
-            "table 1": table,
-            "paper": PAPER,
-        },
-    )
+    content = {
+        "ones": {name: histogram(values, ONES) for name, values in ones.items()},
+        "most ones": {name: max(values) for name, values in ones.items()},
+        "tokens": {name: histogram(values, TOKENS) for name, values in lengths.items()},
+        "reviews": {name: len(values) for name, values in lengths.items()},
+        "table 1": {name: summary(values) for name, values in lengths.items()},
+        "paper": PAPER,
+    }
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the lengths of the reviews, and those of the paper."""
+    table, paper = content["table 1"], content["paper"]
+    header = ["split", "reviews", *PAPER["train"], *(f"paper's {name}" for name in PAPER["train"])]
+    rows = [[name, content["reviews"][name], *row.values(), *paper[name].values()] for name, row in table.items()]
+    print_table(header, rows)
 
 
 def count_tokens(split: Dataset) -> list[int]:

@@ -54,22 +54,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         started = time.perf_counter()
         results[family] = {name: measure(model, held_out) for name, model in models(family, train, args)}
         results[family]["seconds"] = time.perf_counter() - started
-        print(f"\n{family} ({results[family]['seconds']:.0f} s): nats per byte by position", flush=True)
-        edges = [args.length * 2**power for power in range(TIMES_LONGER.bit_length())]
-        names = [name for name in results[family] if name != "seconds"]
-        header = ["training", *(f"{low} to {high}" for low, high in zip([0, *edges], edges, strict=False))]
-        rows = [[name, *(f"{value:.3f}" for value in results[family][name]["octaves"])] for name in names]
-        print_table(header, rows)
-    guess = by_frequency(train, test)
-    print(f"\nPredicting each byte by its frequency: {guess:.3f}")
-    write_results(
-        args,
-        {"families": results, "by frequency": guess, "parameters": {name: size_of(name) for name in args.families}},
-    )
+        print(f"{family}: {results[family]['seconds']:.0f} s", flush=True)
+    parameters = {name: size_of(name) for name in args.families}
+    content = {"families": results, "by frequency": by_frequency(train, test), "parameters": parameters}
+    show({"arguments": vars(args), **content})
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the loss by position."""
+    print("Nats per byte by position")
+    edges = [content["arguments"]["length"] * 2**power for power in range(TIMES_LONGER.bit_length())]
+    header = ["family", "training", *(f"{low} to {high}" for low, high in zip([0, *edges], edges, strict=False))]
+    rows = [
+        [family, name, *(f"{value:.3f}" for value in run["octaves"])]
+        for family, runs in content["families"].items()
+        for name, run in runs.items()
+        if name != "seconds"
+    ]
+    print_table(header, rows)
+    print(f"\nPredicting each byte by its frequency: {content['by frequency']:.3f}")
 
 
 def _arguments(argv: Sequence[str] | None) -> Any:
-    parser = experiment_parser("Loss by position beyond the training length, before and after states are carried.")
+    parser = experiment_parser(
+        "Loss by position beyond the training length, before and after states are carried.", show
+    )
     parser.add_argument("--dataset", default=REVIEWS, help="a table with text and split, or a Hub id")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--length", type=int, default=128, help="bytes of a training row")

@@ -8,6 +8,7 @@ with the same outermost operator (a maximum is often 9, a minimum 0).
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from _experiment import experiment_parser, print_table, write_results
 from datasets import DatasetDict
@@ -19,15 +20,21 @@ DATA = "data"  # of get_data.py
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Accuracy of two guesses on ListOps.")
+    parser = experiment_parser("Accuracy of two guesses on ListOps.", show)
     parser.add_argument("--dataset", default=f"{DATA}/listops_len95-105_train.tsv.gz")
     parser.add_argument("--test-file", default=f"{DATA}/listops_len95-105_test.tsv.gz")
     args = parser.parse_args(argv)
     columns = {"sequence_column": "Source", "label_column": "Target"}
     data = load_sequences(args.dataset, test_file=args.test_file, validation_fraction=0.0, **columns)
     found = {"most frequent answer": guess(data, False), "most frequent answer of the operator": guess(data, True)}
-    print_table(["guess", "test accuracy"], [[name, f"{value:.4f}"] for name, value in found.items()])
-    write_results(args, {"accuracy": found, "rows": {name: split.num_rows for name, split in data.items()}})
+    content = {"accuracy": found, "rows": {name: split.num_rows for name, split in data.items()}}
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies."""
+    print_table(["guess", "test accuracy"], [[name, f"{value:.4f}"] for name, value in content["accuracy"].items()])
 
 
 def guess(data: DatasetDict, by_operator: bool) -> float:

@@ -75,7 +75,7 @@ def scored(model: Any, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = experiment_parser(__doc__)
+    parser = experiment_parser(__doc__, show)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
@@ -98,8 +98,13 @@ def main() -> None:
                 rows = list(with_motif["train"]["sequence"])
                 model = trained(family, rows, args.epochs, seed, 32 if args.tiny else 64)
                 results.setdefault(family, []).append(scored(model, folder))
-    print_table(["model", "AUROC"], [[name, mean_and_deviation(values)] for name, values in results.items()])
+    show({"auroc": results})
     write_results(args, {"auroc": results})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the areas under the ROC curve."""
+    print_table(["model", "AUROC"], [[name, mean_and_deviation(values)] for name, values in content["auroc"].items()])
 
 
 if __name__ == "__main__":

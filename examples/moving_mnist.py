@@ -208,7 +208,7 @@ def setting(text: str) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
-    parser = experiment_parser(str(__doc__).partition("\n")[0])
+    parser = experiment_parser(str(__doc__).partition("\n")[0], print_results)
     parser.add_argument("--source", type=Path, default=IMAGES, help="idx file of MNIST's images")
     parser.add_argument("--image-size", type=int, default=16)
     parser.add_argument("--digit-size", type=int, default=8)

@@ -73,7 +73,7 @@ def measure(output: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, print and write the changes."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--dataset", default=IMAGES, help="idx file, folder of images or Hub id")
     parser.add_argument("--runs", type=Path, default=Path("runs/parameter_change"), help="folder of the runs")
     parser.add_argument("--measure", type=Path, nargs="*", default=[], help="folders of other finished runs")
@@ -88,16 +88,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         train_or_continue(settings(args, seed), output)
     runs = [measure(output) for output in folders]
     others = {output.name: measure(output) for output in args.measure}
-    rows = [["paper", *(f"{PAPER[group]:g}" for group in GROUPS)]]
+    content = {"runs": runs, "others": others, "paper": PAPER}
+    show(content)
+    given = SimpleNamespace(**vars(args))
+    given.dataset = Path(args.dataset).name if Path(args.dataset).exists() else args.dataset
+    given.runs, given.measure = str(args.runs), [str(path) for path in args.measure]
+    write_results(given, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the changes and the accuracies."""
+    runs, others = content["runs"], content["others"]
+    rows = [["paper", *(f"{content['paper'][group]:g}" for group in GROUPS)]]
     for way in WAYS:
         rows.append([f"ours, {way}", *(f"{statistics.fmean(run[way][group] for run in runs):.3g}" for group in GROUPS)])
         rows += [[f"{name}, {way}", *(f"{run[way][group]:.3g}" for group in GROUPS)] for name, run in others.items()]
     print_table(["relative change", *GROUPS.values()], rows)
     print("test accuracy: " + ", ".join(f"{run['test accuracy']:.4f}" for run in [*runs, *others.values()]))
-    given = SimpleNamespace(**vars(args))
-    given.dataset = Path(args.dataset).name if Path(args.dataset).exists() else args.dataset
-    given.runs, given.measure = str(args.runs), [str(path) for path in args.measure]
-    write_results(given, {"runs": runs, "others": others, "paper": PAPER})
 
 
 if __name__ == "__main__":

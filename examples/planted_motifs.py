@@ -9,6 +9,7 @@ Trains the same model four times per seed: plain, with the rescaling (Liu & Li 2
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
 
@@ -29,7 +30,7 @@ TINY = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid; print and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
     parser.add_argument("--seeds", type=int, default=3, help="runs per variant")
     parser.add_argument("--epochs", type=float, default=6)
@@ -57,11 +58,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 results[name].append(train(settings, Path(folder)).results["test"]["accuracy"])
     print(f"\nTest accuracy of {args.family}, {args.seeds} seeds, {args.epochs:g} epochs, λ = {args.tau_weight:g}")
+    show({"accuracy": results})
+    write_results(args, {"accuracy": results})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies."""
     rows = [
-        [name, mean_and_deviation(values), ", ".join(f"{v:.3f}" for v in values)] for name, values in results.items()
+        [name, mean_and_deviation(values), ", ".join(f"{v:.3f}" for v in values)]
+        for name, values in content["accuracy"].items()
     ]
     print_table(["", "mean ± deviation", "by seed"], rows)
-    write_results(args, {"accuracy": results})
 
 
 if __name__ == "__main__":

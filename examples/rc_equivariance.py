@@ -125,7 +125,7 @@ def run_seed(seed: int, splits: Any, tokenizer: Any, args: argparse.Namespace) -
 
 def main(argv: Sequence[str] | None = None) -> None:
     """All models and seeds, and the table."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--path", default="data/human_or_worm_mini.csv.gz")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--train-rows", type=int, default=1000, help="number of training rows")
@@ -147,8 +147,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in range(args.seeds):
         runs.append(run_seed(seed, splits, tokenizer, args))
         write_results(args, {"runs": runs})
+    show({"runs": runs})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies and the shares of inconsistent rows."""
+    runs = content["runs"]
     size = runs[0]["plain"]["parameters"]
-    print(f"\nTest accuracy and share of inconsistent rows, {args.seeds} seeds, {size} parameters")
+    print(f"\nTest accuracy and share of inconsistent rows, {len(runs)} seeds, {size} parameters")
     print_table(
         ["model", "accuracy", "inconsistent"],
         [

@@ -29,7 +29,7 @@ PARTS = ("low", "middle", "high")
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = experiment_parser(
-        "Accuracy by the share of C and G, and rows that only one of two classifiers gets right."
+        "Accuracy by the share of C and G, and rows that only one of two classifiers gets right.", show
     )
     parser.add_argument("--folder", default="runs/real-dna", help="has a folder for each task")
     parser.add_argument("--tasks", nargs="+", default=["human_or_worm", "promoters", "enhancers"])
@@ -37,16 +37,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = {name: errors_of(path, name) for name in args.tasks if (path := Path(args.folder, name)).is_dir()}
     if not found:
         raise SystemExit(f"--folder {args.folder!r}: it has none of the folders {', '.join(args.tasks)}")
+    show({"errors": found})
+    write_results(args, {"errors": found})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies and their differences."""
     columns = ("rows", "CG", "words", "model", "only model", "only words")
     rows = [
         [name, part, *(format(values[column], "" if column == "rows" else ".4f") for column in columns)]
-        for name, one in found.items()
+        for name, one in content["errors"].items()
         for part, values in one["parts"].items()
     ]
     print_table(["data", "share of C and G", *columns], rows)
-    for name, one in found.items():
+    for name, one in content["errors"].items():
         print(f"{name}: model - words = {one['difference']:+.4f} ± {one['standard error']:.4f}, {one['seeds']} seeds")
-    write_results(args, {"errors": found})
 
 
 def errors_of(folder: Path, task: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def summarise(rates: Sequence[float], curves: Mapping[str, Sequence[Sequence[flo
 
 def main(argv: Sequence[str] | None = None) -> None:
     """All runs, the table and the results."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=DEFAULT_MODELS)
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--seeds", type=int, default=3)
@@ -204,16 +204,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             shown = " ".join(f"{statistics.fmean(values):.2f}" for values in curves[name][initialisation])
             print(f"{name}, {initialisation}: {shown}", flush=True)
     summary = {name: summarise(args.rates, of_model) for name, of_model in curves.items()}
+    show({"summary": summary})
+    args.folder = args.folder.name
+    write_results(args, {"accuracy": curves, "failed": failures, "summary": summary, "constant": 1 / NUM_VALUES})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the best accuracies and the windows."""
     rows = []
-    for name, of_model in summary.items():
+    for name, of_model in content["summary"].items():
         for initialisation, found in of_model.items():
             low, high = found["window"]
             rows.append(
                 [name, initialisation, f"{found['best']:.3f}", f"{low:.1e} to {high:.1e}", f"{found['width']:.1f}"]
             )
     print_table(["model", "initialisation", "best accuracy", "window", "ratio of its ends"], rows)
-    args.folder = args.folder.name
-    write_results(args, {"accuracy": curves, "failed": failures, "summary": summary, "constant": 1 / NUM_VALUES})
 
 
 if __name__ == "__main__":

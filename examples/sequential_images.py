@@ -151,7 +151,7 @@ def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid, print it with the paper's values, and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--dataset", default=IMAGES, help="idx file, folder of images or Hub id")
     parser.add_argument("--sequence-column", help="column of the images of a Hub data set")
     parser.add_argument("--family", choices=("s4", "s5"), default="s4", help="S4D (the paper's) or S5")
@@ -172,18 +172,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     grid, seconds = run_grid(args)
     args.dataset = Path(args.dataset).name if Path(args.dataset).exists() else args.dataset
 
-    print(f"\nTest accuracy on {args.dataset}, {args.seeds} seeds, {args.epochs:g} epochs")
-    header = ["α \\ β", *(f"{beta:g}" for beta in args.betas)]
-    print_table(
-        header,
-        [[f"{alpha:g}", *(mean_and_deviation(grid[alpha, beta]) for beta in args.betas)] for alpha in args.alphas],
-    )
-    told = compare(grid, args.seeds)
-    print("\n".join(told))
-    print(f"{seconds / 60:.1f} minutes of processor time")
     rows = [{"alpha": alpha, "beta": beta, "accuracy": values} for (alpha, beta), values in grid.items()]
     paper = {"best alpha at beta 0": PAPER_ALPHA, "best beta at alpha 1": PAPER_BETA}
-    write_results(args, {"accuracy": rows, "paper": paper, "findings": told, "processor_minutes": seconds / 60})
+    content = {"accuracy": rows, "paper": paper, "findings": compare(grid, args.seeds)}
+    content["processor_minutes"] = seconds / 60
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies by α and β, and the findings."""
+    cells = {(run["alpha"], run["beta"]): mean_and_deviation(run["accuracy"]) for run in content["accuracy"]}
+    alphas, betas = (list(dict.fromkeys(axis)) for axis in zip(*cells, strict=True))
+    header = ["α \\ β", *(f"{beta:g}" for beta in betas)]
+    print_table(header, [[f"{alpha:g}", *(cells[alpha, beta] for beta in betas)] for alpha in alphas])
+    print("\n".join(content["findings"]))
+    print(f"{content['processor_minutes']:.1f} minutes of processor time")
 
 
 if __name__ == "__main__":

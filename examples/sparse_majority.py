@@ -168,6 +168,12 @@ def trends(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return {"means over seeds": trend(lengths, means), "pooled": pooled}
 
 
+def report_all(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Print what the runs with each state matrix found; returns the trends."""
+    kinds = dict.fromkeys(run["kind"] for run in runs)
+    return {kind: report(kind, [run for run in runs if run["kind"] == kind]) for kind in kinds}
+
+
 def report(kind: str, runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Print the table, the trend and what the bound is worth."""
     print(f"\nState matrix {STATE_MATRIX[kind]!r}, first margin {MARGIN[kind]}:")
@@ -249,7 +255,7 @@ def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid; print and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report_all(content["runs"]))
     parser.add_argument("--seeds", type=int, default=3, help="runs per length with a stable state matrix")
     parser.add_argument("--raw-seeds", type=int, default=1, help="runs per length with the paper's raw state matrix")
     parser.add_argument("--epochs", type=int, default=40)
@@ -269,11 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     flush=True,
                 )
     print("\nPaper (Figure 1, no table): training accuracy around 95 %, the gap within 0 to 10 %, no trend in T.")
-    found_trends = {}
-    for kind in seeds:
-        chosen = [run for run in runs if run["kind"] == kind]
-        if chosen:
-            found_trends[kind] = report(kind, chosen)
+    found_trends = report_all(runs)
     minutes = math.fsum(run["seconds"] for run in runs) / 60
     print(f"\n{minutes:.1f} minutes of processor time.")
     write_results(args, {"trends": found_trends, "minutes": minutes, "runs": runs})

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table
+from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
 from _resume import FinishedRuns
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ SHORTEST, LONGER = 3, 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Sums of digits modulo M at every position.")
+    parser = experiment_parser("Sums of digits modulo M at every position.", show)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--length", type=int, default=40, help="longest training row")
@@ -55,15 +55,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.length, args.steps, args.batch_size, args.test_rows, args.seeds = 8, 2, 4, 8, 1
     names = ("length", "steps", "batch_size", "learning_rate", "test_rows")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names})
-    rows = []
     for task in args.tasks:
         for model in args.models:
-            results = [
+            for seed in range(args.seeds):
                 finished.get(f"{task}, {model}, seed {seed}", partial(run, task, model, seed, args))
-                for seed in range(args.seeds)
-            ]
-            scores = [mean_and_deviation([result[name] for result in results]) for name in ("within", "beyond")]
-            rows.append([task, model, results[0]["parameters"], *scores, f"{results[0]['trivial']:.3f}"])
+    show(finished.content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies within and beyond the training length."""
+    rows = []
+    for name, runs in by_seed(content["runs"]).items():
+        scores = [mean_and_deviation([run[column] for run in runs]) for column in ("within", "beyond")]
+        rows.append([*name.split(", ", 1), runs[0]["parameters"], *scores, f"{runs[0]['trivial']:.3f}"])
     print_table(["task", "model", "parameters", "within the training length", "beyond it", "constant"], rows)
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _experiment import experiment_parser, mean_and_deviation, print_table
+from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
 from _resume import FinishedRuns
 from datasets import Dataset, DatasetDict
 from torch import Tensor, nn
@@ -217,7 +217,7 @@ def run_task(task: str, seed: int, args: argparse.Namespace) -> dict[str, dict[s
 
 def main(argv: Sequence[str] | None = None) -> None:
     """All tasks, models and seeds, and the table."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=float, default=5)
@@ -230,14 +230,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     names_of_settings = ("tiny", "epochs", "num_train", "batch_size", "learning_rates")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names_of_settings})
-    runs = {
-        task: [finished.get(f"{task}, seed {seed}", partial(run_task, task, seed, args)) for seed in range(args.seeds)]
-        for task in args.tasks
-    }
-    names = [*FAMILIES, "attention"]
-    print(f"\nTest accuracy (of the functions: R²), {args.seeds} seeds; parameters in thousands in brackets")
+    for task in args.tasks:
+        for seed in range(args.seeds):
+            finished.get(f"{task}, seed {seed}", partial(run_task, task, seed, args))
+    show(finished.content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the scores of the tasks."""
+    print("\nTest accuracy (of the functions: R²); parameters in thousands in brackets")
     rows = []
-    for task, seeds in runs.items():
+    for task, seeds in by_seed(content["runs"]).items():
+        names = list(seeds[0])
         cells = [
             f"{mean_and_deviation([seed[name]['score'] for seed in seeds])} ({seeds[0][name]['parameters'] / 1e3:.0f})"
             for name in names

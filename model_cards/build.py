@@ -6,7 +6,7 @@
 The numbers come from `examples/results/masking_*.json`, from `examples/results/forecasting.json`, from
 `examples/results/trained.json` (for the settings files of `examples/`), and from the theory reports in `reports/*.md`.
 `--reports` measures the reports again, for the checkpoints that the commands on the cards wrote to `runs/`. A test
-fails if a card is out of date. `examples/tables.py` makes the table of `README.md`.
+fails if a card is out of date.
 """
 
 import argparse

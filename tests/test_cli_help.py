@@ -12,13 +12,12 @@ import hf_ssm
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
-from hf_ssm.cli.options import analysis, benchmark, motifs, sequences, share
+from hf_ssm.cli.options import analysis, benchmark, sequences, share
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import Parser, build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
 from hf_ssm.hub.programs import FORMATS
 from hf_ssm.inference.embed import POOLINGS
-from hf_ssm.inference.modisco import METHODS
 from hf_ssm.inference.predict import AGGREGATIONS
 from hf_ssm.inference.score import SCORES
 from hf_ssm.inference.tracks import BASE_TRACKS
@@ -94,7 +93,6 @@ def test_choices_are_those_of_the_library():
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert sequences.BASE_TRACKS == BASE_TRACKS
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
-    assert motifs.ATTRIBUTION_METHODS == METHODS
     assert tuple(FORMATS) == share.EXPORT_FORMATS and tuple(SUITES) == benchmark.SUITE_NAMES
     assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
 

@@ -169,7 +169,7 @@ def baselines(settings: RunSettings) -> dict[str, float]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__.splitlines()[0], show)
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py (default: data)")
     parser.add_argument("--runs", type=Path, default=Path("runs/lra"), help="folder of the runs (default: runs/lra)")
@@ -184,20 +184,28 @@ def report(args: argparse.Namespace, guesses: dict[str, float]) -> None:
     row, _, epochs, _, of_run = TASKS[args.task]
     paper = json.loads((HERE / "papers.json").read_text(encoding="utf-8"))["liu_li_small"]["S4D"]
     found: dict[str, Any] = {}
-    rows = []
     for name in of_run:
         result = result_of(folder_of(args, name))
-        if not result["curve"]:  # Not begun, or stopped before its first evaluation.
-            continue
-        found[name], last = result, result["curve"][-1]
-        reached = f"{result['test accuracy']:.4f}" if result["complete"] else "not finished"
-        rows.append([name, f"{last['epoch']:.2f}", f"{last['accuracy']:.4f}", reached])
-    rows += [[name, "", "", f"{value:.4f}"] for name, value in guesses.items()]
-    print_table([f"{args.task}, rows of the paper", "epochs", "validation accuracy", "test accuracy"], rows)
+        if result["curve"]:  # Otherwise not begun, or stopped before its first evaluation.
+            found[name] = result
     of_paper = {"task": row, "epochs": PAPER_EPOCHS[row], "accuracy": {name: paper[name][row] / 100 for name in of_run}}
     args.epochs = args.epochs or epochs
     args.data, args.runs = str(args.data), str(args.runs)
-    write_results(args, {"runs": found, "baselines": guesses, "paper": of_paper})
+    content = {"runs": found, "baselines": guesses, "paper": of_paper}
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the last accuracies of the runs."""
+    rows = []
+    for name, result in content["runs"].items():
+        last = result["curve"][-1]
+        reached = f"{result['test accuracy']:.4f}" if result["complete"] else "not finished"
+        rows.append([name, f"{last['epoch']:.2f}", f"{last['accuracy']:.4f}", reached])
+    rows += [[name, "", "", f"{value:.4f}"] for name, value in content["baselines"].items()]
+    header = [f"{content['paper']['task']}, rows of the paper", "epochs", "validation accuracy", "test accuracy"]
+    print_table(header, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

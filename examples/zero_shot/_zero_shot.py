@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 
-def recipe_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options of all recipes."""
-    parser = experiment_parser(description)
+def recipe_parser(description: str, show: Callable[[dict[str, Any]], object]) -> argparse.ArgumentParser:
+    """A parser with the options of all recipes; `show` as of `experiment_parser`."""
+    parser = experiment_parser(description, show)
     add_model_options(parser, required=False)
     parser.add_argument("--seed", type=int, default=0, help="seed of the selection and of generated data")
     return parser

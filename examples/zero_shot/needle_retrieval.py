@@ -186,7 +186,7 @@ def check(args: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """All lengths and depths, the table and the figure."""
-    parser = recipe_parser(__doc__.splitlines()[0])
+    parser = recipe_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], help="bases of the prompt")
     parser.add_argument("--depths", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], help="from 0 to 1")
     parser.add_argument("--trials", type=int, default=20, help="prompts per cell (default: %(default)s)")
@@ -206,13 +206,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         likelihood = CausalLikelihood(reader)
         for length in args.lengths:
             cells += [cell(likelihood, args, length, depth) for depth in args.depths]
-    print_table(
-        ["length", "depth", "exact", "base", "rank", "log ratio"],
-        [[f"{own['length']:,}", own["depth"], *(with_error(own[name]) for name in list(own)[2:])] for own in cells],
-    )
+    show({"cells": cells})
     write_results(args, {"cells": cells})
     if args.picture is not None:
         plot_cells(cells, "base", args.picture)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the measures by length and depth."""
+    print_table(
+        ["length", "depth", "exact", "base", "rank", "log ratio"],
+        [
+            [f"{own['length']:,}", own["depth"], *(with_error(own[name]) for name in list(own)[2:])]
+            for own in content["cells"]
+        ],
+    )
 
 
 if __name__ == "__main__":

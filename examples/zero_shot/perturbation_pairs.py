@@ -172,7 +172,7 @@ def check(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The pairs, their scores, and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0])
+    parser = recipe_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--coding", type=Path, help="coding sequences (FASTA or table, also .gz)")
     parser.add_argument("--genome", type=Path, help="genome (FASTA, also .gz), with --gff")
     parser.add_argument("--gff", type=Path, help="annotation of --genome (GFF3, also .gz)")
@@ -195,15 +195,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.baseline is not None:
         chain = MarkovChain((record.sequence for record in read_records(args.baseline)), max(args.orders))
     found = {kind: evaluate(reader, chain, own, args.orders) for kind, own in pairs.items() if own}
+    show({"pairs": found})
+    write_results(args, {"pairs": found})
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the shares of the pairs whose natural sequence is preferred."""
     print_table(
         ["perturbation", "", "pairs", "natural preferred", "difference (nats per base)"],
         [
             [kind, name, own["pairs"], with_error(own["preferred"]), with_error(own["difference_per_base"], 4)]
-            for kind, scorers in found.items()
+            for kind, scorers in content["pairs"].items()
             for name, own in scorers.items()
         ],
     )
-    write_results(args, {"pairs": found})
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def read_windows(args: argparse.Namespace, rng: random.Random) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The model, the baselines, and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0])
+    parser = recipe_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--fasta", type=Path, help="sequences to recover (FASTA or table, also .gz)")
     parser.add_argument("--baseline", type=Path, help="sequences to count for the baseline; default: the contexts")
     parser.add_argument("--windows", type=int, default=500, help="number of windows (default: %(default)s)")
@@ -147,11 +147,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     chain = MarkovChain(counted, max(args.orders))
     found |= {f"Markov chain, order {k}": evaluate_chain(chain, texts, args.bases, k) for k in args.orders}
     print(f"The {args.bases} bases after {args.context}, {len(texts)} windows")
+    content = {"windows": len(texts), "accuracy": found}
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the accuracies."""
     print_table(
-        ["", f"{args.bases} bases, generated", "next base"],
-        [[name, *("" if part is None else with_error(part) for part in own.values())] for name, own in found.items()],
+        ["", "generated bases", "next base"],
+        [
+            [name, *("" if part is None else with_error(part) for part in own.values())]
+            for name, own in content["accuracy"].items()
+        ],
     )
-    write_results(args, {"windows": len(texts), "accuracy": found})
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def metrics(scored: Dataset, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The scores, the metrics and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0])
+    parser = recipe_parser(__doc__.splitlines()[0], show)
     parser.add_argument("--variants", type=Path, help="table of variants (.csv, .tsv, .parquet)")
     parser.add_argument("--genome", type=Path, help="reference genome (FASTA, also .gz)")
     parser.add_argument("--rename", nargs="+", default=[], metavar="NEW=OLD", help="columns with other names")
@@ -126,6 +126,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for reason, count in reasons.most_common():
         print(f"{count} variants with a missing score: {reason}")
     found = metrics(scored, args)
+    content = {"reasons": dict(reasons), "metrics": found}
+    show(content)
+    write_results(args, content)
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the metrics of the scores."""
     print_table(
         ["variants", "number", "score", "metric", "value"],
         [
@@ -136,10 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 own["metric"].upper(),
                 with_error({"mean": own["value"], **own}),
             ]
-            for own in found
+            for own in content["metrics"]
         ],
     )
-    write_results(args, {"reasons": dict(reasons), "metrics": found})
 
 
 if __name__ == "__main__":

@@ -148,47 +148,6 @@ COMMANDS: dict[str, Command] = {
         _SAME,
         options="benchmark",
     ),
-    "marginalize": Command(
-        "sequences",
-        "measure the mean effect of motifs that are put into backgrounds",
-        "Measure the mean effect of putting motifs into background sequences, with its standard error. The effect "
-        "is on the log-odds of classes, on values, or on the likelihood under a language model. It is measured at "
-        "one position, or at many positions with --scan. If the command is interrupted, the same command continues "
-        "where it stopped.",
-        (
-            "hf-ssm marginalize runs/mine motifs.meme --backgrounds sequences.fa --shuffle 10 --output effects.csv",
-            "hf-ssm marginalize runs/mine TGASTCA --backgrounds b.bed --genome hg38.fa --scan 5 --output scan.csv",
-        ),
-        _SAME,
-        module="motifs",
-        options="motifs",
-    ),
-    "motifs": Command(
-        "analysis",
-        "find motifs in scored bases, and how important their bases are",
-        "Find the occurrences of motifs in scored bases, with p-values (FIMO), and compare the importance of these "
-        "bases with that of other windows. The scores are those of the substitutions of a region or of the tokens "
-        "of a probe.",
-        (
-            "hf-ssm motifs motifs.meme region.csv --output occurrences.csv",
-            "hf-ssm motifs TGASTCA runs/mine/probe/tokens.tsv --score effect --output occurrences.csv",
-        ),
-        options="motifs",
-    ),
-    "modisco": Command(
-        "analysis",
-        "write attributions of bases as input for TF-MoDISco",
-        "Compute the hypothetical contributions of all bases of sequences, and write them to the files that "
-        "TF-MoDISco reads (ohe.npz, shap.npz). The command also measures how far the sums of the contributions "
-        "miss the differences of the outputs.",
-        (
-            "hf-ssm modisco runs/mine sequences.fa --output runs/mine/modisco",
-            "hf-ssm modisco runs/mine peaks.bed --genome hg38.fa --length 500 --output runs/mine/modisco",
-        ),
-        _SAME,
-        module="motifs",
-        options="motifs",
-    ),
     "probe": Command(
         "analysis",
         "find the tokens that a prediction needs",

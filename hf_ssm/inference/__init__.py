@@ -7,9 +7,6 @@ from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.forecast import forecast
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.inference.linear_probe import linear_probe
-from hf_ssm.inference.marginalize import marginalize
-from hf_ssm.inference.modisco import base_attributions
-from hf_ssm.inference.motif_hits import motif_hits
 from hf_ssm.inference.one_hot import OneHotModel
 from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import saturate
@@ -18,7 +15,6 @@ from hf_ssm.inference.tracks import base_likelihoods
 
 __all__ = [
     "OneHotModel",
-    "base_attributions",
     "base_likelihoods",
     "dependency_map",
     "embed",
@@ -27,8 +23,6 @@ __all__ = [
     "forecast",
     "linear_probe",
     "log_likelihoods",
-    "marginalize",
-    "motif_hits",
     "predict",
     "saturate",
     "score_variants",

@@ -3,44 +3,20 @@
 Legend: `B` sequences, `L` bases, `D` size of an embedding, `K` outputs.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.data.records import Record, check_dna
+from hf_ssm.data.records import Record
 from hf_ssm.inference.base_tokens import BASES, PAIRS_WITH_N, base_tokens, ids_of_letters
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite
 from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 
-__all__ = ["OneHotModel", "one_hot_of", "sequences_of"]
-
-
-def one_hot_of(sequences: Iterable[str]) -> Tensor:
-    """One-hot A, C, G and T of DNA sequences of one length, `(B, 4, L)`, int8; 0 at all other letters.
-
-    Lower-case letters are those of the capitals, and U is T.
-
-    Raises:
-        ValueError: A letter is none of DNA, or the sequences have different lengths.
-    """
-    rows = []
-    for number, sequence in enumerate(sequences):
-        check_dna(Record(sequence, f"sequence {number}"))
-        letters = np.frombuffer(sequence.upper().replace("U", "T").encode(), dtype=np.uint8)
-        rows.append(letters == np.frombuffer(BASES.encode(), dtype=np.uint8)[:, None])
-    lengths = {row.shape[1] for row in rows}
-    if len(lengths) != 1:
-        raise ValueError(
-            f"the sequences have {min(lengths)} to {max(lengths)} bases: give sequences of one length."
-            if lengths
-            else "there is no sequence: give at least one."
-        )
-    return torch.from_numpy(np.stack(rows)).to(torch.int8)
+__all__ = ["OneHotModel", "sequences_of"]
 
 
 def sequences_of(one_hot: Tensor) -> list[str]:
@@ -93,13 +69,6 @@ class OneHotModel(nn.Module):
     def is_differentiable(self) -> bool:
         """Whether gradients of the outputs reach the one-hot input."""
         return self._template is not None
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether the outputs are the logits of classes that exclude each other."""
-        config = self.model.config
-        is_single = getattr(config, "problem_type", None) in (None, "single_label_classification")
-        return self.reader.head == "class" and is_single and config.num_labels > 1
 
     def _base_template(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Ids of the special tokens before the letters, of A, C, G, T and N, and of those behind the letters."""

@@ -9,7 +9,6 @@ to install.
 from hf_ssm.plotting.dependencies import plot_dependencies
 from hf_ssm.plotting.html import sequence_html, write_sequence_html
 from hf_ssm.plotting.logos import plot_logo
-from hf_ssm.plotting.motifs import plot_motif_effects
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.responses import plot_frequency_responses
 from hf_ssm.plotting.saturation import plot_saturation
@@ -34,7 +33,6 @@ __all__ = [
     "plot_hankel",
     "plot_logo",
     "plot_masking_curves",
-    "plot_motif_effects",
     "plot_parameter_change",
     "plot_saturation",
     "plot_sequence",

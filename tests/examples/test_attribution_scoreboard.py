@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 pytest.importorskip("captum", reason="captum is not installed (the extra `genomics`)")
 pytest.importorskip("tangermeme", reason="tangermeme is not installed (the extra `genomics`)")
@@ -55,19 +54,3 @@ def test_the_truth_determines_the_class(script: ModuleType, args: argparse.Names
             assert label == 1
         if capitals <= set("DE"):
             assert label == 0
-
-
-def test_a_motif_without_a_letter_is_a_decoy(script: ModuleType, args: argparse.Namespace) -> None:
-    _, (rows, _, _) = script.motif_rows(0, args)
-    masked = script.with_masks("motif", rows, 3)
-    lost = ((masked.ids == 3) & rows.truth).any(1)
-    assert lost.any() and torch.equal(masked.labels, rows.labels * ~lost)
-    assert (masked.ids == 3)[rows.labels == 0].any()
-    assert torch.equal(script.with_masks("smooth", rows, 3).labels, rows.labels)
-
-
-def test_averages_are_over_models_then_seeds(script: ModuleType) -> None:
-    runs = [
-        {"task": "motif", "seed": seed, "methods": [{"precision": value}]} for seed, value in ((0, 0), (0, 1), (1, 1))
-    ]
-    assert script.averages(runs, "motif", 0, "precision") == [0.5, 1]

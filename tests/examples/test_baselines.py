@@ -1,12 +1,10 @@
-"""The trivial baselines: against counts by hand on small data, and the stored values against the tables."""
+"""The trivial baselines: against counts by hand on small data, and the stored values."""
 
 import json
-import math
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from datasets import Dataset, DatasetDict
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,24 +31,6 @@ def test_the_constant_of_gaussian_processes(script: ModuleType, stored: dict) ->
         mean = sum(stored["gaussian_process"][b]["test MSE"]) / 10
         assert mean == pytest.approx(value, abs=0.015)
         assert all(mean < row["test MSE"][place] for row in PAPER_TABLE_1.values())
-
-
-def test_the_log_likelihood_ratio_of_a_substitution(script: ModuleType) -> None:
-    """By counts, each one larger, on both strands: ACA becomes AGA, and TGT becomes TCT."""
-    chain = script.MarkovChain(["ACACACAC", "GTGTGTGT"], 1)
-    forward = math.log(1 / 8 * 1 / 8) - math.log(5 / 8 * 4 / 7)
-    backward = math.log(1 / 7 * 1 / 7) - math.log(4 / 7 * 5 / 8)
-    assert script.ratio(chain, "ACA", 1, "G", 1) == pytest.approx((forward + backward) / 2)
-    # Bases beyond the order do not count, also at the ends.
-    assert script.ratio(chain, "TTACATT", 3, "G", 1) == pytest.approx((forward + backward) / 2)
-    assert script.ratio(chain, "AC", 0, "G", 1) < script.ratio(chain, "AC", 0, "A", 1) == 0
-
-
-def test_words_and_the_most_frequent_class(script: ModuleType) -> None:
-    pytest.importorskip("sklearn")
-    rows = {"sequence": ["ACGTACGT", "TTTTTTTT", "TTTTTTTT"] * 8, "label": [1, 0, 0] * 8}
-    data = DatasetDict(train=Dataset.from_dict(rows), test=Dataset.from_dict(rows))
-    assert script.words_and_majority(data) == {"most frequent class": 2 / 3, "4-mers": 1.0}
 
 
 def test_poles_and_stripes(script: ModuleType, stored: dict) -> None:
@@ -80,7 +60,3 @@ def test_tiny_run_writes_the_results(script: ModuleType, tmp_path: Path, capsys:
     with pytest.raises(SystemExit):
         script.main(["sparse"])
     assert "there is no baseline sparse; choose from gaussian_process" in capsys.readouterr().err
-
-
-def test_the_constant_of_a_task_with_a_frequent_answer(script: ModuleType) -> None:
-    assert script.most_frequent([1, 1, 0], [1, 0, 0, 0]) == 0.25

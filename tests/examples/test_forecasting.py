@@ -1,4 +1,4 @@
-"""The example of a forecaster: series, windows, and a tiny run whose model the commands read."""
+"""The example of a forecaster: windows, and a tiny run whose model the commands read."""
 
 import json
 from pathlib import Path
@@ -11,17 +11,6 @@ import pytest
 from hf_ssm import cli
 
 
-def test_series_have_a_daily_season(script: ModuleType) -> None:
-    series = script.generated_series(3, 480)
-    assert [each.id for each in series] == ["s0", "s1", "s2"]
-    assert not np.allclose(series[0].values, series[1].values)
-    np.testing.assert_array_equal(series[2].values, script.generated_series(3, 480)[2].values)
-    for each in series:
-        values = each.values - each.values.mean()
-        day, half = (np.corrcoef(values[:-lag], values[lag:])[0, 1] for lag in (24, 12))
-        assert day > half + 0.2
-
-
 def test_windows_leave_out_what_is_held_out(script: ModuleType) -> None:
     series = [script.Series("x", np.arange(20.0)), script.Series("x", np.arange(5.0))]
     windows = script.Windows(series, context=6, horizon=4, hold_out=4)
@@ -29,13 +18,6 @@ def test_windows_leave_out_what_is_held_out(script: ModuleType) -> None:
     assert windows[3]["future_values"].tolist() == [12, 13, 14, 15]
     with pytest.raises(ValueError, match="no series has 34 values"):
         script.Windows(series, context=26, horizon=4, hold_out=4)
-
-
-def test_coarser_series_keep_the_last_value(script: ModuleType) -> None:
-    (series,) = script.coarser([script.Series("x", np.arange(7.0))])
-    assert series.values.tolist() == [0, 2, 4, 6]
-    (series,) = script.coarser([script.Series("x", np.arange(6.0))])
-    assert series.values.tolist() == [1, 3, 5]
 
 
 @pytest.mark.usefixtures("frozen_garbage")

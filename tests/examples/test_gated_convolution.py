@@ -1,4 +1,4 @@
-"""The networks of Section 3: initialisation, baseline, rates, and runs that are continued."""
+"""The networks of Section 3: initialisation, rates, and runs that are continued."""
 
 import math
 from pathlib import Path
@@ -30,23 +30,6 @@ def test_unit_scale_of_every_linear_map(script: ModuleType) -> None:
     assert script.build_model(args, 3, inputs)(input_values=inputs).logits.std() < 0.01
 
 
-def test_noise_is_added_to_training_and_validation_labels(script: ModuleType) -> None:
-    plain, noisy = (script.parse(["--noise", noise, "--test-rows", "50"]) for noise in ("0", "2"))
-    without, with_noise = (script.rows_of(args, "smooth", 400, 1) for args in (plain, noisy))
-    for split, deviation in (("train", 2), ("validation", 2), ("test", 0)):
-        assert torch.equal(without[split][0], with_noise[split][0])
-        difference = with_noise[split][1] - without[split][1]
-        assert difference.std().item() == pytest.approx(deviation, rel=0.2)
-
-
-def test_linear_regression_finds_a_linear_function(script: ModuleType) -> None:
-    inputs = torch.rand(60, 4, 2)
-    labels = 3 + inputs.flatten(1) @ torch.arange(8.0)
-    split = inputs[:40], labels[:40]
-    assert script.linear_error(split, (inputs[40:], labels[40:])) < 1e-10
-    assert script.linear_error(split, (inputs[40:], labels[40:] + 1)) == pytest.approx(1, rel=1e-4)
-
-
 def test_rates(script: ModuleType) -> None:
     args = script.parse(["--decay", "1", "--smoothness", "1"])
     errors = {n: [5 * n**-0.6 * math.exp(step) for step in (-0.1, 0.1)] for n in (100, 1000, 10000)}
@@ -70,7 +53,7 @@ def test_runs_are_continued(
     printed = capsys.readouterr().out
     for target in targets:
         assert printed.count(f"\n{target}, n = 64, seed 0: ") == 1
-    assert "| 64 |" in printed and "mixed -0.667" in printed
+    assert "| smooth, n = 64 | 1 |" in printed and "mixed -0.667" in printed
     monkeypatch.setattr(script, "run", lambda *_: pytest.fail("a finished run is repeated"))
     script.main([*words, "--targets", *targets])
     with pytest.raises(SystemExit, match="holds runs with other settings"):

@@ -83,29 +83,6 @@ def test_the_shipped_variants_lie_in_the_promoter() -> None:
     assert operon[1445 : place - 1] + "AA" + operon[place + 1 : 1451] == "TATAAT"
 
 
-def test_cells_are_labelled_by_their_bins(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "downloads").mkdir()
-    header = ["set", *(f"ct_{number}" for number in range(10)), "x"]
-    chance = random.Random(0)
-    table, expected = [",".join(header)], {"dim": set[str](), "bright": set[str]()}
-    for bins in [*((number,) for number in range(10)), (1, 2), (8, 9), (2, 8), (0, 1)] * 20:
-        sequence = "".join(chance.choices("ACGT", k=75))
-        table.append(",".join(["training", *("1" if number in bins else "0" for number in range(10)), sequence]))
-        label = {(1,): "dim", (2,): "dim", (1, 2): "dim", (8,): "bright", (9,): "bright", (8, 9): "bright"}.get(bins)
-        if label:
-            expected[label].add(sequence)
-    path = tmp_path / "cells.csv.gz"
-    path.write_bytes(gzip.compress("\n".join(table).encode()))
-    import _lac_promoter
-
-    monkeypatch.setattr(_lac_promoter, "download_from_package", lambda *_: path)
-    monkeypatch.setattr(_lac_promoter, "LAC_ROWS", {"training": 120})
-    script.lac_promoter(tmp_path)
-    rows = gzip.decompress((tmp_path / "lac_promoter.csv.gz").read_bytes()).decode().split()[1:]
-    found = {label: {row.split(",")[0] for row in rows if row.split(",")[1] == label} for label in expected}
-    assert found == expected and all(row.endswith(",train") for row in rows)
-
-
 def test_windows_follow_the_annotation(script: ModuleType, tmp_path: Path) -> None:
     chance = random.Random(0)
     genome = "".join(chance.choices("ACGT", k=2000))
@@ -128,41 +105,6 @@ def test_a_download_with_other_content_is_refused(script: ModuleType, tmp_path: 
     (tmp_path / "genome.gz").write_bytes(b"other")
     with pytest.raises(ValueError, match=r"genome\.gz has the SHA-256 d9298a10.* begins with 00: delete the file"):
         script.download("https://example.org/genome.gz", tmp_path, "00")
-
-
-def value_of(tokens: list[str]) -> int:
-    """The value of an expression, by replacing the innermost one until a digit is left."""
-    while len(tokens) > 1:
-        end = tokens.index("]")
-        start = max(i for i in range(end) if tokens[i].startswith("["))
-        values = sorted(map(int, tokens[start + 1 : end]))
-        middle = len(values) // 2
-        found = {
-            "[MIN": values[0],
-            "[MAX": values[-1],
-            "[MED": (values[middle] + values[~middle]) // 2,
-            "[SM": sum(values) % 10,
-        }[tokens[start]]
-        tokens = [*tokens[:start], str(found), *tokens[end + 1 :]]
-    return int(tokens[0])
-
-
-def test_expressions_have_their_value(script: ModuleType) -> None:
-    found = [script.expression(random.Random(seed), least=96) for seed in range(60)]
-    assert all(value_of(tokens) == script.value_of(tokens) for tokens in found)
-    assert min(map(len, found)) >= 96
-    assert {token for tokens in found for token in tokens} == {*"0123456789", *script.OPERATORS, "]"}
-
-
-def test_lists_the_data_sets(script: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    script.main([])
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == [*script.DATA_SETS]
-    for files in (files for _, files, _ in script.DATA_SETS.values()):
-        for name in files:
-            (tmp_path / name).touch()
-    script.main([*script.DATA_SETS, "--output", str(tmp_path)])  # All are there: nothing is downloaded.
-    assert capsys.readouterr().out.count(" exists\n") == len(script.DATA_SETS)
 
 
 def test_listops_of_the_arena_follows_its_rules(script: ModuleType, tmp_path: Path) -> None:
@@ -193,14 +135,3 @@ def test_listops_of_the_arena_follows_its_rules(script: ModuleType, tmp_path: Pa
         assert not counts
     assert most == 10
     assert 7 <= deepest <= 9
-
-
-def test_one_in_four_is_an_operation(script: ModuleType) -> None:
-    chance = random.Random(1)
-    alone = 0
-    for _ in range(4000):
-        tokens: list[str] = []
-        script.nested(chance, 1, tokens)
-        alone += len(tokens) == 1
-        assert tokens[0] in script.DIGITS or tokens.count("]") == 1
-    assert alone / 4000 == pytest.approx(0.75, abs=0.03)

@@ -4,7 +4,6 @@ What the runs read here has the formats of the real data, few rows, and small im
 """
 
 import argparse
-import json
 import random
 import re
 import runpy
@@ -15,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
-from transformers import AutoTokenizer
 
-from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.options.train import add_train
-from hf_ssm.data import load_sequences, loading
+from hf_ssm.data import loading
 from hf_ssm.training import run
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
 
@@ -63,12 +60,6 @@ def liu_li_values(settings: RunSettings) -> tuple[Any, ...]:
         *(model[name] for name in ("num_hidden_layers", "hidden_size", "state_size", "hidden_dropout")),
         *(training[name] for name in ("learning_rate", "per_device_train_batch_size", "num_train_epochs")),
         training["weight_decay"],
-    )
-
-
-def test_there_is_a_file_for_each_task_and_model() -> None:
-    assert [path.stem for path in FILES] == sorted(
-        f"{task}_{model}" for task in LIU_LI for model in ("s4", "s4d", "s4d_sobolev")
     )
 
 
@@ -117,10 +108,6 @@ def test_the_commands_of_the_page(command: str, monkeypatch: pytest.MonkeyPatch)
     assert settings.model["kernel_type"] == kernel
 
 
-def test_the_page_names_every_task_twice() -> None:
-    assert len(commands()) == 2 * len(LIU_LI)
-
-
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small `lra/` in it, laid out as the released archive."""
@@ -153,23 +140,6 @@ def _write_pathfinder(folder: Path, rng: random.Random) -> None:
         lines.append(f"imgs/0 sample_{n}.png {n} {n % 2} 1.8 6 2.0 5 2.5 15")
     (folder / "metadata" / "0.npy").write_text("\n".join(lines) + "\n")
     runpy.run_path(str(FOLDER / "pathfinder.py"))["main"]([str(folder)])
-
-
-def test_pathfinder_metadata(tmp_path: Path) -> None:
-    folder = tmp_path / "curv"
-    _write_pathfinder(folder, random.Random(0))
-    (folder / "imgs" / "0" / "sample_2.png").write_bytes(b"")  # as one of the release
-    write_metadata = runpy.run_path(str(FOLDER / "pathfinder.py"))["write_metadata"]
-    assert write_metadata(folder) == 19
-    data = load_sequences(folder, validation_fraction=0, test_fraction=0)["train"]
-    assert data["label"][:] == [n % 2 for n in range(20) if n != 2]
-    assert len(data["sequence"][0]) == 64
-    (folder / "metadata" / "0.npy").write_text("imgs/0 sample_0.png 0\n")
-    with pytest.raises(ValueError, match=r"0\.npy, line 1: expected 'imgs/0 sample_0.png 0 1"):
-        write_metadata(folder)
-    (folder / "metadata" / "0.npy").unlink()
-    with pytest.raises(ValueError, match="has no metadata"):
-        write_metadata(folder)
 
 
 def of_the_hub(source: str, *_: Any, **__: Any) -> DatasetDict:
@@ -237,19 +207,3 @@ def test_each_file_loads_its_data_and_trains(
     assert config.rescaled is bool(settings.model.get("rescale_init"))
     assert 0 <= result.results["test"]["accuracy"] <= 1
     assert np.isfinite(result.results["test"]["loss"])
-
-
-def test_the_command_and_its_card(arena: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(arena)
-    tiny = [
-        f"--set={section}.{key}={json.dumps(value)}"
-        for section, values in TINY.items()
-        for key, value in values.items()
-    ]
-    config = str(FOLDER / "retrieval_s4d.yaml")
-    assert cli.main(["train", "--config", config, *tiny, "--output", str(tmp_path / "out")]) == 0
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "tsv_data" not in card  # local paths
-    assert "| data.pair_column | `text2` |" in card
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("a", "é")["input_ids"] == [97, 262, 195, 169]

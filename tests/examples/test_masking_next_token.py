@@ -1,13 +1,12 @@
-"""The masking experiment on the next base: a tiny run and its helpers."""
+"""The masking experiment on the next base: the rows, and a tiny run."""
 
 import csv
 import json
 import random
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
-import torch
 
 
 @pytest.fixture
@@ -46,34 +45,3 @@ def test_tiny(script: ModuleType, table: Path, tmp_path: Path, family: str) -> N
     for name in ("curves.png", "strip.png"):
         assert (folder / name).stat().st_size > 1000
     assert str(tmp_path) not in json.dumps(content["settings"])
-
-
-def test_case(script: ModuleType) -> None:
-    """Of 16 tokens, 9 and 13 to 15 are predicted with 0.9; of the last two 15 with more."""
-    ids = torch.arange(16) % 4
-    wanted = {9: 3.0, 13: 3.0, 14: 3.0, 15: 4.0}
-    logits = torch.zeros(1, 16, 4)
-    for place, value in wanted.items():
-        logits[0, place - 1, ids[place]] = value
-
-    def model(input_ids: torch.Tensor) -> SimpleNamespace:
-        assert input_ids.shape == (1, 16)
-        return SimpleNamespace(logits=logits)
-
-    model.device = "cpu"
-    case = script.case_of(model, ids, 0.5, 3)
-    assert (case.target, case.others, case.predicted) == (15, [9, 13, 14], 4)
-    assert script.case_of(model, ids, 0.5, 4) is None
-    logits[0, 13, ids[14]] = 5.0  # now of 14 with more: 15 follows the target, and is not read with it
-    case = script.case_of(model, ids, 0.5, 3)
-    assert (case.target, case.others, case.predicted) == (14, [9, 13], 4)
-    logits[0, 14] = logits[0, 13] = 0  # nothing is left in the last eighth
-    assert script.case_of(model, ids, 0.5, 1) is None
-
-
-def test_mean_of_others(script: ModuleType) -> None:
-    torch.manual_seed(0)
-    ids, logits = torch.tensor([2, 0, 1, 2, 1]), torch.randn(3, 5, 3)
-    found = script.mean_of([1, 4], ids)(logits)
-    probabilities = logits.double().softmax(-1)
-    torch.testing.assert_close(found, (probabilities[:, 0, 0] + probabilities[:, 3, 1]) / 2)

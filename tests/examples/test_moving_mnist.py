@@ -44,9 +44,3 @@ def test_tiny_run(script: ModuleType, source: Path, tmp_path: Path, capsys: pyte
     assert picture.stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "| α = 1, shift = 200 |" in printed and "| still |" in printed
-
-
-def test_no_frame_to_predict(script: ModuleType, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        script.main(["--frames", "10", "--context", "10"])
-    assert "--context must be from 1 to 9" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The change of parameters in training: a tiny run, and what a run without checkpoints is told."""
+"""The change of parameters in training: a tiny run."""
 
 import json
 import math
@@ -6,11 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-
-def test_a_run_without_initial_parameters_is_an_error(script: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"initial_parameters\.safetensors: train with checkpoints"):
-        script.measure(tmp_path)
 
 
 @pytest.mark.slow

@@ -62,8 +62,3 @@ def test_shares_by_hand(
     variance = ((difference - difference.mean()) ** 2).sum() / (len(test_rows) - 1)
     assert found["standard error"] == pytest.approx((variance / len(test_rows)) ** 0.5)
     assert f"coding: model - words = {difference.mean():+.4f} ±" in capsys.readouterr().out
-
-
-def test_a_folder_without_tasks_is_an_error(script: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="it has none of the folders human_or_worm, promoters, enhancers"):
-        script.main(["--folder", str(tmp_path)])

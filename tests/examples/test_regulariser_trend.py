@@ -1,4 +1,4 @@
-"""The trend over λ: what the rows change, that stored runs are not repeated, and a tiny run."""
+"""The trend over λ: a tiny run, which does not repeat stored runs."""
 
 import gzip
 import json
@@ -47,28 +47,3 @@ def test_tiny_run_continues(script: ModuleType, frozen_garbage, tmp_path: Path, 
     assert len(second["runs"]) == 4
     assert {name: second["runs"][name] for name in first["runs"]} == first["runs"]
     assert str(tmp_path) not in result.read_text()
-
-
-def test_the_rows_reach_the_settings(script: ModuleType, monkeypatch, tmp_path: Path) -> None:
-    seen = []
-
-    def run(settings):
-        resolved = script.resolve(settings)
-        seen.append(resolved)
-        return {"test": 0.5, "train": 0.75, "tau": {}, "seconds": 2.0 if resolved.model.get("tau_weight") else 1.0}
-
-    monkeypatch.setattr(script, "run", run)
-    monkeypatch.setattr(script, "baselines", lambda args: {"most frequent class": 0.1})
-    script.main(["images", "--kernel-type", "s4", "--seeds", "1", "--output", str(tmp_path / "result.json")])
-    assert len(seen) == len(script.arms_of("s4")) == 13 and len(script.arms_of("s4d")) == 11
-    models = {json.dumps([run.model.get("tau_weight", 0), run.model.get("rescale_init", False)]) for run in seen}
-    assert models >= {"[0.1, false]", "[0.1, true]", "[0.01, true]", "[0.0001, false]", "[0.0, true]"}
-    by = [run.training.get("rescale_by") for run in seen]
-    assert by.count("mixed") == 1
-    assert [run.training["dynamics_weight_decay"] for run in seen if "dynamics_weight_decay" in run.training] == [0.05]
-    assert [run.model["tau_weight"] for run in seen if run.model.get("tau_statistics") == "unit"] == [1e-3]
-    assert json.loads((tmp_path / "result.json").read_text())["overhead"] == 2
-    with pytest.raises(SystemExit, match=r"another setting \(kernel_type='s4', now 's4d'\)"):
-        script.main(["images", "--seeds", "1", "--output", str(tmp_path / "result.json")])
-    with pytest.raises(SystemExit, match="task='images', now 'listops'"):
-        script.main(["listops", "--kernel-type", "s4", "--output", str(tmp_path / "result.json")])

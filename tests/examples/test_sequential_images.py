@@ -39,16 +39,3 @@ def test_what_the_table_says(script: ModuleType) -> None:
     assert "At α = 1, the best β is -0.5 (paper: -0.5), +0.2000 ± 0.1000 (standard error) from the default" in told
     assert f"The best pair is α = 4, β = -0.5: 0.8000, +0.4000 ± {0.015**0.5:.4f}" in told
     assert "Best β for each α: 1: -0.5, 4: -0.5." in told
-
-
-def test_alpha_and_beta_reach_the_model(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    class Result:
-        results = {"test": {"accuracy": 0.5}}  # noqa: RUF012 - stands in for the result of a run
-
-    monkeypatch.setattr(script, "train", lambda settings, folder: seen.append(settings) or Result)
-    script.main(["--alphas", "2", "--betas", "-0.5", "--seeds", "2"])
-    models = [(run.model["frequency_scale"], run.model["sobolev_order"], run.training["seed"]) for run in seen]
-    assert models == [(2.0, -0.5, 0), (2.0, -0.5, 1)]
-    assert seen[0].model["sobolev_mode"] == "zero_phase" and seen[0].data["image_size"] == 14

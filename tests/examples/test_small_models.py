@@ -1,4 +1,4 @@
-"""The small models of the Long Range Arena: the paper's settings, curves of stopped runs, and a tiny run."""
+"""The small models of the Long Range Arena: the paper's settings, and a tiny run."""
 
 import importlib.util
 import json
@@ -51,23 +51,6 @@ def test_the_settings_are_the_papers(small_models: ModuleType, task: str) -> Non
     assert settings.data["dataset"].startswith("uoft-cs" if task == "cifar10" else "x/")
 
 
-def test_a_stopped_run_has_the_curve_of_its_newest_checkpoint(small_models: ModuleType, tmp_path: Path) -> None:
-    assert small_models.result_of(tmp_path) == {"complete": False, "curve": []}
-    log = [
-        {"loss": 2.0, "tau": 9.0, "epoch": 0.5},
-        {"eval_accuracy": 0.3, "eval_loss": 1.9, "epoch": 1.0},
-        {"loss": 1.8, "tau": 4.0, "epoch": 1.5},
-    ]
-    (tmp_path / "training_log.json").write_text(json.dumps([*log, {"test_accuracy": 0.4}]))
-    found = small_models.result_of(tmp_path)
-    assert found == {
-        "complete": True,
-        "curve": [{"epoch": 1.0, "accuracy": 0.3, "loss": 1.9}],
-        "tau": [9.0, 4.0],
-        "test accuracy": 0.4,
-    }
-
-
 @pytest.mark.slow
 def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import get_data
@@ -91,11 +74,3 @@ def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: py
     small_models.main(words)
     assert "continued" in capsys.readouterr().out
     assert json.loads(output.read_text())["runs"] == first["runs"]
-    with pytest.raises(SystemExit, match="complete, with 2 epochs instead of 3"):
-        small_models.main([*words, "--epochs", "3"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(small_models.TINY["model"], "state_size", 8)
-        with pytest.raises(SystemExit, match=r"is complete, with other settings: use another --runs\. .*state_size"):
-            small_models.main(words)
-    with pytest.raises(SystemExit, match="task='listops', now 'mnist'"):
-        small_models.main(["mnist", *words[1:]])

@@ -1,4 +1,4 @@
-"""The benchmark of the tuner: frozen file, methods on a made-up response, arithmetic of the table, a tiny run."""
+"""The benchmark of the tuner: frozen file, methods on a made-up response, arithmetic of the summary, a tiny run."""
 
 import json
 import math
@@ -220,41 +220,3 @@ def test_tables_of_real_data(script: ModuleType, frozen: dict[str, Any], shared_
     assert first != other
     texts = [str(row["sequence"]) for found in first.values() for row in found]
     assert len(set(texts)) == len(texts)
-
-
-def test_tables(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables of the page from made-up results."""
-    import _tables_of_tuning as tables
-
-    units = [unit("motifs", split, default=[0.4, 0.4], tune=[0.25, 0.25], grid=[0.3, 0.1]) for split in range(2)]
-    result = {
-        "summary": script.summarise(units, {"near_best": 5, "above_default": 1}),
-        "units": units,
-        "titles": {"motifs": ["planted motifs", "s4"]},
-        "skipped": {"splice": "uci_splice.csv.gz"},
-        "different runs": 1234,
-        "grid": {"rates": [1e-3, 1e-2], "values": [{"time_step_min": 1e-3, "time_step_max": 0.1}], "tasks": ["motifs"]},
-        "calibration": {
-            "rates": [1e-3, 1e-2],
-            "mean error": [0.9, 0.8],
-            "errors": {"motifs": [0.9, 0.8]},
-            "chosen": 1e-2,
-        },
-    }
-    monkeypatch.setattr(tables, "is_stored", lambda name: True)
-    monkeypatch.setattr(tables, "load", lambda name: result)
-    shown = tables.tuning_benchmark()
-    assert "| task | constant | linear | default | tune | random |" in shown
-    assert "| planted motifs (S4D) | 0.500 | 0.450 | 0.400 ± 0.000 | 0.250 ± 0.000 | 0.300 ± 0.000 |" in shown
-    assert "| **0.200 ± 0.000** | 0 of 2 |" in shown and "missing: splice." in shown
-    assert max(map(len, shown.splitlines())) <= 180
-    for name in ("benchmark", "aims", "methods", "calibration", "grid"):
-        lines = [line for line in getattr(tables, f"tuning_{name}")().splitlines() if line.startswith("| ")]
-        assert len({line.count(" |") for line in lines}) == 1, name
-    assert "| not met |" in tables.tuning_aims() and "| 1 of 1 | met |" in tables.tuning_aims()
-    assert "| no such split |" in tables.tuning_aims()
-    assert "| tune | 12.0 | 0.4 | 2 of 24 | 0 | 0 of 1 | 1 of 1 |" in tables.tuning_methods()
-    assert "| **mean** | 0.90 | 0.80 |" in tables.tuning_calibration()
-    assert "| 0.001 to 0.1 | 0.85 | **0.65** |" in tables.tuning_grid()
-    monkeypatch.setattr(tables, "is_stored", lambda name: False)
-    assert tables.tuning_benchmark().startswith("This experiment has not been run yet")

@@ -1,4 +1,4 @@
-"""The waves experiment: signals, measures, the filter's weights at the waves; a tiny run."""
+"""The waves experiment: signals, the filter's weights at the waves; a tiny run."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import EvalPrediction
 
 from hf_ssm.modules.rows import Rows
 
@@ -23,24 +22,6 @@ def test_signals_hold_the_amplitudes_at_their_frequencies(script: ModuleType) ->
     assert np.abs(spectrum).max() < 1e-5
 
 
-def test_amplitudes(script: ModuleType) -> None:
-    training = script.training_amplitudes()
-    assert len({tuple(row) for row in training.tolist()}) == 1000
-    assert sorted({round(value, 4) for value in training.flatten().tolist()}) == [i / 10 for i in range(1, 11)]
-    test = script.test_amplitudes(400)
-    assert test.shape == (400, 3) and 0 <= test.min() < 0.05 and 0.95 < test.max() <= 1
-    assert torch.equal(test, script.test_amplitudes(400))
-
-
-def test_errors_by_wave(script: ModuleType) -> None:
-    prediction = EvalPrediction(
-        np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), np.array([[1.5, 2.0, 1.0], [0.5, 0.0, 2.0]])
-    )
-    errors = script.absolute_errors(prediction)
-    assert errors == {"1": 0.5, "16": 0.0, "256": 2.0}
-    assert script.best_wave(errors) == "16"
-
-
 @pytest.mark.parametrize("order", [-1.0, 0.5, 1.0])
 def test_filter_weighs_each_wave_by_its_angular_frequency(script: ModuleType, order: float) -> None:
     """In the middle of a long signal, the layer's filter multiplies cos f t by (1 + f)^β."""
@@ -53,21 +34,6 @@ def test_filter_weighs_each_wave_by_its_angular_frequency(script: ModuleType, or
     for frequency, before, after in zip(script.FREQUENCIES, signals[:, middle, 0], filtered[:, middle, 0], strict=True):
         gain = float(before @ after / (before @ before))
         assert gain == pytest.approx((1 + frequency) ** order, rel=0.1)
-
-
-def test_eigenvalues_are_those_of_the_paper(script: ModuleType) -> None:
-    torch.manual_seed(0)
-    model = script.build_model(SimpleNamespace(length=2048, hidden_size=2, state_size=8), 10.0, 0.0)
-    system = model.model.layers[0].mixer.long_conv.filter
-    expected = [-0.5 + 10j * np.pi * n for n in range(4)]
-    np.testing.assert_allclose(system.state_space(torch.float64)["a"].detach().numpy(), [expected] * 2, rtol=1e-6)
-    np.testing.assert_allclose(system.time_step(torch.float64).detach().numpy(), 2 * np.pi / 2048, rtol=1e-6)
-
-
-def test_signals_too_short_for_the_fast_wave_are_refused(script: ModuleType, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        script.main(["--length", "512"])
-    assert "--length must be over 512" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ FIGURES = {
     "plot_hankel": lambda path: plotting.plot_hankel([], path),
     "plot_logo": lambda path: plotting.plot_logo("A", [0.5], path),
     "plot_masking_curves": lambda path: plotting.plot_masking_curves([[1.0, 0.5]], path),
-    "plot_motif_effects": lambda path: plotting.plot_motif_effects({}, path),
     "plot_parameter_change": lambda path: plotting.plot_parameter_change({"D": 0.5}, path),
     "plot_saturation": lambda path: plotting.plot_saturation({"position": []}, "llr", path),
     "plot_sequence": lambda path: plotting.plot_sequence(None, path),

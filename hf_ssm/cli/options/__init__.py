@@ -110,21 +110,17 @@ def add_batch_limit(add: Callable[..., object]) -> None:
     add("--max-tokens-per-batch", metavar="N", type=int, default=16384, help=most)
 
 
-def add_table_options(
-    parser: argparse.ArgumentParser, formats: str, required: bool = True, continues: bool = True
-) -> None:
+def add_table_options(parser: argparse.ArgumentParser, formats: str, required: bool = True) -> None:
     """The output file.
 
     Args:
         parser: The parser of the command.
         formats: Suffixes of the file.
         required: Whether the option is required; if not, the command shows the first rows without the option.
-        continues: Whether the command writes its output in parts, and continues after an interruption.
     """
     add = parser.add_argument_group("output").add_argument
-    parts = "; an interrupted command continues where it stopped" if continues else ""
     without = "" if required else ". Without --output, the first ten rows are printed"
-    what = f"file for the result ({formats}){parts}{without}"
+    what = f"file for the result ({formats}); an interrupted command continues where it stopped{without}"
     add("--output", metavar="FILE", type=Path, required=required, help=what)
-    replaced = "the file of --output" + (" and the parts of an interrupted command" if continues else "")
-    add("--overwrite-output", action="store_true", help=f"replace {replaced}")
+    replace = "replace the file of --output and the parts of an interrupted command"
+    add("--overwrite-output", action="store_true", help=replace)
