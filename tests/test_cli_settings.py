@@ -1,4 +1,4 @@
-"""`hf-ssm settings`, the names of the papers as aliases, and messages for unknown settings."""
+"""`hf-ssm train --help-settings`, the names of the papers as aliases, and messages for unknown settings."""
 
 import pytest
 import yaml
@@ -20,6 +20,13 @@ from hf_ssm.training.settings import (
 
 NAMES = [family.short_name for family in FAMILIES.values()]
 DATA = {"data": {"dataset": "planted-motifs"}}
+
+
+def shown(names):
+    """The exit status of the command that prints settings."""
+    with pytest.raises(SystemExit) as error:
+        cli.main(["train", "--help-settings", *names])
+    return error.value.code or 0
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -57,7 +64,7 @@ def test_arguments_of_a_docstring():
 
 
 def test_the_command_prints_settings_that_it_accepts(capsys):
-    assert cli.main(["settings", "--family", "s4"]) == 0
+    assert shown(["s4"]) == 0
     out, err = capsys.readouterr()
     assert "  model.frequency_scale = 1.0   (or model.alpha)\n" in out and "(or model.tau, model.lambda)" in out
     lines = [line.split("   (or")[0].strip() for line in out.splitlines() if " = " in line and line[2:3].strip()]
@@ -66,15 +73,20 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
     assert settings.config_fields["kernel_type"] == "s4d" and settings.training["warmup_steps"] == 0.1
     assert "  training.learning_rate = 0.003\n      peak learning rate (default: 3e-3, with --model 1e-3)\n" in out
     assert "Next:" in err
-    assert cli.main(["settings", "--section", "data"]) == 0
+    assert shown(["data"]) == 0
     assert "model." not in capsys.readouterr().out
+    # Without a name: all sections, with the default family.
+    assert shown([]) == 0
+    out = capsys.readouterr().out
+    assert "fields of HyenaConfig" in out and "  data.max_length" in out and "  training.seed = 0" in out
 
 
 def test_an_unknown_family(capsys):
-    assert cli.main(["settings", "--family", "selectiv"]) == 2
-    assert "--family: unknown family 'selectiv': did you mean 'selective'?" in capsys.readouterr().err
+    assert shown(["selectiv"]) == 2
+    written = capsys.readouterr().err
+    assert "--help-settings: unknown family or section 'selectiv': did you mean 'selective'?" in written
     # The command does not train it.
-    assert cli.main(["settings", "--family", "convs5"]) == 2
+    assert shown(["convs5"]) == 2
 
 
 @pytest.mark.parametrize(

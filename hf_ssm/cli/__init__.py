@@ -1,4 +1,4 @@
-"""The `hf-ssm` command. Only the modules of the command that runs are imported; help and completion need none."""
+"""The `hf-ssm` command. Only the modules of the command that runs are imported; help needs none."""
 
 import argparse
 import importlib
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # Processes that libraries start, such as workers of a data loader, import nothing from the working directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-    args = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        return _closed_pipe()
     entry = COMMANDS[args.command]
     try:
         with _processes(args.command):
@@ -55,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of the output has seen enough, as in `hf-ssm settings | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _closed_pipe()
     except Exception as error:
         if not _is_expected(error):
             traceback.print_exc()
@@ -74,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _closed_pipe() -> int:
+    """The status where the reader of the output has seen enough, as in `hf-ssm train --help-settings | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 @contextmanager

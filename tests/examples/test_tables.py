@@ -59,8 +59,6 @@ TRIVIAL = {
     "recall_learning_rates": "| constant |",
     "rc_equivariance": "| most frequent class |",
     "real_dna": "| most frequent class |",
-    "real_dna_errors": "| words |",
-    "real_dna_suite": "| most frequent class |",
     "regularisers": "| constant predictor |",
     "sequential_images": "most frequent class 0.114",
     "sequential_images_s5": "| most frequent class |",
@@ -68,7 +66,6 @@ TRIVIAL = {
     "start_scales": "| constant |",
     "state_tracking": "| constant |",
     "synthetic_tasks": "| constant |",
-    "tuning_benchmark": "| task | constant |",
     "waves": "| guessing the mean |",
     "zero_shot_needle": "(chance 0.25)",
     "zero_shot_pairs": "A guess prefers half",
@@ -77,8 +74,6 @@ TRIVIAL = {
 }
 # Scales before training, costs of searches, lengths of data: no task that something trivial can do.
 WITHOUT_TASK = {"initial_scale", "length_data", "masking_search"}
-# Errors in units of the trivial baseline, and counts.
-WITHOUT_TASK |= {"tuning_aims", "tuning_calibration", "tuning_candidates", "tuning_grid", "tuning_methods"}
 # Errors of layers.
 WITHOUT_TASK |= {"compression_bounds"}
 # Settings, which may stand in the text of the pages.
@@ -202,37 +197,6 @@ def test_tables_of_runs_that_are_not_there_or_not_finished(script: ModuleType, m
     assert "Not finished, so that the curve is all there is: regulariser (8), neither." in " ".join(text.split())
     assert "| 0.500 | other data |" in script.TABLES["lra_mnist"]()
     assert sys.modules["_tables"].NOT_RUN in script.TABLES["denoising_photographs"]()
-
-
-def test_table_of_a_suite(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means and deviations over seeds, by hand; a task that has not been run is named."""
-
-    def run(how: str, values: list[float], parameters: int | None) -> dict[str, Any]:
-        made = {"chance": 0.5, "chosen": {"k": 4} if how == "words" else {}, "parameters": parameters}
-        results = [{**made, "value": value, "validation": value / 2, "seconds": 60 * value} for value in values]
-        return {"how": how, "results": results, "standard_error": 0.0125}
-
-    runs = [run("words", [0.75], None), run("trained", [0.5, 0.75, 1.0], 21794), run("linear probe", [0.5], 21794)]
-    stored: dict[str, Any] = {"real_dna_promoters": {"runs": runs}}
-    monkeypatch.setattr(sys.modules["_tables_of_suites"], "is_stored", stored.__contains__)
-    monkeypatch.setattr(sys.modules["_tables_of_suites"], "load", stored.__getitem__)
-    text = script.TABLES["real_dna_suite"]()
-    start = "| promoters without TATA box |"
-    assert f"{start} 4-mer counts | 0.3750 | 0.7500 | 0.0125 | 1 | 0.8 |  |" in text
-    trained = "0.3750 ± 0.1250 | 0.7500 ± 0.2500 | 0.0125 | 3 | 0.5 to 1.0 | 21,794"
-    assert f"{start} **two-sided Mamba** | {trained} |" in text
-    assert f"{start} its random weights | 0.2500 | 0.5000 | 0.0125 | 1 | 0.5 | 21,794 |" in text
-    assert f"{start} most frequent class |  | 0.5000 |" in text
-    assert f"Human or worm, enhancers: {sys.modules['_tables'].NOT_RUN}" in " ".join(text.split())
-    assert "fewer have been run" not in text
-    runs[1]["results"] = runs[1]["results"][:2]
-    assert f"so far for: {start[2:-2]}." in " ".join(script.TABLES["real_dna_suite"]().split())
-    values = {"rows": 8, "CG": 0.5, "words": 0.5, "model": 0.75, "only model": 0.375, "only words": 0.125}
-    one = {"parts": {"all": values}, "difference": 0.25, "standard error": 0.125, "seeds": 1}
-    stored["real_dna_errors"] = {"errors": {"promoters": one}}
-    text = script.TABLES["real_dna_errors"]()
-    assert f"{start} all | 50 % | 8 | 0.5000 | 0.7500 | 0.3750 | 0.1250 |" in text
-    assert "promoters without TATA box +0.2500 ± 0.1250 (1 seed)" in " ".join(text.split())
 
 
 def test_table_of_changed_parameters(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,8 +147,10 @@ def test_lines_after_a_spectrum(place, run, hub, proofs, dataset):
 
 
 @pytest.mark.parametrize("family", first_fast(["selective", "hyena", "s4", "s5", "ssd"]))
-def test_lines_after_the_settings(place, run, family):
-    (line,) = run("settings", "--family", family, "--section", "data")
+def test_lines_after_the_settings(place, run, capsys, family):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["train", "--help-settings", family])
+    (line,) = lines_of(capsys.readouterr().err)
     run(*line[1:], *SMALL)
 
 

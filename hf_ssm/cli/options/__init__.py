@@ -75,7 +75,7 @@ def add_data_options(
         action="append",
         default=[],
         dest="assignments",
-        help="another setting of the data (see `hf-ssm settings --section data`)",
+        help="another setting of the data (see `hf-ssm train --help-settings data`)",
     )
 
 
