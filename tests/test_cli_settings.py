@@ -14,6 +14,7 @@ from hf_ssm.training.settings import (
     TRAINING_DEFAULTS,
     config_class,
     parse_assignments,
+    parse_value,
     read_settings_file,
     resolve,
 )
@@ -24,9 +25,7 @@ DATA = {"data": {"dataset": "planted-motifs"}}
 
 def shown(names):
     """The exit status of the command that prints settings."""
-    with pytest.raises(SystemExit) as error:
-        cli.main(["train", "--help-settings", *names])
-    return error.value.code or 0
+    return cli.main(["train", "--help-settings", *names])
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -161,3 +160,67 @@ def test_unknown_settings_list_our_own_fields(capsys):
     assert "did you mean `alpha`?" in error_of("model.alhpa=1")
     message = error_of("training.qqqqq=1")
     assert "dynamics_learning_rate" in message and "adam_beta1" not in message
+
+
+@pytest.mark.parametrize(
+    ("assignment", "values"),
+    [
+        ("model.d_model=[8, 16]", "8 16"),
+        ("model.norm_type=[layer, rms]", "layer rms"),
+        ("model.rescale_init=[true, false]", "True False"),
+        ("model.family=[s4, ssd]", "s4 ssd"),
+        ("data.length=[24, 48]", "24 48"),
+        ("data.dataset=[a.csv, b.csv]", "a.csv b.csv"),
+        ("training.learning_rate=[1e-3, 3e-3]", "0.001 0.003"),
+        ("training.seed=[0]", "0"),
+        ("training.seed=[]", "A B"),
+    ],
+)
+def test_a_list_for_a_setting_of_one_value(assignment, values):
+    """It does not stand for several runs."""
+    name, _, value = assignment.partition("=")
+    with pytest.raises(ValueError, match="takes one value, got the list") as error:
+        resolve(DATA, {"model": {"family": "ssd"}}, parse_assignments([assignment]))
+    message = str(error.value)
+    assert message.startswith(f"{name} takes one value, got the list {parse_value(value)!r}: ")
+    assert f"for value in {values}; do hf-ssm train ... --set {name}=$value" in message and "`hf-ssm tune`" in message
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "model.sobolev_order=[0, 0.5]",
+        "model.time_step_limit=[0.0, 1.0]",
+        "data.label_column=[a, b]",
+        "training.report_to=[none]",
+    ],
+)
+def test_a_list_that_is_a_value(assignment):
+    layers = {"model": {"family": "ssd", "num_hidden_layers": 2}}, parse_assignments([assignment])
+    ((section, values),) = layers[1].items()
+    assert values.items() <= getattr(resolve(DATA, *layers), section).items()
+
+
+@pytest.mark.parametrize(
+    ("family", "assignment", "message"),
+    [
+        (
+            "s4",
+            "model.beta=[0, 0.5]",
+            "`sobolev_order` has 2 entries for num_hidden_layers=3: give one number, or one for",
+        ),
+        ("hybrid", "model.mixer_types=[ssd, hyena]", r"must be 3 names \(`num_hidden_layers`\)"),
+        ("hyena2", "model.mixer_types=[long_conv]", r"must be 3 names \(`num_hidden_layers`\)"),
+        ("ssd", "model.time_step_limit=[0.0]", "must be the least and the greatest step size"),
+    ],
+)
+def test_a_list_of_the_wrong_length(family, assignment, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(DATA, {"model": {"family": family, "num_hidden_layers": 3}}, parse_assignments([assignment]))
+
+
+def test_a_list_for_a_checkpoint(tmp_path, capsys, make_model):
+    make_model("S4", "ForCausalLM", vocab_size=16).save_pretrained(tmp_path / "lm")
+    words = ["train", "--model", str(tmp_path / "lm"), "--dataset", "planted-motifs", "--tokenizer", "dna"]
+    assert cli.main([*words, "--set", "model.hidden_dropout=[0.1, 0.2]", "--output", str(tmp_path / "x")]) == 2
+    assert "model.hidden_dropout takes one value, got the list [0.1, 0.2]" in capsys.readouterr().err

@@ -43,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # Processes that libraries start, such as workers of a data loader, import nothing from the working directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-    try:
-        args = parse(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:
-        return _closed_pipe()
+    args = parse(sys.argv[1:] if argv is None else argv)
     entry = COMMANDS[args.command]
     try:
         with _processes(args.command):
@@ -58,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return _closed_pipe()
+        # The reader of the output has seen enough, as in `hf-ssm train --help-settings | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         if not _is_expected(error):
             traceback.print_exc()
@@ -75,12 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
     return 0
-
-
-def _closed_pipe() -> int:
-    """The status where the reader of the output has seen enough, as in `hf-ssm train --help-settings | head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 @contextmanager

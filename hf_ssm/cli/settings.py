@@ -107,17 +107,17 @@ def _arguments(function: Callable[..., Any]) -> Iterator[_Setting]:
             yield name, parameter.default, texts.get(name) or _MEANINGS[f"data.{name}"]
 
 
-def print_settings(name: str | None = None) -> None:
+def print_settings(name: str = "") -> None:
     """Print the settings of all sections, each with its default and its meaning.
 
     Args:
-        name: A family, whose models have the settings of the section `model`, or one of the sections; default: all
+        name: A family, whose models have the settings of the section `model`, or one of the sections. Empty: all
             sections, with the default family.
 
     Raises:
         ValueError: Neither a family nor a section.
     """
-    if name is not None:
+    if name:
         resolved.check_choice("family or section", name, (*FAMILY_NAMES, *SECTIONS), "--help-settings")
     family = name if name in FAMILY_NAMES else resolved.DEFAULT_FAMILY
     console = Console(highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.settings import print_settings
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
@@ -42,6 +43,9 @@ _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "t
 
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: resolve the settings, train, write card and plots, and push with --push-to-hub."""
+    if args.help_settings is not None:
+        print_settings(args.help_settings)
+        return
     stored: Sections = {}
     if args.resume:
         folder.last_checkpoint(args.output)

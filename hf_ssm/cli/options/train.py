@@ -93,16 +93,12 @@ def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
 
 
 class _HelpSettings(argparse.Action):
-    """Print the settings and exit."""
+    """Store the name, and require no other option."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        from hf_ssm.cli.settings import print_settings
-
-        try:
-            print_settings(values)
-        except ValueError as error:
-            parser.error(str(error))
-        parser.exit()
+        setattr(namespace, self.dest, values or "")
+        for action in parser._actions:
+            action.required = False
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
