@@ -192,6 +192,7 @@ def test_a_list_for_a_setting_of_one_value(assignment, values):
         "model.sobolev_order=[0, 0.5]",
         "model.time_step_limit=[0.0, 1.0]",
         "data.label_column=[a, b]",
+        "data.column_names=[a, b]",
         "training.report_to=[none]",
     ],
 )

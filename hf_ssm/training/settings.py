@@ -359,8 +359,9 @@ def check_single_value(name: str, value: Any, kind: Any) -> None:
         value: Its value.
         kind: Its type annotation.
     """
-    accepted = {typing.get_origin(each) or each for each in (kind, *typing.get_args(kind))}
-    if isinstance(value, list) and accepted.isdisjoint((Any, list, tuple)):
+    kinds = [typing.get_origin(each) or each for each in (kind, *typing.get_args(kind))]
+    takes_lists = any(each in (Any, tuple) or (isinstance(each, type) and issubclass(list, each)) for each in kinds)
+    if isinstance(value, list) and not takes_lists:
         values = " ".join(map(str, value)) or "A B"
         raise ValueError(
             f"{name} takes one value, got the list {value!r}: for a run with each value, use a loop of the shell, "
