@@ -9,7 +9,7 @@ from importlib.util import find_spec, module_from_spec
 
 
 def main() -> int:
-    """Run the command line; for help, version and completion, without the models."""
+    """Run the command line; for help and version, without the models."""
     if prints_text(sys.argv[1:]):
         import_without_models()
     from hf_ssm import cli
@@ -19,7 +19,7 @@ def main() -> int:
 
 def prints_text(arguments: Sequence[str]) -> bool:
     """Whether the command prints a text for which torch and transformers are not needed."""
-    return list(arguments[:1]) in ([], ["completion"], ["--version"]) or not {"-h", "--help"}.isdisjoint(arguments)
+    return list(arguments[:1]) in ([], ["--version"]) or not {"-h", "--help"}.isdisjoint(arguments)
 
 
 def import_without_models() -> None:

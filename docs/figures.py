@@ -228,30 +228,6 @@ def tuning() -> Any:
     return figure
 
 
-def tuning_gain() -> Any:
-    """Test error of the default settings and of those that `hf-ssm tune` chose, by task; 1 is the default."""
-    found = stored("tuning_benchmark")
-    # A positive gain is a smaller error.
-    gains = {
-        found["titles"][name][0]: [value / task["error"]["default"][0] for value in task["gain"]["tune"]]
-        for name, task in found["summary"]["tasks"].items()
-    }
-    gains = dict(sorted(gains.items(), key=lambda entry: entry[1][0]))
-    figure = new_figure(6.4, 2.6)
-    axes = figure.subplots()
-    for place, (mean, error) in enumerate(gains.values()):
-        axes.plot([1, 1 - mean], [place, place], color=PALETTE[0], lw=2.5, alpha=0.35, solid_capstyle="butt")
-        axes.errorbar(1 - mean, place, xerr=abs(error), fmt="o", color=PALETTE[0], lw=1)
-        words = "default kept" if mean == 0 else f"{-mean:+.0%}"
-        axes.annotate(words, (1.04, place), va="center", annotation_clip=False)
-    axes.axvline(1, color=BLACK, lw=0.8)
-    axes.set_yticks(range(len(gains)), gains)
-    axes.grid(visible=False, axis="y")
-    axes.set(xlim=(-0.1, 1.02), ylim=(-0.6, len(gains) - 0.4))
-    axes.set_xlabel("test error with the settings of hf-ssm tune / with the defaults")
-    return figure
-
-
 def recall_learning_rates() -> Any:
     """Accuracy of recall against the learning rate, with and without rescaling."""
     found = stored("recall_learning_rates")
@@ -349,7 +325,6 @@ FIGURES = {
     "token_importance": token_importance,
     "transfer_functions": transfer_functions,
     "tuning": tuning,
-    "tuning_gain": tuning_gain,
 }
 # Results of long experiments, which may not have been run yet.
 RESULTS = {
@@ -357,7 +332,6 @@ RESULTS = {
     "lra_mnist": "lra_mnist",
     "recall_learning_rates": "recall_learning_rates",
     "tuning": "tuning_benchmark",
-    "tuning_gain": "tuning_benchmark",
 }
 
 

@@ -11,14 +11,15 @@ Needs scikit-learn (the extra `test`).
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _experiment import experiment_parser, print_table, write_results
 from datasets import DatasetDict
 
 from hf_ssm.data import load_sequences
-from hf_ssm.suites.supervised import word_counts
 
 DATA = "data"  # of get_data.py
 NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_enhancers_cohn_official_test")
@@ -54,6 +55,19 @@ def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:
     """Accuracy on the test labels of the most frequent training label."""
     answer = Counter(train).most_common(1)[0][0]
     return sum(label == answer for label in test) / len(test)
+
+
+def word_counts(sequences: Sequence[str], length: int) -> Any:
+    """How often each sequence contains each word of `length` letters A, C, G and T, in either case.
+
+    Returns:
+        A sparse float64 matrix `(sequences, 4**length)`, with the words in alphabetical order.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = ["".join(letters) for letters in product("acgt", repeat=length)]
+    counter = CountVectorizer(analyzer="char", ngram_range=(length, length), vocabulary=words, dtype=np.float64)
+    return counter.transform(sequences)
 
 
 def fit(data: DatasetDict, length: int) -> dict[str, float]:

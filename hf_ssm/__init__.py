@@ -42,7 +42,7 @@ _LAZY = {
     "theory_report": "hf_ssm.analysis.report",
 }
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
-_PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning")
+_PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning")
 
 
 def _register_families() -> dict[str, type]:
@@ -56,7 +56,7 @@ def _register_families() -> dict[str, type]:
     return {cls.__name__: cls for cls in classes}
 
 
-# False only for help and completion of the command, see hf_ssm_command.py.
+# False only for help of the command, see hf_ssm_command.py.
 _CLASSES = _register_families() if globals().get("registers_families", True) else {}
 globals().update(_CLASSES)
 

@@ -1,8 +1,6 @@
-"""Help, completion and names of options: fast, complete, and as transformers' scripts name them."""
+"""Help and names of options: fast, complete, and as transformers' scripts name them."""
 
 import argparse
-import re
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +10,7 @@ import hf_ssm
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
-from hf_ssm.cli.options import analysis, benchmark, sequences, share
+from hf_ssm.cli.options import analysis, sequences, share
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import Parser, build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
@@ -24,7 +22,6 @@ from hf_ssm.inference.tracks import BASE_TRACKS
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
-from hf_ssm.suites import SUITES
 from hf_ssm.training.settings import SECTIONS, training_types
 from hf_ssm.training.tasks import TASKS
 from hf_ssm_command import prints_text
@@ -47,8 +44,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return dict(commands.choices)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["probe", "-h"], ["completion", "bash"]])
-def test_help_and_completion_import_no_library(arguments):
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["probe", "-h"]])
+def test_help_imports_no_library(arguments):
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     count, *heavy = done.stdout.splitlines()[-1].split()
@@ -62,7 +59,7 @@ def test_help_and_completion_import_no_library(arguments):
         (["--version"], True),
         (["report", "-h"], True),
         (["report", "x"], False),
-        (["predict", "runs/mine", "completion"], False),
+        (["train", "--help-settings"], False),
     ],
 )
 def test_commands_that_print_a_text(arguments, is_text):
@@ -78,7 +75,7 @@ def test_import_registers_the_models_whatever_the_arguments_are():
 def test_dir_lists_what_is_public():
     assert set(hf_ssm.__all__) < set(dir(hf_ssm))
     public = {name for name in dir(hf_ssm) if not name.startswith("_")} - set(hf_ssm.__all__)
-    packages = ("data", "hub", "inference", "metrics", "parallel", "probes", "suites", "theory", "training", "tuning")
+    packages = ("data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning")
     assert public == set(packages)
     assert all(getattr(hf_ssm, name) for name in public)
 
@@ -93,7 +90,7 @@ def test_choices_are_those_of_the_library():
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert sequences.BASE_TRACKS == BASE_TRACKS
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
-    assert tuple(FORMATS) == share.EXPORT_FORMATS and tuple(SUITES) == benchmark.SUITE_NAMES
+    assert tuple(FORMATS) == share.EXPORT_FORMATS
     assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
 
 
@@ -112,14 +109,13 @@ def test_each_command_has_a_group_help_and_examples(capsys):
 
 @pytest.mark.parametrize("example", [example for command in COMMANDS.values() for example in command.examples])
 def test_examples_are_accepted(example):
-    arguments = example.split(" > ")[0].split()
-    args = parse(arguments[1:])
+    args = parse(example.split()[1:])
     for name in getattr(args, "fields", {}):
         train_command._check_field(name)
 
 
 def test_long_options_are_in_groups():
-    for name in ("train", "tune", "predict", "embed", "score", "benchmark", "probe", "report"):
+    for name in ("train", "tune", "predict", "embed", "score", "probe", "report"):
         assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
 
 
@@ -193,28 +189,6 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
 def test_bad_fields_of_training(capsys, option, message):
     assert cli.main(f"train --dataset planted-motifs --output o {option}".split()) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_script(capsys, shell, tmp_path):
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "# To install it" in script
-    # tcsh completes the names of the commands only.
-    assert all(word in script for word in ("probe", *(["--max-seq-length"] if shell != "tcsh" else [])))
-    if shutil.which(shell):
-        (tmp_path / "script").write_text(script)
-        subprocess.run([shell, "-n", tmp_path / "script"], check=True)
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-def test_bash_completes(capsys, tmp_path):
-    cli.main(["completion", "bash"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    words = "COMP_WORDS=(hf-ssm report d --sp); COMP_CWORD=3"
-    script = f'source {tmp_path / "script"}; {words}; _shtab_hf_ssm; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"--split\s*", done.stdout), done.stdout + done.stderr
 
 
 def test_usage_is_one_line():

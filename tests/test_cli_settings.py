@@ -1,4 +1,4 @@
-"""`hf-ssm settings`, the names of the papers as aliases, and messages for unknown settings."""
+"""`hf-ssm train --help-settings`, the names of the papers as aliases, and messages for unknown settings."""
 
 import pytest
 import yaml
@@ -14,12 +14,18 @@ from hf_ssm.training.settings import (
     TRAINING_DEFAULTS,
     config_class,
     parse_assignments,
+    parse_value,
     read_settings_file,
     resolve,
 )
 
 NAMES = [family.short_name for family in FAMILIES.values()]
 DATA = {"data": {"dataset": "planted-motifs"}}
+
+
+def shown(names):
+    """The exit status of the command that prints settings."""
+    return cli.main(["train", "--help-settings", *names])
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -57,7 +63,7 @@ def test_arguments_of_a_docstring():
 
 
 def test_the_command_prints_settings_that_it_accepts(capsys):
-    assert cli.main(["settings", "--family", "s4"]) == 0
+    assert shown(["s4"]) == 0
     out, err = capsys.readouterr()
     assert "  model.frequency_scale = 1.0   (or model.alpha)\n" in out and "(or model.tau, model.lambda)" in out
     lines = [line.split("   (or")[0].strip() for line in out.splitlines() if " = " in line and line[2:3].strip()]
@@ -66,15 +72,20 @@ def test_the_command_prints_settings_that_it_accepts(capsys):
     assert settings.config_fields["kernel_type"] == "s4d" and settings.training["warmup_steps"] == 0.1
     assert "  training.learning_rate = 0.003\n      peak learning rate (default: 3e-3, with --model 1e-3)\n" in out
     assert "Next:" in err
-    assert cli.main(["settings", "--section", "data"]) == 0
+    assert shown(["data"]) == 0
     assert "model." not in capsys.readouterr().out
+    # Without a name: all sections, with the default family.
+    assert shown([]) == 0
+    out = capsys.readouterr().out
+    assert "fields of HyenaConfig" in out and "  data.max_length" in out and "  training.seed = 0" in out
 
 
 def test_an_unknown_family(capsys):
-    assert cli.main(["settings", "--family", "selectiv"]) == 2
-    assert "--family: unknown family 'selectiv': did you mean 'selective'?" in capsys.readouterr().err
+    assert shown(["selectiv"]) == 2
+    written = capsys.readouterr().err
+    assert "--help-settings: unknown family or section 'selectiv': did you mean 'selective'?" in written
     # The command does not train it.
-    assert cli.main(["settings", "--family", "convs5"]) == 2
+    assert shown(["convs5"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,3 +160,68 @@ def test_unknown_settings_list_our_own_fields(capsys):
     assert "did you mean `alpha`?" in error_of("model.alhpa=1")
     message = error_of("training.qqqqq=1")
     assert "dynamics_learning_rate" in message and "adam_beta1" not in message
+
+
+@pytest.mark.parametrize(
+    ("assignment", "values"),
+    [
+        ("model.d_model=[8, 16]", "8 16"),
+        ("model.norm_type=[layer, rms]", "layer rms"),
+        ("model.rescale_init=[true, false]", "True False"),
+        ("model.family=[s4, ssd]", "s4 ssd"),
+        ("data.length=[24, 48]", "24 48"),
+        ("data.dataset=[a.csv, b.csv]", "a.csv b.csv"),
+        ("training.learning_rate=[1e-3, 3e-3]", "0.001 0.003"),
+        ("training.seed=[0]", "0"),
+        ("training.seed=[]", "A B"),
+    ],
+)
+def test_a_list_for_a_setting_of_one_value(assignment, values):
+    """It does not stand for several runs."""
+    name, _, value = assignment.partition("=")
+    with pytest.raises(ValueError, match="takes one value, got the list") as error:
+        resolve(DATA, {"model": {"family": "ssd"}}, parse_assignments([assignment]))
+    message = str(error.value)
+    assert message.startswith(f"{name} takes one value, got the list {parse_value(value)!r}: ")
+    assert f"for value in {values}; do hf-ssm train ... --set {name}=$value" in message and "`hf-ssm tune`" in message
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "model.sobolev_order=[0, 0.5]",
+        "model.time_step_limit=[0.0, 1.0]",
+        "data.label_column=[a, b]",
+        "data.column_names=[a, b]",
+        "training.report_to=[none]",
+    ],
+)
+def test_a_list_that_is_a_value(assignment):
+    layers = {"model": {"family": "ssd", "num_hidden_layers": 2}}, parse_assignments([assignment])
+    ((section, values),) = layers[1].items()
+    assert values.items() <= getattr(resolve(DATA, *layers), section).items()
+
+
+@pytest.mark.parametrize(
+    ("family", "assignment", "message"),
+    [
+        (
+            "s4",
+            "model.beta=[0, 0.5]",
+            "`sobolev_order` has 2 entries for num_hidden_layers=3: give one number, or one for",
+        ),
+        ("hybrid", "model.mixer_types=[ssd, hyena]", r"must be 3 names \(`num_hidden_layers`\)"),
+        ("hyena2", "model.mixer_types=[long_conv]", r"must be 3 names \(`num_hidden_layers`\)"),
+        ("ssd", "model.time_step_limit=[0.0]", "must be the least and the greatest step size"),
+    ],
+)
+def test_a_list_of_the_wrong_length(family, assignment, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(DATA, {"model": {"family": family, "num_hidden_layers": 3}}, parse_assignments([assignment]))
+
+
+def test_a_list_for_a_checkpoint(tmp_path, capsys, make_model):
+    make_model("S4", "ForCausalLM", vocab_size=16).save_pretrained(tmp_path / "lm")
+    words = ["train", "--model", str(tmp_path / "lm"), "--dataset", "planted-motifs", "--tokenizer", "dna"]
+    assert cli.main([*words, "--set", "model.hidden_dropout=[0.1, 0.2]", "--output", str(tmp_path / "x")]) == 2
+    assert "model.hidden_dropout takes one value, got the list [0.1, 0.2]" in capsys.readouterr().err

@@ -28,21 +28,23 @@ def run(*arguments: object) -> int:
 
 
 def test_a_tuning(capsys, tmp_path):
+    pytest.importorskip("optuna", reason="the extra tuning is not installed")
     output = tmp_path / "tuning"
-    assert run("tune", *SMALL, "--seeds", 2, "--output", output) == 0
+    assert run("tune", *SMALL, "--seeds", 2, "--trials", 2, "--output", output) == 0
     out, _ = capsys.readouterr()
     lines = out.splitlines()
     content = json.loads((output / "results.json").read_text())
     names = [path.name for path in (output / "runs").iterdir() if path.is_dir()]
-    assert len(names) == content["runs"] and {"default-seed0", "rescale-seed0", "time_steps-seed0"} <= set(names)
+    assert {"default-seed0", "trial0-seed0", "trial1-seed0"} <= set(names)
+    assert len(names) == sum(len(trial["runs"]) for trial in content["trials"])
     assert all(any(line.startswith(f"{name}: accuracy") for line in lines) for name in names)
     assert lines[0].startswith("Baselines, accuracy") and f"Decision: {content['reason']}." in lines
     assert lines[-2:-1] == ["Next:"] and f"hf-ssm train --config {output}/train_config.yaml" in lines[-1]
-    # Step sizes from [0.001, 0.1] to about [2/L, 1].
-    steps = yaml.safe_load((output / "runs/time_steps-seed0/train_config.yaml").read_text())["model"]
+    # The diagnosis recommends step sizes of about [2/L, 1] instead of [0.001, 0.1].
+    steps = yaml.safe_load((output / "runs/trial0-seed0/train_config.yaml").read_text())["model"]
     assert steps["time_step_max"] == 1.0 and 0.05 < steps["time_step_min"] < 0.1
-    files = {path.name for path in output.iterdir()}
-    assert files >= {"default_config.yaml", "diagnosis.json", "table.csv", "train_config.yaml", "tuning.png"}
+    files = {path.name for path in output.iterdir() if not path.name.startswith(".")}
+    assert files == {"default_config.yaml", "diagnosis.json", "results.json", "runs", "train_config.yaml"}
     stored = yaml.safe_load((output / "default_config.yaml").read_text())
     kept = yaml.safe_load((output / "train_config.yaml").read_text())
     assert (stored == kept) is (content["winner"] == "default")
@@ -51,13 +53,20 @@ def test_a_tuning(capsys, tmp_path):
     assert run("tune", *SMALL, "--output", output) == 2
     assert "is not empty: choose another folder, or continue its runs (--resume)" in capsys.readouterr().err
     written = {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
-    assert run("tune", "--resume", "--seeds", 2, "--output", output) == 0
+    assert run("tune", "--resume", "--seeds", 2, "--trials", 2, "--output", output) == 0
     assert written == {name: (output / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in names}
     assert run("tune", "--resume", "--output", output, "--set", "model.hidden_size=8") == 2
     assert "--resume: model.hidden_size was 4 when the run began" in capsys.readouterr().err
 
     # The settings that remain are those of an ordinary run.
     assert run("train", "--config", output / "train_config.yaml", "--output", tmp_path / "x", "--dry-run") == 0
+
+
+def test_the_search_needs_optuna_and_the_diagnosis_does_not(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_ssm.tuning.space.find_spec", lambda name: None)
+    assert run("tune", *SMALL, "--output", tmp_path / "x") == 2
+    assert 'pip install "hf_ssm[tuning]"' in capsys.readouterr().err and not (tmp_path / "x").exists()
+    assert run("tune", *SMALL, "--diagnose") == 0
 
 
 def test_the_diagnosis_alone(capsys, tmp_path):
@@ -74,29 +83,14 @@ def test_the_diagnosis_alone(capsys, tmp_path):
     assert {path.name for path in output.iterdir()} == {"default_config.yaml", "diagnosis.json"}
 
 
-@pytest.mark.slow
-def test_bisection_of_alpha_after_the_six_runs(capsys, tmp_path):
-    output = tmp_path / "tuning"
-    words = [*SMALL, "--seeds", 2, "--set=model.time_step_max=0.001", "--bisect-alpha", "--output", output]
-    assert run("tune", *words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    search = json.loads((output / "alpha/results.json").read_text())
-    assert "Bisection of α:" in lines and len(search["trials"]) > 2
-    trials = {f"{trial['frequency_scale']:.6g}" for trial in search["trials"]}
-    assert {f"alpha{scale}-seed0" for scale in trials} <= {path.name for path in (output / "alpha").iterdir()}
-    kept = yaml.safe_load((output / "train_config.yaml").read_text())
-    assert kept["model"].get("frequency_scale", 1.0) == search["adopted"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "--output is missing"),
-        (["--output", "x", "--bisect-alpha", "--family", "selective"], "α"),
         (["--output", "x", "--resume"], "--resume: --output must be the folder of an interrupted `hf-ssm tune`"),
         (["--output", "x", "--seeds", "1"], "--seeds must be at least 2, got 1"),
-        (["--output", "x", "--jobs", "0"], "--jobs"),
-        (["--output", "x", "--set", "training.seed=[0, 1]"], "seed: a list of values stands for several runs"),
+        (["--output", "x", "--trials", "0"], "--trials"),
+        (["--output", "x", "--set", "training.seed=[0, 1]"], "training.seed takes one value, got the list [0, 1]"),
         (["--output", "x", "--set", "data.num_validation=0"], "has no validation split, but runs are compared"),
         (["--output", "x", "--learning_rat", "1"], "unknown option --learning-rat: did you mean --learning-rate?"),
     ],

@@ -40,10 +40,9 @@ ALLOWED = {
     "training": _MODELS | _LEAVES | {"analysis", "checkpoint", "hub", "parallel"},
     "inference": _MODELS | _LEAVES | {"probes"},
     "tuning": _MODELS | _LEAVES | {"analysis", "checkpoint", "training"},
-    "suites": _MODELS | _LEAVES | {"inference", "training", "tuning"},
-    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel", "tuning", "suites"},
+    "": _MODELS | _LEAVES | _TOP | {"analysis", "inference", "parallel", "tuning"},
     "app": _MODELS | _LEAVES | {"probes", "analysis", "inference"},
-    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "checkpoint", "inference", "tuning", "suites", "app", ""},
+    "cli": _MODELS | _LEAVES | _TOP | {"analysis", "checkpoint", "inference", "tuning", "app", ""},
 }
 
 Found = Iterator[tuple[int, str]]

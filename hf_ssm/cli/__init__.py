@@ -1,4 +1,4 @@
-"""The `hf-ssm` command. Only the modules of the command that runs are imported; help and completion need none."""
+"""The `hf-ssm` command. Only the modules of the command that runs are imported; help needs none."""
 
 import argparse
 import importlib
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of the output has seen enough, as in `hf-ssm settings | head`.
+        # The reader of the output has seen enough, as in `hf-ssm train --help-settings | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:

@@ -2,7 +2,7 @@
 
 To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to the module of `hf_ssm.cli.options` with
 the name of its group, and a function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the
-options import torch or transformers, so that help and completion are fast.
+options import torch or transformers, so that help is fast.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ GROUPS = {
     "sequences": "Use a model",
     "analysis": "Understand a model",
     "share": "Convert, check and share",
-    "shell": "Shell",
 }
 """Module of `hf_ssm.cli.options` with the options of a group of commands, and the heading of the group."""
 
@@ -56,19 +55,21 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm train --dataset my.csv --output runs/tuned --model LongSafari/hyenadna-tiny-1k-seqlen-hf",
             "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --set data.window=1024",
             "hf-ssm train --dataset_name my.csv --output_dir runs/mine --num_train_epochs 3 --warmup_steps 100",
+            "hf-ssm train --help-settings s4",
         ),
         "`hf-ssm train --resume --output {output}` continues the run",
     ),
     "tune": Command(
         "train",
-        "find better settings by theory, or keep the defaults",
-        "Diagnose the data and the model without training, make six runs that theory proposes, and compare the "
-        "best run with the default on fresh seeds. The default stays unless the gain exceeds two standard errors. "
-        "The command takes the settings of `hf-ssm train`, and compares runs on the validation split.",
+        "search for better settings, or keep the defaults",
+        "Diagnose the data and the model without training, search the settings of theory with optuna, and compare "
+        "the best trial with the default on fresh seeds. The default stays unless the gain exceeds two standard "
+        "errors. The command takes the settings of `hf-ssm train`, compares runs on the validation split, and needs "
+        "the extra `tuning` (optuna).",
         (
             "hf-ssm tune --dataset my.csv --family s4 --output runs/tuning",
             "hf-ssm tune --dataset my.csv --family s4 --diagnose",
-            "hf-ssm tune --config settings.yaml --output runs/tuning --jobs 2",
+            "hf-ssm tune --config settings.yaml --output runs/tuning --trials 20",
         ),
         "`hf-ssm tune --resume --output {output}` continues the runs",
     ),
@@ -80,14 +81,6 @@ COMMANDS: dict[str, Command] = {
         "probed for the bases that it needs. The demo needs no account and no network.",
         ("hf-ssm demo", "hf-ssm demo --output runs/demo --overwrite-output"),
         "`hf-ssm demo --output {output} --overwrite-output` starts again",
-    ),
-    "settings": Command(
-        "train",
-        "list the settings of a run with their defaults and meaning",
-        "List the settings of the configuration file and of --set, each with its default, meaning and source: the "
-        "settings of a family's models, of the data and of training. Training also takes every field of "
-        "transformers' TrainingArguments.",
-        ("hf-ssm settings --family s4", "hf-ssm settings --section data"),
     ),
     "predict": Command(
         "sequences",
@@ -132,21 +125,6 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm score runs/lm --track likelihood --genome hg38.fa --regions genes.gtf --output genes.bw",
         ),
         _SAME,
-    ),
-    "benchmark": Command(
-        "sequences",
-        "measure models and baselines on the tasks of a public suite",
-        "Measure models on the tasks of a benchmark suite, beside a baseline of k-mers and random weights, in one "
-        "table. A task measures linear probes of embeddings (or fine-tuning), or scores of variants without "
-        "training. Data sets are loaded from the Hub; for your own tables, write a YAML file that lists them.",
-        (
-            "hf-ssm benchmark genomic-benchmarks runs/mine --output runs/benchmark",
-            "hf-ssm benchmark traitgym runs/lm --genome hg38.fa --output runs/traitgym",
-            "hf-ssm benchmark my_suite.yaml runs/mine settings.yaml --seeds 5 --output runs/benchmark",
-            "hf-ssm benchmark gue --list",
-        ),
-        _SAME,
-        options="benchmark",
     ),
     "probe": Command(
         "analysis",
@@ -205,15 +183,5 @@ COMMANDS: dict[str, Command] = {
         "Repeating the command changes nothing.",
         ("hf-ssm push runs/mine USER/NAME", "hf-ssm push runs/mine USER/NAME --private"),
         module="verify",
-    ),
-    "completion": Command(
-        "shell",
-        "print a script for completion in bash, zsh or tcsh",
-        "Print a script that completes commands, options and file names in the shell. To install it in bash, run\n"
-        "`hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm`; in zsh, run\n"
-        "`hf-ssm completion zsh > DIR/_hf-ssm`, where DIR is a folder of $fpath; in tcsh, run\n"
-        "`hf-ssm completion tcsh > ~/.hf-ssm.tcsh`, and add `source ~/.hf-ssm.tcsh` to ~/.tcshrc.",
-        ("hf-ssm completion bash > ~/.local/share/bash-completion/completions/hf-ssm",),
-        options="share",
     ),
 }

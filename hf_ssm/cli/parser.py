@@ -4,7 +4,6 @@ import argparse
 import importlib
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hf_ssm import __version__
@@ -177,20 +176,3 @@ def _list_of_commands() -> str:
 
 def _examples(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])
-
-
-def prepare_completion(parser: argparse.ArgumentParser) -> None:
-    """Name the options whose values are files or folders, and describe each command in a line."""
-    import shtab
-
-    for action in parser._actions:
-        if action.type is Path:
-            is_folder = action.metavar in ("DIR", "FOLDER", "TARGET")
-            action.complete = shtab.DIRECTORY if is_folder else shtab.FILE  # type: ignore[attr-defined]
-        elif action.metavar in ("CHECKPOINT", "DATASET", "SOURCE"):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif isinstance(action, argparse._SubParsersAction):
-            action.help = None  # shtab leaves out what is suppressed
-            for name, choice in action.choices.items():
-                choice.description = COMMANDS[name].summary
-                prepare_completion(choice)

@@ -1,6 +1,5 @@
-"""`hf-ssm settings`: the settings of a run with their defaults and meaning, from the docstrings."""
+"""`hf-ssm train --help-settings`: the settings of a run with their defaults and meaning, from the docstrings."""
 
-import argparse
 import dataclasses
 import inspect
 import re
@@ -108,15 +107,25 @@ def _arguments(function: Callable[..., Any]) -> Iterator[_Setting]:
             yield name, parameter.default, texts.get(name) or _MEANINGS[f"data.{name}"]
 
 
-def run_settings(args: argparse.Namespace) -> None:
-    """`hf-ssm settings`: print the settings, each with its default and its meaning."""
-    resolved.check_choice("family", args.family, FAMILY_NAMES, "--family")
+def print_settings(name: str = "") -> None:
+    """Print the settings of all sections, each with its default and its meaning.
+
+    Args:
+        name: A family, whose models have the settings of the section `model`, or one of the sections. Empty: all
+            sections, with the default family.
+
+    Raises:
+        ValueError: Neither a family nor a section.
+    """
+    if name:
+        resolved.check_choice("family or section", name, (*FAMILY_NAMES, *SECTIONS), "--help-settings")
+    family = name if name in FAMILY_NAMES else resolved.DEFAULT_FAMILY
     console = Console(highlight=False, soft_wrap=True)
     names_of: dict[str, list[str]] = {}
     for alias, field in resolved.ALIASES.items():
         names_of.setdefault(field, []).append(alias)
-    for section in [args.section] if args.section else SECTIONS:
-        for heading, settings in settings_of(section, args.family):
+    for section in [name] if name in SECTIONS else SECTIONS:
+        for heading, settings in settings_of(section, family):
             console.print(Text(heading, style="bold underline"))
             for name, default, meaning in settings:
                 aliases = names_of.get(name, []) if section == "model" else []
@@ -128,7 +137,7 @@ def run_settings(args: argparse.Namespace) -> None:
                 console.print(textwrap.indent(textwrap.fill(meaning, _WIDTH), " " * 6), markup=False)
             console.print()
     console.print("Training also takes every field of transformers' TrainingArguments.")
-    options = "--family", args.family, "--set", "model.rescale_init=true", "--output", "runs/mine"
+    options = "--family", family, "--set", "model.rescale_init=true", "--output", "runs/mine"
     line = command("train", "--dataset", "my.csv", *options)
     suggest((line, "train with one of these settings"))
 

@@ -1,16 +1,13 @@
 """`hf-ssm train`."""
 
 import argparse
-import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-import yaml
 
 from hf_ssm import __version__, plotting
 from hf_ssm.cli.checkpoints import chance_note
@@ -19,6 +16,7 @@ from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.settings import print_settings
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
@@ -30,15 +28,11 @@ from hf_ssm.training import settings as run_settings
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
 from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
-from hf_ssm.tuning.runs import OUTCOMES_NAME, Outcome, Runs, can_resume, check_validation, diverged, outcome_of
-from hf_ssm.tuning.sweep import GridRun, expand, grid_table, merged
-from hf_ssm.utils.files import staged_files, write_text_atomically
+from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
 
-GRID_NAME, GRID_TABLE_NAME = "grid.yaml", "grid.csv"
-GRID_FILES = (GRID_NAME, GRID_TABLE_NAME, OUTCOMES_NAME)
 _COMMAND_NOTE = (
     "`hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card, prints these values."
 )
@@ -49,18 +43,13 @@ _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "t
 
 def run_train(args: argparse.Namespace) -> None:
     """`hf-ssm train`: resolve the settings, train, write card and plots, and push with --push-to-hub."""
-    if args.resume and not (args.output / GRID_NAME).is_file():
-        folder.last_checkpoint(args.output)
-    stored = stored_sections(args.output) if args.resume else {}
-    sections = merged(stored, *layers_of(args))
-    grid = expand(sections)
-    if grid[0].values:
-        if args.resume and sections != merged(stored):
-            raise ValueError(
-                f"--resume: the settings differ from those in {args.output / GRID_NAME}: leave the settings out"
-            )
-        _train_grid(args, sections, grid)
+    if args.help_settings is not None:
+        print_settings(args.help_settings)
         return
+    stored: Sections = {}
+    if args.resume:
+        folder.last_checkpoint(args.output)
+        stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
     settings = resolved(args, stored)
     launch.begin(settings)
     if args.dry_run:
@@ -68,88 +57,15 @@ def run_train(args: argparse.Namespace) -> None:
         return
     with launch.locked(args.output):
         launch.on_main(lambda: _check(args))
-        if not args.resume:
-            launch.on_main(lambda: [(args.output / name).unlink(missing_ok=True) for name in GRID_FILES])
-        result = train_once(settings, args.output, args, args.resume, args.overwrite_output)
+        with TrainingProgress() as progress:
+            result = run.train(settings, args.output, args.resume, args.overwrite_output, progress, choose=True)
+        with plotting.also_svg(args.svg):
+            launch.on_main(lambda: finish(result.settings, result, args.output, args.push_to_hub, args.license))
         if not launch.is_main():
             return
         if args.push_to_hub:
             print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
         suggest(*_next_steps(settings, result, args), file=sys.stdout)
-
-
-def train_once(
-    settings: RunSettings, output: Path, args: argparse.Namespace, resume: bool, overwrite: bool
-) -> RunResult:
-    """A run with its progress, its results, its card and its figures."""
-    with TrainingProgress() as progress:
-        result = run.train(settings, output, resume, overwrite, progress, choose=True)
-    with plotting.also_svg(args.svg):
-        launch.on_main(lambda: finish(result.settings, result, output, args.push_to_hub, args.license))
-    return result
-
-
-def _train_grid(args: argparse.Namespace, sections: Sections, grid: list[GridRun]) -> None:
-    """A run in a subfolder for each combination of the values of lists, and a table of their validation scores."""
-    if args.push_to_hub:
-        raise ValueError(
-            f"--push-to-hub uploads one run, but the settings stand for {len(grid)} runs: leave --push-to-hub out, "
-            "and push the best run with `hf-ssm push`"
-        )
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ValueError(
-            f"the settings stand for {len(grid)} runs, which are trained in one process: start the command without "
-            "a launcher"
-        )
-    begun = _begun_rates(args.output, grid) if args.resume else {}
-    planned = {each.name: run_settings.resolve(begun.get(_is_fresh(each), {}), each.sections) for each in grid}
-    first = planned[grid[0].name]
-    if args.dry_run:
-        print(f"{len(grid)} runs:", *planned, "The first one:", sep="\n")
-        _dry_run(args, first)
-        return
-    with folder.locked(args.output):
-        _check(args)
-        check_validation(first, run.plan(first, args.output, choose=True).data.splits)
-        if not args.resume:
-            folder.clear_output(args.output)
-            (args.output / OUTCOMES_NAME).unlink(missing_ok=True)
-        write_text_atomically(args.output / GRID_NAME, yaml.safe_dump(sections, sort_keys=False))
-
-        def train(settings: RunSettings, output: Path) -> Outcome:
-            print(f"{output.name} ({list(planned).index(output.name) + 1} of {len(grid)})")
-            started = time.perf_counter()
-            with folder.locked(output):
-                try:
-                    return outcome_of(train_once(settings, output, args, can_resume(output), overwrite=True))
-                except FloatingPointError as error:
-                    print(f"{output.name}: {error}")
-                    return diverged(settings, str(error), time.perf_counter() - started)
-
-        with Runs(args.output, train) as runs:
-            outcomes = runs.outcomes(planned)
-        table = grid_table(grid, outcomes)
-        with staged_files(args.output) as scratch:
-            table.to_csv(scratch / GRID_TABLE_NAME, index=False)
-    print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
-    best = max(outcomes, key=lambda name: outcomes[name].benefit)
-    if not outcomes[best].problem:
-        suggest((command("report", args.output / best), "theory report of the best run"), file=sys.stdout)
-
-
-def _is_fresh(run: GridRun) -> bool:
-    return run.sections["model"].get("checkpoint") is None
-
-
-def _begun_rates(output: Path, grid: list[GridRun]) -> dict[bool, Sections]:
-    """The learning rate of the runs that have begun, by `_is_fresh`: they may have begun under another default."""
-    rates: dict[bool, Sections] = {}
-    for each in grid:
-        path = output / each.name / folder.SETTINGS_NAME
-        if path.is_file():
-            rate = run_settings.read_settings_file(path)["training"]["learning_rate"]
-            rates[_is_fresh(each)] = {"training": {"learning_rate": rate}}
-    return rates
 
 
 def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
@@ -207,12 +123,6 @@ def _check(args: argparse.Namespace) -> None:
         pushing.check_can_push(args.push_to_hub)
     if not args.resume:
         folder.check_output(args.output, args.overwrite_output)
-
-
-def stored_sections(output: Path) -> Sections:
-    """The settings with which an interrupted run, or several, began."""
-    grid = output / GRID_NAME
-    return run_settings.read_settings_file(grid if grid.is_file() else output / folder.SETTINGS_NAME)
 
 
 def layers_of(args: argparse.Namespace) -> list[Sections]:

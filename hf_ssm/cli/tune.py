@@ -3,37 +3,37 @@
 import argparse
 import json
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from hf_ssm import plotting
-from hf_ssm.cli.checkpoints import can_draw, check_positive
+import datasets
+from transformers.utils import logging
+
+from hf_ssm.cli.checkpoints import check_positive
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.train import layers_of, resolved
+from hf_ssm.cli.train import resolved
 from hf_ssm.training import folder, run
 from hf_ssm.training.settings import RunSettings, read_settings_file
-from hf_ssm.tuning.bisection import bisect_frequency_scale, largest_frequency_scale
 from hf_ssm.tuning.diagnosis import diagnose
-from hf_ssm.tuning.plan import DEFAULT
-from hf_ssm.tuning.report import PICTURE_NAME, table_lines, write_report
+from hf_ssm.tuning.report import lines_of, write_report
 from hf_ssm.tuning.runs import Outcome, check_validation
-from hf_ssm.tuning.sweep import expand, merged
-from hf_ssm.tuning.tuner import TuningResult, tune
-from hf_ssm.utils.files import staged_files, write_text_atomically
+from hf_ssm.tuning.space import check_optuna
+from hf_ssm.tuning.tuner import DEFAULT, tune
+from hf_ssm.utils.files import write_text_atomically
 
 BASE_NAME, DIAGNOSIS_NAME = "default_config.yaml", "diagnosis.json"
-ALPHA_NAME = "alpha"
-_PURPOSE = "make six runs, and compare the best one with the default"
+_PURPOSE = "search for better settings, and compare the best ones with the default"
 _REMEDY = "choose another folder, or continue its runs (--resume)"
 
 
 def run_tune(args: argparse.Namespace) -> None:
-    """`hf-ssm tune`: diagnosis, six runs, comparison with the default, settings that remain."""
-    check_positive(args, "jobs")
+    """`hf-ssm tune`: diagnosis, search, comparison with the default, settings that remain."""
+    check_positive(args, "trials")
     if args.seeds < 2:
         raise ValueError(f"--seeds must be at least 2, got {args.seeds}: one seed gives no standard error")
+    if not args.diagnose:
+        check_optuna()
     settings = _settings(args)
-    if args.bisect_alpha:
-        largest_frequency_scale(settings)  # refuses families without α before any run
     if args.output is not None:
         with folder.locked(args.output):
             _tune(args, settings)
@@ -61,27 +61,35 @@ def _tune(args: argparse.Namespace, settings: RunSettings) -> None:
     if args.diagnose:
         suggest((command("tune", "--resume", "--output", args.output), _PURPOSE), file=sys.stdout)
         return
-    result = tune(settings, args.output, seeds=args.seeds, jobs=args.jobs, diagnosis=diagnosis, report=_print_outcome)
+    with _quiet():
+        result = tune(
+            settings, args.output, trials=args.trials, seeds=args.seeds, diagnosis=diagnosis, report=_print_outcome
+        )
     write_report(result, args.output)
-    print("", *table_lines(result), sep="\n")
-    with plotting.also_svg(args.svg):
-        _draw(result, args.output)
-    kept = "the default" if result.winner == DEFAULT else f"the settings of {result.winner}"
-    if args.bisect_alpha:
-        kept += f" and α = {_bisect(args, result.settings):.4g}"
+    print("", *lines_of(result), sep="\n")
     train = command("train", "--config", args.output / folder.SETTINGS_NAME, "--output", "runs/tuned")
+    kept = "the default" if result.winner == DEFAULT else f"the settings of {result.winner}"
     suggest((train, f"train with {kept}"), file=sys.stdout)
 
 
-def _bisect(args: argparse.Namespace, settings: RunSettings) -> float:
-    """Choose α for the settings that remain, and store it with them."""
-    print("\nBisection of α:", flush=True)
-    output = args.output / ALPHA_NAME
-    search = bisect_frequency_scale(settings, output, seeds=args.seeds, jobs=args.jobs, report=_print_outcome)
-    print("", *search.lines(), sep="\n")
-    write_text_atomically(output / "results.json", json.dumps(search.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    write_text_atomically(args.output / folder.SETTINGS_NAME, search.settings.to_yaml())
-    return search.adopted
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of libraries and no lines of optuna, with which many short runs would fill a terminal."""
+    import optuna
+
+    shown = not datasets.are_progress_bars_disabled(), logging.is_progress_bar_enabled()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+        if shown[0]:
+            datasets.enable_progress_bars()
+        if shown[1]:
+            logging.enable_progress_bar()
 
 
 def _settings(args: argparse.Namespace) -> RunSettings:
@@ -92,12 +100,6 @@ def _settings(args: argparse.Namespace) -> RunSettings:
                 f"--resume: --output must be the folder of an interrupted `hf-ssm tune`, got {args.output}"
             )
         stored = read_settings_file(args.output / BASE_NAME)
-    lists = expand(merged(stored, *layers_of(args)))[0].values
-    if lists:
-        raise ValueError(
-            f"{', '.join(lists)}: a list of values stands for several runs, but tuning starts from one run: give "
-            "one value"
-        )
     return resolved(args, stored)
 
 
@@ -105,17 +107,3 @@ def _print_outcome(name: str, outcome: Outcome) -> None:
     what = "diverged" if outcome.problem else f"{outcome.metric} {outcome.score:.4f}"
     note = ", no better than a constant prediction" if outcome.failed and not outcome.problem else ""
     print(f"{name}: {what}{note} ({outcome.seconds:.0f} s)", flush=True)
-
-
-def _draw(result: TuningResult, output: Path) -> None:
-    if not can_draw(PICTURE_NAME):
-        return
-    runs = {
-        trial.candidate.name: [run.score for run in (trial.outcome, *trial.fresh) if run is not None]
-        for trial in result.trials
-        if trial.outcome is not None
-    }
-    with staged_files(output) as scratch:
-        plotting.plot_tuning(
-            runs, scratch / PICTURE_NAME, f"Tuning in {output.name}", metric=result.metric, chance=result.chance
-        )

@@ -18,7 +18,6 @@ from hf_ssm.plotting.theory import plot_hankel, plot_parameter_change, plot_spec
 from hf_ssm.plotting.tiles import plot_sequences
 from hf_ssm.plotting.tokens import ColouredToken, coloured_tokens, describe_target, sequence_text
 from hf_ssm.plotting.training import plot_training_log
-from hf_ssm.plotting.tuning import plot_tuning
 
 __all__ = [
     "INSTALL_HINT",
@@ -40,7 +39,6 @@ __all__ = [
     "plot_spectrum",
     "plot_tau",
     "plot_training_log",
-    "plot_tuning",
     "sequence_html",
     "sequence_text",
     "write_sequence_html",

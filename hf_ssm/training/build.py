@@ -15,7 +15,7 @@ from hf_ssm.data.signals import row_lengths, signal_rows
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.loading import read_config, reading
-from hf_ssm.training.settings import RunSettings, check_config_field, config_class, family_of
+from hf_ssm.training.settings import RunSettings, check_config_field, check_config_lists, config_class, family_of
 from hf_ssm.training.tasks import TASKS
 
 logger = logging.get_logger(__name__)
@@ -232,6 +232,7 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
         )
     if settings.model["family"] not in (None, family):
         raise ValueError(f"--model {checkpoint!r} is of family {family!r}: leave --family out")
+    check_config_lists(type(config), settings.config_fields)
     for name, value in settings.config_fields.items():
         check_config_field(type(config), name)
         with reading(f"model.{name}={value!r}"):

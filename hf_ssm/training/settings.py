@@ -255,6 +255,14 @@ class RunSettings:
         column = self.data.get("label_column", "label") if TASKS[self.task].labelled else None
         return None if column is None else merged_name(column)
 
+    def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "RunSettings":
+        """The settings with other values, by section; a value replaces that of another name of its field, too."""
+        layers = {section: {**getattr(self, section), **changes.get(section, {})} for section in SECTIONS}
+        if self.model["checkpoint"] is None:
+            names, changed = config_class(str(self.model["family"])).attribute_map, changes.get("model", {})
+            layers["model"] = {name: value for name, value in layers["model"].items() if names.get(name) not in changed}
+        return resolve(layers)
+
     def to_yaml(self) -> str:
         """The text of a settings file with these settings."""
         return yaml.safe_dump({name: getattr(self, name) for name in SECTIONS}, sort_keys=False)
@@ -338,8 +346,35 @@ def check_config_field(config_type: Any, name: str) -> None:
         f"did you mean `{near}`?" if near else f"the fields are {', '.join(fields)}; names of the papers are {papers}"
     )
     raise ValueError(
-        f"model.{name}: {config_type.__name__} has no such field; {hint} (`hf-ssm settings` explains all fields)"
+        f"model.{name}: {config_type.__name__} has no such field; {hint} (`hf-ssm train --help-settings` explains all "
+        "fields)"
     )
+
+
+def check_single_value(name: str, value: Any, kind: Any) -> None:
+    """Raise a ValueError for a list where the type annotation of a setting has none.
+
+    Args:
+        name: The setting, as in `--set`.
+        value: Its value.
+        kind: Its type annotation.
+    """
+    kinds = [typing.get_origin(each) or each for each in (kind, *typing.get_args(kind))]
+    takes_lists = any(each in (Any, tuple) or (isinstance(each, type) and issubclass(list, each)) for each in kinds)
+    if isinstance(value, list) and not takes_lists:
+        values = " ".join(map(str, value)) or "A B"
+        raise ValueError(
+            f"{name} takes one value, got the list {value!r}: for a run with each value, use a loop of the shell, "
+            f"`for value in {values}; do hf-ssm train ... --set {name}=$value --output runs/$value; done`, or search "
+            "with `hf-ssm tune`"
+        )
+
+
+def check_config_lists(config_type: Any, values: Mapping[str, Any]) -> None:
+    """Apply `check_single_value` to fields of a configuration, which may have other names."""
+    kinds = {field.name: field.type for field in dataclasses.fields(config_type)}
+    for name, value in values.items():
+        check_single_value(f"model.{name}", value, kinds.get(config_type.attribute_map.get(name, name), Any))
 
 
 def family_of(config: Any) -> str | None:
@@ -363,6 +398,8 @@ def data_types(dataset: Any) -> dict[str, Any]:
 
 
 def _check_model(settings: RunSettings) -> None:
+    for name in MODEL_DEFAULTS:
+        check_single_value(f"model.{name}", settings.model[name], str)
     check_choice("task", settings.task, TASKS, "model.task")
     rule = settings.model["time_steps"]
     if rule is not None:
@@ -388,6 +425,7 @@ def _check_model(settings: RunSettings) -> None:
     if settings.model["checkpoint"] is None:
         for name in settings.config_fields:
             check_config_field(config_class(str(family)), name)
+        check_config_lists(config_class(str(family)), settings.config_fields)
         for alias, name in config_class(str(family)).attribute_map.items():
             if alias in settings.model and name in settings.model:  # the alias would win, whichever came last
                 raise ValueError(f"model.{alias} is another name of model.{name}: leave one of them out")
@@ -399,6 +437,7 @@ def _check_model(settings: RunSettings) -> None:
 
 def _check_data(settings: RunSettings) -> None:
     data = settings.data
+    check_single_value("data.dataset", data["dataset"], str)
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
     _check_types("data", data, data_types(data["dataset"]))
@@ -498,6 +537,7 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
     """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
     for key, value in values.items():
         check_choice("key", key, types, section)
+        check_single_value(f"{section}.{key}", value, types[key])
         if not is_of_type(value, types[key]):
             name = inspect.formatannotation(types[key])
             raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")

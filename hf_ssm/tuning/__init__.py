@@ -1,8 +1,8 @@
-"""Tuning with theory: a diagnosis without training, six runs and a comparison, a search space for optuna."""
+"""Tuning with theory: a diagnosis without training, a search with optuna, and a comparison with the default."""
 
 from hf_ssm.tuning.decision import Decision, decide
 from hf_ssm.tuning.diagnosis import Baseline, Diagnosis, LabelFrequency, Recommendation, diagnose
-from hf_ssm.tuning.runs import Outcome, Runner, outcome_of, run_in_process
+from hf_ssm.tuning.runs import Outcome, Runner, run_in_process
 from hf_ssm.tuning.space import SearchSpace
 from hf_ssm.tuning.tuner import Trial, TuningResult, tune
 
@@ -19,7 +19,6 @@ __all__ = [
     "TuningResult",
     "decide",
     "diagnose",
-    "outcome_of",
     "run_in_process",
     "tune",
 ]

@@ -37,11 +37,7 @@ class Decision:
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """Mean of `second - first` and its standard error s / √n, with s² = Σ (d - d̄)² / (n - 1).
 
-    Args:
-        first, second: Finite scores, of which those at the same place are a pair (the same seed).
-
-    Returns:
-        The mean, and the standard error: infinite for a single pair.
+    Scores at the same place are a pair (the same seed) and finite; the standard error of a single pair is infinite.
 
     Raises:
         ValueError: The sequences have other lengths, or are empty.
@@ -64,9 +60,7 @@ def decide(
     failed_candidate: Sequence[bool] = (),
     baseline: float | None = None,
 ) -> Decision:
-    """Whether a candidate replaces the default.
-
-    It does if its mean gain exceeds two paired standard errors, and it fails with no more seeds.
+    """Whether a candidate replaces the default: its mean gain exceeds two standard errors, and no more seeds fail.
 
     No seed is left out. A score that is not finite (diverged training) counts as the worst of the finite scores and
     the trivial baseline, which is what its user would be left with.

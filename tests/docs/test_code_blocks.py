@@ -80,7 +80,6 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (folder / name).write_text(text)
     shorten(folder / "examples" / "data")
-    shutil.copytree(ROOT / "examples" / "suites", folder / "examples" / "suites")
     train = ["train", "--dataset", str(folder / "my.csv"), "--family", "s4", *SMALL]
     assert cli.main([*train, "--output", str(folder / "runs" / "mine")]) == 0
     assert cli.main([*train, "--output", str(folder / "runs" / "causal"), "--task", "causal-lm"]) == 0

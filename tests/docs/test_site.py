@@ -21,7 +21,7 @@ ENTRIES = frozenset(
     for entry in re.findall(r"^::: (hf_ssm[\w.]*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 )
 PUBLIC = (
-    *("data", "hub", "inference", "metrics", "parallel", "plotting", "probes", "suites", "tokenization", "training"),
+    *("data", "hub", "inference", "metrics", "parallel", "plotting", "probes", "tokenization", "training"),
     "tuning",
 )
 # All of their modules are public.

@@ -141,7 +141,7 @@ def test_lines_after_training(place, run, hub, proofs, kind):
 
 @pytest.mark.parametrize("family", first_fast(["selective", "hyena", "s4", "s5", "ssd"]))
 def test_lines_after_the_settings(place, run, family):
-    (line,) = run("settings", "--family", family, "--section", "data")
+    (line,) = run("train", "--help-settings", family)
     run(*line[1:], *SMALL)
 
 

@@ -32,7 +32,6 @@ FIGURES = {
     "plot_spectrum": lambda path: plotting.plot_spectrum({"inputs": [1.0, 2.0, 1.0]}, path),
     "plot_tau": lambda path: plotting.plot_tau([], path),
     "plot_training_log": lambda path: plotting.plot_training_log([{"step": 1, "loss": 1.0}], path),
-    "plot_tuning": lambda path: plotting.plot_tuning({"default": [0.5]}, path),
 }
 
 

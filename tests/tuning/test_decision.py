@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from hf_ssm.tuning.decision import decide, paired_difference
+from hf_ssm.tuning.decision import STANDARD_ERRORS, decide, paired_difference
 
 
 def test_paired_difference_is_that_of_scipy():
@@ -42,6 +42,29 @@ def test_the_default_stays_within_two_standard_errors(candidate, adopt):
     errors = [[1 - score for score in scores] for scores in (default, candidate)]
     mirrored = decide(*errors, greater_is_better=False)
     assert mirrored.adopt is adopt and mirrored.gain == pytest.approx(decision.gain)
+
+
+def test_the_threshold_is_two_standard_errors():
+    """Gains m - 1, m and m + 1 have the standard error 1/√3 = 0.57735, twice of which is 1.1547."""
+    assert STANDARD_ERRORS == 2.0
+    for mean, adopt in ((1.1546, False), (1.1548, True)):
+        decision = decide([0.0, 0.0, 0.0], [mean - 1, mean, mean + 1], greater_is_better=True)
+        assert (decision.gain, decision.standard_error) == pytest.approx((mean, 1 / math.sqrt(3)), rel=1e-12)
+        assert decision.adopt is adopt
+    assert "not more than 2 standard errors" in decide([0, 0], [-1, 1], greater_is_better=True).reason
+    # Four seeds: gains m - 3, m - 1, m + 1 and m + 3 have the variance 20/3 and the standard error √(5/3) = 1.29099.
+    for mean, adopt in ((2.5819, False), (2.5821, True)):
+        gains = [mean + offset for offset in (-3, -1, 1, 3)]
+        decision = decide([0.0] * 4, gains, greater_is_better=True)
+        assert decision.standard_error == pytest.approx(math.sqrt(5 / 3), rel=1e-12) and decision.adopt is adopt
+
+
+def test_a_gain_of_exactly_two_standard_errors_is_not_enough():
+    # Gains 0 and 4: mean 2, standard error 2 (of two seeds); 1 and 3: mean 2, standard error 1.
+    assert not decide([0.0, 0.0], [1.0, 3.0], greater_is_better=True).adopt
+    assert decide([0.0, 0.0], [1.0, 2.9], greater_is_better=True).adopt
+    # Ties have no gain.
+    assert not decide([0.5, 0.5], [0.5, 0.5], greater_is_better=True).adopt
 
 
 def test_pairs_count_not_the_spread_of_seeds():

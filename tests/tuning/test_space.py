@@ -58,6 +58,28 @@ def test_optional_flags_and_models_without_step_sizes():
     assert not {"time_step_max", "time_step_span"} & set(trial.params) and "rescale_init" in trial.params
 
 
+def test_models_of_a_checkpoint_are_not_initialised():
+    space = SearchSpace(S4Config(**SIZES), of_checkpoint=True)
+    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
+    space(trial)
+    assert set(trial.params) - {"tau_weight"} == {"learning_rate", "tau_penalty"}
+    assert not {"rescale_init", "time_step_max"} & set(space.settings(trial.params)["model"])
+    with pytest.raises(ValueError, match="leave `alpha` and `beta` out"):
+        SearchSpace(S4Config(**SIZES), alpha=True, of_checkpoint=True)
+
+
+def test_a_trial_of_given_values():
+    """Values outside of their ranges become the ends."""
+    space = SearchSpace(S4Config(**SIZES, tau_weight=0.5), 2e-3, alpha=True, beta=True)
+    study = optuna.create_study()
+    study.enqueue_trial(space.hyperparameters({"time_step_min": 0.02, "time_step_max": 1.0, "rescale_init": True}))
+    trial = study.ask()
+    settings = space.settings({**space(trial), **trial.params})
+    expected = {"time_step_min": 0.02, "time_step_max": 1.0, "rescale_init": True, "tau_weight": 0.1}
+    assert settings["model"] == pytest.approx({**expected, "frequency_scale": 1.0, "sobolev_order": 0.0})
+    assert settings["training"] == {"learning_rate": 2e-3}
+
+
 def test_without_a_trial_the_configuration_is_the_given_one():
     config = S4Config(**SIZES, rescale_init=True)
     space = SearchSpace(config)

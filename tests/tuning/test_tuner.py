@@ -1,6 +1,5 @@
-"""The six runs, the comparison with fresh seeds and the files of a tuning, with simulated runs."""
+"""The search, the comparison with fresh seeds and the files of a tuning, with simulated runs; see also the command."""
 
-import csv
 import json
 import math
 from dataclasses import dataclass, field
@@ -9,197 +8,206 @@ from typing import Any
 
 import pytest
 
+from hf_ssm import HyenaConfig
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
-from hf_ssm.tuning import Baseline, Outcome, Recommendation, TuningResult, tune
-from hf_ssm.tuning.plan import with_changes
-from hf_ssm.tuning.report import rows_of, table_lines, write_report
+from hf_ssm.tuning import Baseline, Outcome, Recommendation, SearchSpace, TuningResult, tune
+from hf_ssm.tuning import space as space_module
+from hf_ssm.tuning.report import lines_of, write_report
+
+pytest.importorskip("optuna", reason="the extra tuning is not installed")
 
 BASE = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "s4"}, "training": {"seed": 5}})
-
-
 STEPS = Recommendation("time_steps", {"model": {"time_step_min": 0.02, "time_step_max": 1.0}}, "simulated")
+TRIALS = [f"trial{number}" for number in range(5)]
 
 
 @dataclass
 class Known:
     """A diagnosis."""
 
-    recommendations: tuple[Recommendation, ...] = (STEPS,)
+    recommendations: tuple[Recommendation, ...] = ()
     baseline = Baseline("validation", "accuracy", True, 0.5, 0.55, "ridge regression")
 
     def to_dict(self) -> dict[str, Any]:
         return {"simulated": True}
 
-    def lines(self) -> list[str]:
-        return ["simulated"]
-
 
 @dataclass
 class Simulation:
-    """Accuracies with additive effects of the changes, and noise by seed that all settings share, or a part of it.
+    """Accuracies of the default and of trials by their number, with noise by seed that all share.
 
     Attributes:
-        effects: Effects of "rescale", "time_steps", "x3" (learning rate), "x10", "x1/3" and "penalty".
-        own_noise: By how much the accuracy of settings other than the default varies with the seed.
-        diverging: Names of the effects with which training diverges.
-        needed: The effect without which training diverges.
+        scores: Accuracies of trials, by number; NaN: the run diverges. Others have the accuracy 0.6.
+        default: That of the default.
+        fresh: What is added to the scores of trials with other seeds, one after the other.
     """
 
-    effects: dict[str, float] = field(default_factory=dict)
-    own_noise: float = 0.0
-    diverging: tuple[str, ...] = ()
-    needed: str = ""
+    scores: dict[int, float] = field(default_factory=dict)
+    default: float = 0.7
+    fresh: tuple[float, ...] = (0.0, 0.0, 0.0)
     calls: list[tuple[RunSettings, Path]] = field(default_factory=list)
 
     def __call__(self, settings: RunSettings, folder: Path) -> Outcome:
         self.calls.append((settings, folder))
-        seed, model = settings.training["seed"], settings.model
-        rate = round(settings.training["learning_rate"] / BASE.training["learning_rate"], 2)
-        present = {
-            "rescale": model.get("rescale_init", False),
-            "time_steps": "time_step_max" in model,
-            "x3": rate == 3,
-            "x10": rate == 10,
-            "x1/3": rate == 0.33,
-            "penalty": model.get("tau_weight", 0) > 0,
-        }
-        active = [name for name, is_on in present.items() if is_on]
-        if set(active) & set(self.diverging) or (self.needed and self.needed not in active):
+        name, _, seed = folder.name.partition("-seed")
+        assert settings.training["seed"] == int(seed)
+        score = self.default if name == "default" else self.scores.get(int(name.removeprefix("trial")), 0.6)
+        if math.isnan(score):
             return Outcome(math.nan, "accuracy", True, failed=True, seconds=1.0, problem="training diverged")
-        score = 0.7 + 0.02 * math.sin(seed) + sum(self.effects.get(name, 0.0) for name in active)
-        score += self.own_noise * math.cos(3 * seed) if active else 0.0
-        return Outcome(score, "accuracy", True, score <= 0.5, 2.0, (4.0, 6.0), (2.0, 3.0), 0.0, 0.5, 0.5)
+        if name != "default" and int(seed) > 5:
+            score += self.fresh[int(seed) - 6]
+        return Outcome(score + 0.01 * int(seed), "accuracy", True, score <= 0.5, 2.0, 0.5)
+
+    @property
+    def names(self) -> list[str]:
+        return [folder.name for _, folder in self.calls]
 
 
 def tuned(simulation: Simulation, folder: Path, settings: RunSettings = BASE, **options: Any) -> TuningResult:
-    return tune(settings, folder, run=simulation, diagnosis=options.pop("diagnosis", Known()), **options)
+    return tune(settings, folder, run=simulation, **{"diagnosis": Known(), **options})
 
 
-def names(simulation: Simulation) -> list[str]:
-    return [folder.name for _, folder in simulation.calls]
-
-
-def test_changes_that_help_are_joined_and_adopted(tmp_path):
-    simulation = Simulation({"rescale": 0.05, "time_steps": 0.1, "x3": -0.1, "penalty": 0.01})
+def test_the_best_trial_is_compared_and_adopted(tmp_path):
+    simulation = Simulation({1: 0.75, 3: 0.8}, fresh=(0.01, 0.0, -0.01))
     result = tuned(simulation, tmp_path)
-    six = ["default", "rescale", "time_steps", "learning_rate_x3", "joined", "penalty"]
-    assert [trial.candidate.name for trial in result.trials] == six
-    fresh = [f"{name}-seed{seed}" for name in ("default", "penalty") for seed in (6, 7, 8)]
-    assert names(simulation) == [*(f"{name}-seed5" for name in six), *fresh]
-    assert result.winner == "penalty" and result.decision is not None
-    assert result.decision.gain == pytest.approx(0.16) and result.decision.seeds == 3 and result.runs == 12
-    expected = {"rescale_init": True, "time_step_min": 0.02, "time_step_max": 1.0, "tau_weight": 0.0005}
-    # λ = 0.01 · loss 0.5 / Σ τ 10, at its largest.
-    assert {name: result.settings.model[name] for name in expected} == expected
-    assert result.settings.training == BASE.training
-    assert resolve(read_settings_file(tmp_path / "train_config.yaml")) == result.settings
+    fresh = [f"{name}-seed{seed}" for name in ("default", "trial3") for seed in (6, 7, 8)]
+    assert simulation.names == [*(f"{name}-seed5" for name in ("default", *TRIALS)), *fresh]
+    assert [trial.name for trial in result.trials] == ["default", *TRIALS]
+    assert (result.winner, result.compared) == ("trial3", "trial3") and result.decision is not None
+    # Gains 0.11, 0.1 and 0.09: mean 0.1, standard error 0.01 / √3.
+    assert result.decision.gain == pytest.approx(0.1)
+    assert result.decision.standard_error == pytest.approx(0.01 / math.sqrt(3))
+    # The settings of the trial, with the seed of the default.
+    kept, run = result.settings, simulation.calls[4][0]
+    assert kept == run and kept != BASE and kept.training["seed"] == 5
+    assert 3e-4 <= kept.training["learning_rate"] <= 3e-2 and {"time_step_max", "rescale_init"} <= kept.model.keys()
+    assert resolve(read_settings_file(tmp_path / "train_config.yaml")) == kept
 
 
-def test_the_default_stays_where_nothing_helps(tmp_path):
-    simulation = Simulation(dict.fromkeys(("rescale", "time_steps", "x3", "x1/3", "penalty"), -0.01))
+@pytest.mark.parametrize(("gain", "winner"), [(0.0115, "default"), (0.0116, "trial0")])
+def test_the_gain_must_exceed_two_standard_errors(tmp_path, gain, winner):
+    """Gains g - 0.01, g and g + 0.01 have the standard error 0.0057735."""
+    result = tuned(Simulation({0: 0.7 + gain}, fresh=(-0.01, 0.0, 0.01)), tmp_path)
+    assert result.compared == "trial0" and result.winner == winner
+    assert (result.settings == BASE) is (winner == "default")
+
+
+@pytest.mark.parametrize("best", [0.6, 0.7])
+def test_the_default_stays_where_nothing_is_better(tmp_path, best):
+    """A tie is no gain, and is not compared."""
+    simulation = Simulation({2: best})
     result = tuned(simulation, tmp_path)
-    assert (result.winner, result.decision, result.runs) == ("default", None, 6)
-    assert names(simulation)[4:] == ["learning_rate_x0.33-seed5", "penalty-seed5"] and result.settings == BASE
-    assert "the default stays" in table_lines(result)[-1]
+    assert (result.winner, result.compared, result.decision) == ("default", "default", None)
+    assert len(simulation.calls) == 6 and result.settings == BASE and "the default stays" in lines_of(result)[-1]
+
+
+def test_the_earlier_one_of_equal_trials_is_compared(tmp_path):
+    assert tuned(Simulation({1: 0.8, 3: 0.8}), tmp_path).compared == "trial1"
 
 
 def test_a_lucky_seed_is_not_adopted(tmp_path):
-    """With seed 5, cos(15) = -0.76; the noise makes other settings better there and worse elsewhere."""
-    simulation = Simulation(own_noise=-0.1)
-    result = tuned(simulation, tmp_path)
-    assert result.compared != "default" and result.trial(result.compared).outcome.score > 0.7
-    assert result.decision is not None and not result.decision.adopt
+    result = tuned(Simulation({0: 0.9}, fresh=(-0.25, -0.2, -0.22)), tmp_path)
+    assert result.compared == "trial0" and result.decision is not None and not result.decision.adopt
     assert result.winner == "default" and result.settings == BASE
 
 
-@pytest.mark.parametrize(
-    ("effects", "fifth", "rate"),
-    [({"x3": 0.1, "x10": 0.15}, "learning_rate_x10", 0.03), ({"rescale": 0.1}, "learning_rate_x0.33", 0.001)],
-)
-def test_with_one_change_that_helps_the_learning_rate_is_explored(tmp_path, effects, fifth, rate):
-    simulation = Simulation(effects)
-    tuned(simulation, tmp_path)
-    settings, folder = simulation.calls[4]
-    assert folder.name == f"{fifth}-seed5" and settings.training["learning_rate"] == rate
-    assert settings.model.get("rescale_init", False) is ("rescale" in effects)
+def test_the_first_trial_is_what_the_diagnosis_recommends(tmp_path):
+    rescale = Recommendation("rescale", {"model": {"rescale_init": True}}, "simulated")
+    simulation = Simulation()
+    tuned(simulation, tmp_path, diagnosis=Known((STEPS, rescale)))
+    first = simulation.calls[1][0]
+    expected = {"time_step_min": 0.02, "time_step_max": 1.0, "rescale_init": True, "tau_weight": 0.0}
+    assert {name: first.model[name] for name in expected} == pytest.approx(expected)
+    assert first.training == BASE.training
 
 
-def test_runs_that_cannot_exist_are_named(tmp_path):
-    settings = resolve(
-        {"data": {"dataset": "planted-motifs"}, "model": {"family": "s4", "rescale_init": True, "tau_weight": 1e-4}}
-    )
-    result = tuned(Simulation(), tmp_path, settings, diagnosis=Known(recommendations=()))
-    missing = {trial.candidate.name: trial.candidate.missing for trial in result.trials if trial.candidate.missing}
-    assert missing == {
-        "rescale": "the settings already have rescale_init",
-        "time_steps": "the diagnosis does not propose other step sizes",
-        "penalty": "the settings have model.tau_weight=0.0001",
-    }
-    text = "\n".join(table_lines(result))
-    assert all(reason in text for reason in missing.values()) and result.runs == 3
-
-
-def test_changes_replace_other_names_of_their_fields():
+def test_changes_replace_other_names_of_their_fields(tmp_path):
     settings = resolve(
         {"data": {"dataset": "planted-motifs"}, "model": {"family": "s4", "dt_min": 1e-3, "dt_max": 0.1, "d_model": 8}}
     )
-    fields = with_changes(settings, STEPS.changes).config_fields
+    fields = settings.with_changes(STEPS.changes).config_fields
     assert fields == {"d_model": 8, "time_step_min": 0.02, "time_step_max": 1.0}
-    assert with_changes(settings, {"training": {"learning_rate": 0.1}}).config_fields == settings.config_fields
+    assert settings.with_changes({"training": {"learning_rate": 0.1}}).config_fields == settings.config_fields
 
 
-def test_the_weights_of_a_checkpoint_are_not_initialised(tmp_path):
-    settings = resolve({"data": {"dataset": "planted-motifs"}, "model": {"checkpoint": "me/mine"}})
-    result = tuned(Simulation(), tmp_path, settings)
-    missing = [trial.candidate.name for trial in result.trials if trial.candidate.missing]
-    assert missing == ["rescale", "time_steps"]
+def test_a_given_space(tmp_path):
+    config = HyenaConfig(hidden_size=4, num_hidden_layers=1, filter_type="s4d")
+    settings = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "hyena", "filter_type": "s4d"}})
+    simulation = Simulation()
+    tuned(simulation, tmp_path, settings, space=SearchSpace(config, alpha=True), trials=2, seeds=2)
+    assert len(simulation.calls) == 3 and "frequency_scale" in simulation.calls[1][0].model
 
 
-def test_runs_that_diverge_are_counted(tmp_path):
-    simulation = Simulation({"rescale": 0.1, "time_steps": 0.1}, diverging=("x3", "penalty"))
+def test_trials_that_diverge_or_fail(tmp_path):
+    simulation = Simulation({0: math.nan, 1: 0.4, 2: 0.9, 3: math.nan})
     result = tuned(simulation, tmp_path)
-    assert result.winner == "joined" and result.chance == 0.5
-    rows = {row["candidate"]: row for row in rows_of(result)}
-    assert rows["learning_rate_x3"]["accuracy"] is None and rows["learning_rate_x3"]["failed"] == 1
-    assert (rows["joined"]["failed"], rows["joined"]["runs"]) == (0, 4)
-    assert "diverged" in "\n".join(table_lines(result))
+    assert result.winner == "trial2" and len(simulation.calls) == 12
+    lines = lines_of(result)
+    assert any(line.split() == ["trial0", "-", "-", "-", "1/1", "1"] for line in lines)
+    assert any(line.split()[:1] == ["trial1"] and "1/1" in line for line in lines)
 
 
 def test_a_default_that_diverges_is_replaced(tmp_path):
-    result = tuned(Simulation(needed="x1/3"), tmp_path)
-    assert result.winner == "learning_rate_x0.33" and result.decision is not None
+    result = tuned(Simulation({4: 0.7}, default=math.nan), tmp_path)
+    # The score of the default counts as the constant prediction, 0.5.
+    assert result.winner == "trial4" and result.decision is not None
     assert (result.decision.failed_default, result.decision.failed_candidate) == (3, 0)
-    # Its score counts as the trivial baseline, 0.5.
-    assert result.decision.gain == pytest.approx(0.2, abs=0.02)
-    missing = result.trial("penalty").candidate
-    assert not missing.missing and result.trial("default").outcome.problem == "training diverged"
+    assert result.decision.gain == pytest.approx(0.7 + 0.07 - 0.5)
+
+
+def test_a_trial_that_fails_with_fresh_seeds_is_not_adopted(tmp_path):
+    result = tuned(Simulation({0: 0.8}, fresh=(0.1, 0.1, -0.4)), tmp_path)
+    assert result.winner == "default" and "1 of 3 seeds fail, and 0 with the default" in result.reason
 
 
 def test_nothing_but_divergence(tmp_path):
-    result = tuned(Simulation(needed="nothing"), tmp_path)
+    simulation = Simulation(dict.fromkeys(range(5), math.nan), default=math.nan)
+    result = tuned(simulation, tmp_path)
     assert (result.winner, result.decision) == ("default", None)
-    assert result.trial("penalty").candidate.missing == "no λ follows from a loss of None and a Σ τ of 0"
 
 
-def test_a_tuning_that_was_killed_continues(tmp_path):
-    whole = Simulation({"rescale": 0.05, "time_steps": 0.1})
+@pytest.mark.parametrize("after", [0, 1, 3, 6, 8])
+def test_a_tuning_that_was_interrupted_continues(tmp_path, after):
+    """With the same trials, and without a run twice."""
+    scores = {1: 0.75, 3: 0.8, 4: math.nan}
+    whole = Simulation(scores)
     expected = tuned(whole, tmp_path / "whole")
-    killed = Simulation(whole.effects)
+    first = Simulation(scores)
 
-    def until_the_fourth(settings: RunSettings, folder: Path) -> Outcome:
-        if len(killed.calls) == 3:
+    def interrupted(settings: RunSettings, folder: Path) -> Outcome:
+        if len(first.calls) == after:
+            folder.mkdir(parents=True)
+            (folder / "checkpoint").touch()
             raise KeyboardInterrupt
-        return killed(settings, folder)
+        return first(settings, folder)
 
     with pytest.raises(KeyboardInterrupt):
-        tune(BASE, tmp_path / "killed", run=until_the_fourth, diagnosis=Known())
-    rest, reported = Simulation(whole.effects), []
-    result = tuned(rest, tmp_path / "killed", report=lambda name, outcome: reported.append(name))
-    assert names(killed) + names(rest) == names(whole) == reported
-    assert [trial.outcome for trial in result.trials] == [trial.outcome for trial in expected.trials]
-    # Again: no run at all, and with another seed all of them.
-    again = Simulation(whole.effects)
-    assert tuned(again, tmp_path / "killed").decision == expected.decision and not again.calls
+        tuned(interrupted, tmp_path / "again")
+    left = list((tmp_path / "again" / "runs").glob("*/checkpoint"))
+    rest, reported = Simulation(scores), []
+    result = tuned(rest, tmp_path / "again", report=lambda name, outcome: reported.append(name))
+    assert first.names + rest.names == whole.names == reported
+    assert [settings for settings, _ in first.calls + rest.calls] == [settings for settings, _ in whole.calls]
+    assert result.decision == expected.decision and result.settings == expected.settings
+    # The run that was interrupted found what it had left.
+    assert len(left) == 1 and left[0].exists()
+    again = Simulation(scores)
+    assert tuned(again, tmp_path / "again").settings == expected.settings and not again.calls
+    # More trials continue the search.
+    more = Simulation(scores)
+    tuned(more, tmp_path / "again", trials=7)
+    assert more.names == ["trial5-seed5", "trial6-seed5"]
+
+
+def test_a_long_search_continues_with_the_same_trials(tmp_path):
+    """After its first ten trials, the sampler depends on the scores."""
+    scores = {number: 0.5 + 0.01 * (7 * number % 13) for number in range(14)}
+    whole, rest = Simulation(scores), Simulation(scores)
+    tuned(whole, tmp_path / "whole", trials=14)
+    tuned(Simulation(scores), tmp_path / "again", trials=12)
+    tuned(rest, tmp_path / "again", trials=14)
+    later = [settings for settings, folder in whole.calls if folder.name in ("trial12-seed5", "trial13-seed5")]
+    assert [settings for settings, _ in rest.calls[:2]] == later
 
 
 def test_runs_with_other_settings_are_repeated_from_the_start(tmp_path):
@@ -212,34 +220,39 @@ def test_runs_with_other_settings_are_repeated_from_the_start(tmp_path):
     )
     simulation = Simulation()
     tuned(simulation, tmp_path, other)
-    assert len(simulation.calls) >= 6 and not (left / "train_config.yaml").exists()
+    assert len(simulation.calls) == 6 and not (left / "train_config.yaml").exists()
 
 
 def test_files_of_a_tuning(tmp_path):
-    result = tuned(Simulation({"rescale": 0.05, "time_steps": 0.1}, diverging=("x3",)), tmp_path)
+    result = tuned(Simulation({0: 0.8, 1: math.nan}), tmp_path)
     write_report(result, tmp_path)
     content = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)  # no NaN
-    assert (
-        content["winner"] == result.winner and content["runs"] == result.runs and content["seconds"] == result.seconds
-    )
-    assert content["diagnosis"] == {"simulated": True}
-    assert content["outcomes"]["learning_rate_x3"]["seed_of_the_settings"]["score"] is None
-    with (tmp_path / "table.csv").open() as file:
-        rows = {row["candidate"]: row for row in csv.DictReader(file)}
-    assert float(rows["joined"]["gain"]) == pytest.approx(0.15) and rows["default"]["gain"] == ""
-    assert (rows["rescale"]["tau_before"], rows["rescale"]["tau_after"]) == ("10.0", "5.0")
-    assert rows["learning_rate_x3"]["accuracy"] == "" and rows["learning_rate_x3"]["failed"] == "1"
-    line = next(line for line in table_lines(result) if line.startswith("joined"))
-    assert "a constant prediction 0.5; a linear model 0.55." in "\n".join(table_lines(result))
-    assert "+0.15 ±" in line and "10 → 5" in line and "0/4" in line
+    assert (content["winner"], content["reason"]) == (result.winner, result.reason)
+    assert content["diagnosis"] == {"simulated": True} and content["decision"]["gain"] == pytest.approx(0.1)
+    trials = {trial["name"]: trial for trial in content["trials"]}
+    assert len(trials["trial0"]["runs"]) == 4 and trials["trial1"]["runs"][0]["score"] is None
+    assert trials["default"]["changes"] == {} and "learning_rate" in trials["trial0"]["changes"]["training"]
+    lines = lines_of(result)
+    assert lines[0].split() == ["trial", "accuracy", "gain", "s.e.", "failed", "seconds"]
+    assert any(line.startswith("trial0: ") and "training.learning_rate=" in line for line in lines)
+    assert "Cost: 12 runs, 23 seconds of training and evaluation." in lines
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"seeds": 1}, "`seeds` must be at least 2"), ({"jobs": 0}, "`jobs` must")]
+    ("options", "message"),
+    [({"seeds": 1}, "`seeds` must be at least 2"), ({"trials": 0}, "`trials` must be a positive number")],
 )
 def test_bad_arguments(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         tuned(Simulation(), tmp_path, **options)
+
+
+def test_without_optuna(tmp_path, monkeypatch):
+    monkeypatch.setattr(space_module, "find_spec", lambda name: None)
+    simulation = Simulation()
+    with pytest.raises(ImportError, match=r'pip install "hf_ssm\[tuning\]"'):
+        tuned(simulation, tmp_path)
+    assert not simulation.calls
 
 
 def test_a_damaged_file_of_outcomes(tmp_path):

@@ -71,7 +71,7 @@ def add_data_options(parser: argparse.ArgumentParser, split: str, rows: int, pur
         action="append",
         default=[],
         dest="assignments",
-        help="another setting of the data (see `hf-ssm settings --section data`)",
+        help="another setting of the data (see `hf-ssm train --help-settings data`)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Options of `hf-ssm convert`, `export`, `verify`, `push` and `completion`."""
+"""Options of `hf-ssm convert`, `export`, `verify` and `push`."""
 
 import argparse
 from pathlib import Path
@@ -48,7 +48,3 @@ def add_push(parser: argparse.ArgumentParser) -> None:
         "--revision", metavar="BRANCH", help="branch, which is created if it does not exist (default: main)"
     )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
-
-
-def add_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "tcsh"), help="bash, zsh or tcsh")

@@ -1,4 +1,4 @@
-"""Options of `hf-ssm train`, `tune`, `demo` and `settings`."""
+"""Options of `hf-ssm train`, `tune` and `demo`."""
 
 import argparse
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
         "--no_load_best_model_at_end.",
     )
     fields.set_defaults(fields={})
-    add = parser.add_argument_group("all settings", "`hf-ssm settings` lists them.").add_argument
+    add = parser.add_argument_group("all settings", "`hf-ssm train --help-settings` lists them.").add_argument
     add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
     example = (
         "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); --set takes precedence over other options"
@@ -92,7 +92,23 @@ def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
     add("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], dest="assignments", help=example)
 
 
+class _HelpSettings(argparse.Action):
+    """Store the name, and require no other option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, values or "")
+        for action in parser._actions:
+            action.required = False
+
+
 def add_train(parser: argparse.ArgumentParser) -> None:
+    help_settings = (
+        "show the settings, each with its default and meaning, and exit: those of FAMILY and of the sections data and "
+        f"training, or those of a SECTION ({', '.join(SECTIONS)})"
+    )
+    parser.add_argument(
+        "--help-settings", metavar="FAMILY|SECTION", nargs="?", action=_HelpSettings, help=help_settings
+    )
     _add_settings(parser, "continue from the newest complete checkpoint in --output")
     add = parser.add_argument_group("output").add_argument
     add("--output", "--output-dir", metavar="DIR", type=Path, required=True, help="folder for the result")
@@ -108,24 +124,13 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 def add_tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tuning").add_argument
     add("--diagnose", action="store_true", help="print the diagnosis only, which takes seconds and needs no training")
-    add(
-        "--bisect-alpha",
-        action="store_true",
-        help="afterwards, choose α (model.frequency_scale) by bisection: up to 8 runs and a comparison",
-    )
+    trials = "number of settings that are tried besides the default (default: %(default)s)"
+    add("--trials", metavar="N", type=int, default=5, help=trials)
     seeds = "number of fresh seeds on which the best settings are compared with the default (default: %(default)s)"
     add("--seeds", metavar="N", type=int, default=3, help=seeds)
-    add(
-        "--jobs",
-        metavar="N",
-        type=int,
-        default=1,
-        help="number of runs that are trained at the same time, each in a process (default: %(default)s)",
-    )
     _add_settings(parser, "continue in --output without repeating finished runs")
     add = parser.add_argument_group("output").add_argument
-    add("--output", "--output-dir", metavar="DIR", type=Path, help="folder for runs, table, figure and settings")
-    add("--svg", action="store_true", help=SVG_HELP)
+    add("--output", "--output-dir", metavar="DIR", type=Path, help="folder for runs, results and settings")
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -140,9 +145,3 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         help="folder for the result (default: runs/demo)",
     )
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--family", metavar="FAMILY", default="hyena", help=f"{', '.join(FAMILY_NAMES)} (default: hyena)")
-    add("--section", metavar="SECTION", choices=SECTIONS, help=f"only {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}")
