@@ -100,11 +100,11 @@ def test_every_option_that_names_a_file_is_compared_with_the_output():
 
 def test_processes_of_a_command_import_nothing_from_the_working_directory(monkeypatch, capsys):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    assert cli.main(["settings", "--family", "s4"]) == 0
+    assert cli.main(["train", "--help-settings", "s4"]) == 0
     assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     monkeypatch.delenv("PYTHONSAFEPATH")
-    monkeypatch.setattr(sys, "argv", ["hf-ssm", "settings", "--family", "s4"])
+    monkeypatch.setattr(sys, "argv", ["hf-ssm", "train", "--help-settings", "s4"])
     assert cli.main() == 0
     assert os.environ["PYTHONSAFEPATH"] == "1"
 

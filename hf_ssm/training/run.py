@@ -134,17 +134,14 @@ class RunPlan:
         return math.ceil(self.args.num_train_epochs * self.steps_per_epoch)
 
 
-def plan(
-    settings: RunSettings, output: Path, resume: bool = False, choose: bool = False, data: RunData | None = None
-) -> RunPlan:
+def plan(settings: RunSettings, output: Path, resume: bool = False, choose: bool = False) -> RunPlan:
     """Load data and model of a run; the arguments are those of `train`. Writes nothing."""
     launch.begin(settings)
     checkpoint = folder.last_checkpoint(output) if resume else None
     if checkpoint is None:
         check_not_input(output, *settings.inputs)
     set_seed(int(settings.training["seed"]))
-    if data is None:
-        data = launch.main_first(lambda: load_data(settings))
+    data = launch.main_first(lambda: load_data(settings))
     settings = dataclasses.replace(settings, data={**settings.data, **data.settled})
     if choose and checkpoint is None:
         settings = dataclasses.replace(settings, model={**settings.model, **chosen_fields(settings, data)})
@@ -227,7 +224,6 @@ def train(
     overwrite: bool = False,
     progress: RunProgress | None = None,
     choose: bool = False,
-    data: RunData | None = None,
 ) -> RunResult:
     """Train, evaluate the test split once, and save model, tokenizer, settings and log.
 
@@ -242,8 +238,6 @@ def train(
         progress: Shows the progress, in place of the Trainer's own callbacks that do.
         choose: Whether the data choose fields of a fresh model that the settings leave open (`build.chosen_fields`), as
             in the command; default: the defaults of the configuration.
-        data: The data of the settings, as `load_data` returns them, for several runs on the same data; default: they
-            are loaded.
 
     Raises:
         ValueError: Settings, data and model do not fit together, there is no checkpoint to resume from, or `output` of
@@ -251,7 +245,7 @@ def train(
         OSError: A file cannot be read or written.
         FloatingPointError: A loss is not finite.
     """
-    prepared = plan(settings, output, resume, choose, data)
+    prepared = plan(settings, output, resume, choose)
     settings, loaded, splits, args = prepared.settings, prepared.data, prepared.data.splits, prepared.args
     if resume:
         launch.on_main(lambda: folder.discard_incomplete(output))
