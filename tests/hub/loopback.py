@@ -49,7 +49,7 @@ class Hub:
         users: Token -> user; "ada" and "ben" have one, more can be added.
         read_only: Tokens among these that may not write.
         orgs: Organisation -> its members, who may all write there.
-        requests: (method, path, status) of all requests to the Hub and its storage; status 0 for a dropped connection.
+        requests: (method, path, status) of all requests to the Hub and its storage.
         waits: Seconds that `huggingface_hub` in this process would have waited between attempts (see `conftest.hub`).
         errors: Internal errors of the server; the fixture fails a test with any.
         page_size: Entries per page of a listing.
@@ -115,12 +115,7 @@ class Hub:
         path: str,
         *,
         status: int | None = None,
-        retry_after: int | None = None,
-        drop: bool = False,
-        truncate: int | None = None,
-        short: int | None = None,
         flip: bool = False,
-        lose_answer: bool = False,
         times: int = 1,
     ) -> None:
         """Make the next `times` requests fail that match a method and a path.
@@ -129,19 +124,10 @@ class Hub:
             method: "GET", "HEAD", "POST", "PUT", "DELETE" or None.
             path: Regular expression for the unquoted path, on the Hub and on its storage (`/objects/`, `/uploads/`).
             status: Answer this status instead of doing anything.
-            retry_after: Seconds in the `Retry-After` header of that answer.
-            drop: Close the connection after half of the request's body, nothing done and nothing answered.
-            truncate: Announce the whole body, send this many bytes of it and close the connection.
-            short: Send this many bytes as if they were the whole body.
-            flip: Change one bit: of the body that is downloaded, or of the one that is uploaded.
-            lose_answer: Do the work, then close the connection without an answer.
+            flip: Change one bit of the body that is downloaded.
             times: How often.
         """
-        kind = [status is not None, drop, truncate is not None, short is not None, flip, lose_answer]
-        if sum(kind) != 1:
-            raise ValueError("a fault is one of status, drop, truncate, short, flip and lose_answer")
-        fault = Fault(method, path, times, status, retry_after, drop, truncate, short, flip, lose_answer)
-        self._faults.append(fault)
+        self._faults.append(Fault(method, path, times, status, flip))
 
     def next_fault(self, method: str, path: str) -> Fault:
         with self._lock:

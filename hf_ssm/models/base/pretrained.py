@@ -109,9 +109,8 @@ class SSMPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
-                asks for, unless `ignore_mismatched_sizes=True`; a configuration that asks for many more weights than
-                there are; a checkpoint of another model, unless `output_loading_info=True`; a checkpoint of another
-                library that lacks weights of the backbone.
+                asks for, unless `ignore_mismatched_sizes=True`; a checkpoint of another model, unless
+                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
         if source is not None:
