@@ -156,8 +156,7 @@ def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
     """The rows of a table, one after the other.
 
     Raises:
-        ValueError: The values of a column differ in type, or have none in Arrow, such as integers beyond 64 bits; the
-            table of results could not hold them.
+        ValueError: The values of a column differ in type, so that the table of results could not hold them.
     """
     for name, values in columns.items():
         _check_values(name, values, f"{source}: ")
@@ -224,10 +223,9 @@ def _check_values(name: str, values: list[Any], where: str = "") -> None:
     try:
         pa.array(values)
     except (pa.ArrowException, OverflowError) as error:
-        cause = "are integers beyond 64 bits" if isinstance(error, OverflowError) else "differ in type"
         raise ValueError(
-            f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or "
-            "remove the column."
+            f"{where}values of the column {name!r} differ in type ({_line(error)}): give all of its values one type, "
+            "or remove the column."
         ) from error
 
 

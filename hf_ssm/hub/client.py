@@ -33,6 +33,8 @@ _STATUS_MESSAGES = {
 def check_repo_id(repo_id: str) -> str:
     """Return `repo_id` if it is a valid USER/NAME; a `ValueError` otherwise."""
     try:
+        if not isinstance(repo_id, str):
+            raise HFValidationError("the name must be a string")
         validate_repo_id(repo_id)
         if "/" not in repo_id:
             raise HFValidationError("the user or organisation is missing")

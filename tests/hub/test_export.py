@@ -7,7 +7,6 @@ gradients and generated tokens equal those of the model in memory under `plain_o
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import venv

@@ -5,6 +5,8 @@ Importing this module raises `ImportError` where numba is told not to compile: t
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,8 @@ def kernel(function: Callable[..., Any]) -> Any:
     except RuntimeError:
         # Raised by numba where it finds no writable folder.
         return numba.njit(**options)(function)
-    # There is no public way to change it: the stamp of numba is that of the file that contains the function, while the
-    # machine code contains the functions that it calls, too.
+    # There is no public way to change these. A full disk is no reason to stop; and the stamp of numba is that of the
+    # file that contains the function, while the machine code contains the functions that it calls, too.
+    dispatcher._cache._guard_against_spurious_io_errors = partial(suppress, OSError)
     dispatcher._cache._cache_file._source_stamp = _SOURCES
     return dispatcher
