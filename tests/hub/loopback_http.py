@@ -75,8 +75,7 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 Route = tuple[tuple[str, ...], re.Pattern[str], Callable[..., Answer]]
-HUB_ROUTES: list[Route] = []
-STORAGE_ROUTES: list[Route] = []
+ROUTES: list[Route] = []
 
 # {api} is a repository in the addresses of the API, {page} in those of pages and files.
 _PARTS = {
@@ -86,13 +85,13 @@ _PARTS = {
 }
 
 
-def route(methods: str, pattern: str, routes: list[Route] = HUB_ROUTES) -> Callable:
+def route(methods: str, pattern: str) -> Callable:
     """Registers a function for "METHOD METHOD" and an address; its groups, unquoted, become arguments."""
     for short, long in _PARTS.items():
         pattern = pattern.replace(short, long)
 
     def register(respond: Callable[..., Answer]) -> Callable[..., Answer]:
-        routes.append((tuple(methods.split()), re.compile(pattern), respond))
+        ROUTES.append((tuple(methods.split()), re.compile(pattern), respond))
         return respond
 
     return register
@@ -135,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault.status is not None:
             answer = json_answer({"error": f"scripted fault {fault.status}"}, fault.status)
         else:
-            answer = hub.answer(self.server.routes, self.command, self.path, self.headers, body)
+            answer = hub.answer(self.command, self.path, self.headers, body)
         if fault.flip:
             answer.body = flipped(answer.body)
         hub.requests.append((self.command, path, answer.status))
@@ -154,12 +153,10 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def send(self, answer: Answer) -> None:
-        # A HEAD has no body but tells the length of the one it stands for.
-        length = answer.headers.pop("Content-Length", str(len(answer.body)))
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", length)
+        self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
@@ -177,10 +174,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 64
 
-    def __init__(self, hub: Any, routes: list[Route]) -> None:
+    def __init__(self, hub: Any) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.hub = hub
-        self.routes = routes
         self.connections: set[socket.socket] = set()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()

@@ -371,7 +371,7 @@ def test_flipped_byte_in_the_cache(pushed, name):
 
 def test_flipped_byte_on_the_way(hub, pushed):
     """The client sees the size only."""
-    hub.fail("GET", "/objects/", flip=True)
+    hub.fail("GET", "/resolve/.*/model.safetensors", flip=True)
     (problem,) = verify(NAME).problems
     assert str(problem) == "model.safetensors: its sha256 differs from the one on the Hub"
 

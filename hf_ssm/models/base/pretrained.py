@@ -28,7 +28,6 @@ _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
     *("revision", "create_pr", "tags", "token"),
 )
-_NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
 
 
 def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
@@ -154,21 +153,6 @@ class SSMPreTrainedModel(PreTrainedModel):
             self.push_to_hub(pushed.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **pushed)
         if is_gathered:
             torch.distributed.barrier()
-
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As in transformers, with an error that names the cause if the Hub cannot be reached."""
-        parent: Any = super()
-        try:
-            return parent.push_to_hub(repo_id, **kwargs)
-        except Exception as error:
-            # By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub. After other
-            # faults, such as a lost connection, the commit may have been made.
-            if not _NO_CONNECTION & {kind.__name__ for kind in type(error).__mro__}:
-                raise
-            raise ConnectionError(
-                f"nothing was pushed to {repo_id!r}, because the Hub cannot be reached: {error} (check the network, "
-                "HF_ENDPOINT and HF_HUB_OFFLINE, then call `push_to_hub` again)"
-            ) from error
 
     # The one method that both public methods of transformers, under their old and new names, and their inverse call.
     def _set_gradient_checkpointing(  # type: ignore[override]  # arguments of later versions are passed on
