@@ -128,7 +128,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     """Content of the configuration of a checkpoint (Evo 2) whose library writes YAML."""
     try:
         found = yaml.safe_load(path.read_bytes())
-    except (RecursionError, ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{str(path)!r} must hold a mapping of fields, got {type(found).__name__}")
@@ -140,7 +140,7 @@ def _read_json(path: Path, source: str | Path | None = None) -> dict[str, Any]:
     of = str(path.parent if source is None else source)
     try:
         found = json.loads(path.read_bytes())
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"the {path.name} of {of!r} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"the {path.name} of {of!r} must hold an object, got {type(found).__name__}")

@@ -136,11 +136,15 @@ def entry(path: str, blob: Blob, last: Commit | None) -> dict[str, Any]:
     return content
 
 
-@route("GET", "{api}/tree/{revision}")
-def tree(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
+@route("GET", "{api}/tree/{revision}(?:/(?P<path>.+))?")
+def tree(hub: Any, request: Request, kind: str, repo_id: str, revision: str, path: str) -> Answer:
     commit = hub.find(request, repo_type(kind), repo_id).commit(revision)
     last = commit if request.flag("expand") else None
-    return json_answer([entry(name, blob, last) for name, blob in sorted(commit.blobs.items())])
+    start = f"{path}/" if path else ""
+    entries = [entry(name, blob, last) for name, blob in sorted(commit.blobs.items()) if name.startswith(start)]
+    if not entries:
+        raise HubError(404, f"{path} does not exist on {revision}", "EntryNotFound")
+    return json_answer(entries)
 
 
 @route("POST", "{api}/paths-info/{revision}")
