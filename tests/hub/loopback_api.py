@@ -136,15 +136,27 @@ def entry(path: str, blob: Blob, last: Commit | None) -> dict[str, Any]:
     return content
 
 
+def folder_entry(path: str) -> dict[str, Any]:
+    return {"type": "directory", "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0, "path": path}
+
+
+def folders(blobs: dict[str, Blob]) -> set[str]:
+    parts = [path.split("/")[:-1] for path in blobs]
+    return {"/".join(names[: depth + 1]) for names in parts for depth in range(len(names))}
+
+
 @route("GET", "{api}/tree/{revision}(?:/(?P<path>.+))?")
 def tree(hub: Any, request: Request, kind: str, repo_id: str, revision: str, path: str) -> Answer:
     commit = hub.find(request, repo_type(kind), repo_id).commit(revision)
-    last = commit if request.flag("expand") else None
-    start = f"{path}/" if path else ""
-    entries = [entry(name, blob, last) for name, blob in sorted(commit.blobs.items()) if name.startswith(start)]
-    if not entries:
+    known = folders(commit.blobs)
+    if path and path not in known:
         raise HubError(404, f"{path} does not exist on {revision}", "EntryNotFound")
-    return json_answer(entries)
+    start = f"{path}/" if path else ""
+    recursive, last = request.flag("recursive"), commit if request.flag("expand") else None
+    entries = {name: folder_entry(name) for name in known}
+    entries |= {name: entry(name, blob, last) for name, blob in commit.blobs.items()}
+    shown = [name for name in entries if name.startswith(start) and (recursive or "/" not in name[len(start) :])]
+    return json_answer([entries[name] for name in sorted(shown)])
 
 
 @route("POST", "{api}/paths-info/{revision}")
@@ -152,6 +164,10 @@ def paths_info(hub: Any, request: Request, kind: str, repo_id: str, revision: st
     commit = hub.find(request, repo_type(kind), repo_id).commit(revision)
     form = parse_qs(request.body.decode())
     last = commit if form.get("expand", ["false"])[0].lower() == "true" else None
-    return json_answer(
-        [entry(path, commit.blobs[path], last) for path in form.get("paths", []) if path in commit.blobs]
-    )
+    known = folders(commit.blobs)
+    found = [
+        entry(path, commit.blobs[path], last) if path in commit.blobs else folder_entry(path)
+        for path in form.get("paths", [])
+        if path in commit.blobs or path in known
+    ]
+    return json_answer(found)
