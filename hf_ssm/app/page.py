@@ -91,7 +91,7 @@ def _add_input(served: ServedModel, jobs: Jobs) -> gr.Textbox:
         with gr.Column(scale=1, min_width=220):
             jobs.add_upload(
                 "Upload csv or text" if is_of_numbers else "Upload FASTA or csv",
-                lambda job, path: read_upload(path, is_of_numbers, job.check),
+                lambda path: read_upload(path, is_of_numbers),
                 [".csv", ".tsv", ".txt"] if is_of_numbers else UPLOADS,
                 text,
             )

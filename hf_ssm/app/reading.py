@@ -1,12 +1,11 @@
 """From the input field and uploaded files to sequences and signals, with plain messages for what cannot be read."""
 
-import csv
 import gzip
 import io
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
@@ -28,9 +27,6 @@ MOST_SEQUENCES, MOST_LETTERS = 100, 200_000
 MOST_BYTES = 2_000_000
 """Limit of an uploaded file, decompressed, and of the letters of the input field."""
 
-_MOST_COLUMNS = 1000
-# Between two blocks, reading can be stopped.
-_BLOCK = 1 << 16
 _MOST_REASON = 300
 
 UPLOADS = (*FASTA_SUFFIXES, ".csv", ".tsv", ".txt", ".gz")
@@ -155,13 +151,12 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def read_upload(path: str | Path, reads_numbers: bool = False, check: Callable[[], None] = lambda: None) -> str:
+def read_upload(path: str | Path, reads_numbers: bool = False) -> str:
     """The contents of an uploaded file as the text of the input field: FASTA, or lines of numbers.
 
     Args:
         path: The file, at most `MOST_BYTES` once it is decompressed.
         reads_numbers: Whether the field takes numbers: the text is returned as it is.
-        check: Called again and again while the file is read; it may raise an exception to stop.
 
     Raises:
         ValueError: The file has another format, is malformed, or is too large.
@@ -173,19 +168,17 @@ def read_upload(path: str | Path, reads_numbers: bool = False, check: Callable[[
         raise ValueError(
             f"{path.name!r} cannot be read: upload a FASTA file ({', '.join(FASTA_SUFFIXES)}), csv or tsv."
         )
-    text = _text(path, check)
+    text = _text(path)
     if is_text:
         return io.StringIO(text, newline=None).read()
-    if suffix not in FASTA_SUFFIXES:
-        _check_table(text, "," if suffix == ".csv" else "\t", path.name, check)
     try:
-        records = _records(text, path, check)
+        records = _records(text, path)
     except (ValueError, OSError) as error:
         reason = str(error).partition("cannot be read: ")[2] or str(error)
         # A reason may list all names of columns.
         raise ValueError(f"{path.name!r} cannot be read: {shorten(reason, _MOST_REASON)}") from error
     if len(records) > MOST_SEQUENCES:
-        raise _too_many(path.name)
+        raise ValueError(f"{path.name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")
     if sum(len(record.sequence) for record in records) > MOST_LETTERS:
         raise ValueError(f"{path.name!r} has more than {MOST_LETTERS:,} letters: upload a part of it.")
     names = ("_".join(str(record.columns.get("name") or "").split()) for record in records)
@@ -195,27 +188,17 @@ def read_upload(path: str | Path, reads_numbers: bool = False, check: Callable[[
     )
 
 
-def _too_many(name: str) -> ValueError:
-    return ValueError(f"{name!r} has more than {MOST_SEQUENCES} sequences: upload a part of it.")
-
-
-def _text(path: Path, check: Callable[[], None]) -> str:
+def _text(path: Path) -> str:
     """The text of a file, decompressed if its name ends in ".gz"."""
-    content = bytearray()
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            check()
-            while block := file.read(_BLOCK):
-                check()
-                content += block
-                if len(content) > MOST_BYTES:
-                    raise ValueError(
-                        f"{path.name!r} has more than {MOST_BYTES // 10**6} MB (once it is decompressed): upload a "
-                        "part of it."
-                    )
+            content = file.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"{path.name!r} cannot be read: {reason}") from error
+        raise ValueError(f"{path.name!r} cannot be read: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise ValueError(
+            f"{path.name!r} has more than {MOST_BYTES // 10**6} MB (once it is decompressed): upload a part of it."
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -225,37 +208,16 @@ def _text(path: Path, check: Callable[[], None]) -> str:
     return text
 
 
-def _check_table(text: str, delimiter: str, name: str, check: Callable[[], None]) -> None:
-    """Refuse many columns or rows before the table is parsed, which makes several objects of each cell."""
-    # The limit of the module holds for the process; it is less than the longest sequence.
-    csv.field_size_limit(max(csv.field_size_limit(), MOST_BYTES))
-    rows = 0
-    for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
-        check()
-        if len(cells) > _MOST_COLUMNS:
-            raise ValueError(
-                f"{name!r} has more than {_MOST_COLUMNS:,} columns: keep only the columns of the sequence and the name."
-            )
-        rows += bool(cells)
-        # The first row has the names of the columns.
-        if rows > MOST_SEQUENCES + 1:
-            raise _too_many(name)
-
-
-def _records(text: str, path: Path, check: Callable[[], None]) -> list[Record]:
+def _records(text: str, path: Path) -> list[Record]:
     """The sequences of a text, one more than allowed if there are more, by the readers of files."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.stem if path.suffix.lower() == ".gz" else path.name)
         copy.write_bytes(text.encode("utf-8"))
-        records = []
-        for record in islice(_records_of_file(copy), MOST_SEQUENCES + 1):
-            check()
-            if re.search("^>", record.sequence, re.MULTILINE):
-                raise ValueError(
-                    f"{record.where} has a line that begins with '>', as names do in FASTA: remove this line."
-                )
-            records.append(record)
-        return records
+        records = list(islice(_records_of_file(copy), MOST_SEQUENCES + 1))
+    for record in records:
+        if re.search("^>", record.sequence, re.MULTILINE):
+            raise ValueError(f"{record.where} has a line that begins with '>', as names do in FASTA: remove this line.")
+    return records
 
 
 def _records_of_file(path: Path) -> Iterator[Record]:

@@ -25,11 +25,11 @@ _SHOW = """() => {
 }"""
 
 Work = Callable[..., str]
-"""A computation: from a `Job` and the values of the inputs to HTML, or to the text of the input field."""
+"""A computation: from a `Job` and the values of the inputs to HTML."""
 
 
 class Jobs:
-    """The running computations and reads of files of all visitors. One computation runs at a time, others wait."""
+    """The running computations of all visitors. One runs at a time, others wait."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str | None, str], Job] = {}
@@ -69,25 +69,25 @@ class Jobs:
         )
         finished.then(None, None, None, js=_SHOW.replace("NAME", name), api_visibility="private")
 
-    def add_upload(self, label: str, work: Work, file_types: Sequence[str], text: gr.Textbox) -> None:
-        """Add a button that uploads a file, and one that cancels its reading, and a line for messages.
+    def add_upload(self, label: str, work: Callable[[str], str], file_types: Sequence[str], text: gr.Textbox) -> None:
+        """Add a button that uploads a file, and a line for messages.
 
         Args:
             label: Of the button.
-            work: From a `Job` and the path of the file to the value of `text`.
+            work: From the path of the file to the value of `text`.
             file_types: Suffixes of the files.
             text: The input field.
         """
         upload = gr.UploadButton(label, file_types=[*file_types], file_count="single", size="md")
-        cancel = self._cancel_button(label)
         message = gr.HTML()
 
-        def run(request: gr.Request, path: str) -> Iterator[tuple[Any, ...]]:
-            done = markup.note("The file is in the field.")
-            yield from self._run(label, work, "bytes", request, [path], at_start=gr.skip(), at_end=done)
+        def run(path: str) -> tuple[Any, Any]:
+            try:
+                return markup.note("The file is in the field."), work(path)
+            except ValueError as error:
+                return markup.error(" ".join(str(error).split())), gr.skip()
 
-        outputs = [upload, cancel, message, text]
-        upload.upload(run, upload, outputs, show_progress="hidden", api_visibility="private")
+        upload.upload(run, upload, [message, text], show_progress="hidden", api_visibility="private")
 
     def _cancel_button(self, label: str) -> gr.Button:
         """A hidden button that stops the work of that label."""
@@ -102,30 +102,20 @@ class Jobs:
         return cancel
 
     def _run(
-        self,
-        label: str,
-        work: Work,
-        unit: str,
-        request: gr.Request,
-        values: Sequence[Any],
-        at_start: Any = "",
-        at_end: str = "",
+        self, label: str, work: Work, unit: str, request: gr.Request, values: Sequence[Any]
     ) -> Iterator[tuple[Any, ...]]:
-        """Updates of start button, cancel button, message and result while `work` runs.
-
-        `at_start` is the result while it runs, and `at_end` the message afterwards.
-        """
+        """Updates of start button, cancel button, message and result while `work` runs."""
         job = self._running[request.session_hash, label] = Job(unit)
         busy = gr.update(interactive=False), gr.update(visible=True)
         idle = gr.update(interactive=True), gr.update(visible=False)
-        yield *busy, markup.progress(job), at_start
+        yield *busy, markup.progress(job), ""
         try:
             running = job.run(lambda: work(job, *values))
             while True:
                 try:
                     next(running)
                 except StopIteration as finished:
-                    yield *idle, at_end, finished.value
+                    yield *idle, "", finished.value
                     return
                 yield gr.skip(), gr.skip(), markup.progress(job), gr.skip()
         except Stopped:

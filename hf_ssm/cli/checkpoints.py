@@ -130,7 +130,7 @@ def stored_value(checkpoint: str, name: str, value_of: Callable[[Any], Any], def
     path = file_of(checkpoint, name)
     try:
         return default if path is None else value_of(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return default
 
 

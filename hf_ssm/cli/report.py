@@ -131,7 +131,7 @@ def _movement(checkpoint: str) -> dict[str, float]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return changes_in_log(content if isinstance(content, list) else content["log_history"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{str(path)!r} is not the log of a run: {error}; remove or repair this file") from error
 
 

@@ -3,6 +3,8 @@
 import gzip
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,6 @@ from typing import Any
 from hf_ssm.data.checks import did_you_mean
 from hf_ssm.data.files import compression, decompress, is_compressed, opened
 from hf_ssm.utils.files import staged_files
-from hf_ssm.utils.isolation import run_python
 
 __all__ = ["Genome", "Interval", "import_pysam", "index_suffix", "quiet", "read_bed", "write_index"]
 
@@ -311,9 +312,19 @@ def _check_letters(missing: bool, path: Path, name: str) -> None:
 
 
 def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:
-    options = [word for pair in zip(("--fai-idx", "--gzi-idx"), indices, strict=False) for word in pair]
+    options = [
+        word for pair in zip(("--fai-idx", "--gzi-idx"), map(os.path.abspath, indices), strict=False) for word in pair
+    ]
     # An absolute path is neither an option nor, as "data:" is, a protocol of htslib.
-    done = run_python(_INDEX, str(file.absolute()), *options)
+    done = subprocess.run(
+        [sys.executable, "-c", _INDEX, str(file.absolute()), *options],
+        # Python looks for modules in the working directory: this one has nothing of others in it.
+        cwd=Path(indices[0]).parent,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode:
         # The first line of the log is the cause, as in "[E::fai_build_core] Different line length in ...".
         cause = next((line for line in done.stderr.splitlines() if line.startswith("[E::")), done.stderr[-200:])

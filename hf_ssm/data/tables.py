@@ -30,8 +30,6 @@ Columns = dict[str, list[Any]]
 SPLIT_COLUMN = "split"
 """The default split column, which a table may lack; a split column of any other name is required."""
 
-# Cells of a table in memory; rows of json with names of their own have mostly empty ones.
-_MOST_CELLS = 10**8
 # Of a csv file in memory, which is read row by row.
 _ROWS = 128
 
@@ -158,8 +156,7 @@ def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
     """The rows of a table, one after the other.
 
     Raises:
-        ValueError: The values of a column differ in type, or have none in Arrow, such as integers beyond 64 bits; the
-            table of results could not hold them.
+        ValueError: The values of a column differ in type, so that the table of results could not hold them.
     """
     for name, values in columns.items():
         _check_values(name, values, f"{source}: ")
@@ -210,57 +207,30 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read, has two columns of one name, maps, or a value that Python has no type for.
+        ValueError: The file cannot be read, or has two columns of one name.
     """
     with opened(path, "rb") as file:
         table = pyarrow.parquet.ParquetFile(file)
         schema = table.schema_arrow
         if len(set(schema.names)) < len(schema.names):
             raise ValueError(f"the column names {schema.names} are not unique.")
-        for field in schema:
-            if _has_map(field.type):
-                raise ValueError(
-                    f"the column {field.name!r} is of the type {field.type}, which a table of results cannot hold: "
-                    "remove or convert this column."
-                )
         for batch in table.iter_batches(1024):
-            columns = [_python_values(name, column) for name, column in zip(schema.names, batch.columns, strict=True)]
-            for row in zip(*columns, strict=True):
-                yield dict(zip(schema.names, row, strict=True))
+            yield from batch.to_pylist()
 
 
 def _check_values(name: str, values: list[Any], where: str = "") -> None:
     """Raise `ValueError` unless Arrow has one type for all values of a column, as a table of results has to."""
     try:
         pa.array(values)
-    except (pa.ArrowException, OverflowError, RecursionError, UnicodeError) as error:
-        cause = "are integers beyond 64 bits" if isinstance(error, OverflowError) else "differ in type"
-        cause = "are not text in UTF-8" if isinstance(error, UnicodeError) else cause
+    except (pa.ArrowException, OverflowError) as error:
         raise ValueError(
-            f"{where}values of the column {name!r} {cause} ({_line(error)}): give all of its values one type, or "
-            "remove the column."
+            f"{where}values of the column {name!r} differ in type ({_line(error)}): give all of its values one type, "
+            "or remove the column."
         ) from error
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _has_map(kind: pa.DataType) -> bool:
-    """Whether a type is, or contains, a map, whose entries pyarrow makes tuples of."""
-    return pa.types.is_map(kind) or any(_has_map(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def _python_values(name: str, column: pa.Array) -> list[Any]:
-    try:
-        values = list(column.to_pylist())
-    # Dates beyond the year 9999, and unknown time zones, for example.
-    except (pa.ArrowException, ArithmeticError, LookupError, ValueError) as error:
-        raise ValueError(
-            f"the column {name!r} has a value that cannot be read ({_line(error)}): remove this value."
-        ) from error
-    _check_values(name, values)
-    return values
 
 
 def _read(
@@ -349,11 +319,6 @@ def _read_json(text: str, by_line: bool) -> Columns:
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
     names = dict.fromkeys(name for row in content for name in row)
-    if len(names) * len(content) > _MOST_CELLS:
-        raise ValueError(
-            f"{len(content)} rows with {len(names)} different column names make a table of more than {_MOST_CELLS} "
-            "cells: give all rows the same names."
-        )
     return {name: [row.get(name) for row in content] for name in names}
 
 
@@ -361,9 +326,9 @@ def _dataset(columns: Columns, source: str) -> Dataset:
     for name, values in columns.items():
         try:
             Dataset.from_dict({name: values})
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:  # Arrow's conversion errors
+        except (ValueError, TypeError, OverflowError) as error:  # Arrow's conversion errors
             raise ValueError(
-                f"source={source!r}: the column {name!r} has values of different types, or lists that are nested "
-                f"too deeply ({_line(error)}); give all of its values one type, or remove the column."
+                f"source={source!r}: the column {name!r} has values of different types ({_line(error)}); give all of "
+                "its values one type, or remove the column."
             ) from error
     return Dataset.from_dict(columns)

@@ -17,7 +17,6 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
-from hf_ssm.hub.scanning import irregularity
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.utils.files import staged_files
 
@@ -338,9 +337,6 @@ def reads_dna(tokenizer: Any) -> bool:
 
 def _around_section(path: Path) -> tuple[str, str | None]:
     """The text before and after the section of a card; `None` without a section."""
-    reason = irregularity(path, path.parent) if path.is_symlink() or path.exists() else None
-    if reason is not None:
-        raise ValueError(f"{str(path)!r} {reason}")
     text = path.read_bytes().decode("utf-8") if path.exists() else f"# {path.resolve().parent.name}\n"
     if _BEGIN not in text and _END not in text:
         return text, None

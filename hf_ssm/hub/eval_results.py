@@ -9,7 +9,6 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, parse_eval_result_entries
 
 from hf_ssm.hub.card import CardFacts
-from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.utils.files import write_text_atomically
 
 __all__ = ["EVAL_RESULTS", "eval_result_problems", "is_eval_result", "write_eval_results"]
@@ -67,9 +66,7 @@ def eval_result_problems(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]
             yield name, "is not a .yaml file of evaluation results"
             continue
         try:
-            text = path.read_text(encoding="utf-8")
-            check_yaml(text)
-            entries = parse_eval_result_entries(yaml.safe_load(text))
+            entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
             if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
                 raise ValueError("`value` must be a number")
         except Exception as error:  # of the YAML library, or of a wrong structure

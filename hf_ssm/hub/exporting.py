@@ -55,9 +55,8 @@ def export(
         model: A model of a registered family, with any head; it is not changed.
         tokenizer: The model's tokenizer; `None` for models of continuous signals or videos.
         folder: A folder that is empty or does not exist.
-        prove: Load the checkpoint in a new process that cannot import hf_ssm, save it from there and load that, and
-            compare logits and one training step with `model`, bit for bit (see `prove_export`). Takes about ten
-            seconds.
+        prove: Load the checkpoint in a new process that cannot import hf_ssm, and compare its outputs with those of
+            `model` (see `prove_export`). Takes some seconds.
         license: Licence of the weights for the card, an identifier of the Hub such as "apache-2.0".
 
     Returns:
@@ -67,7 +66,7 @@ def export(
         ValueError: The class of the model is not registered; the tokenizer does not fit the model.
         FileExistsError: The folder is not empty.
         NotADirectoryError: `folder` is a file.
-        OSError: Writing failed, or the proof failed; the message names the step.
+        OSError: Writing or the proof failed.
     """
     auto_class = auto_class_of(model)
     config: Any = model.config
@@ -83,7 +82,7 @@ def export(
         if prove:
             from hf_ssm.hub.reload import prove_export
 
-            prove_export(scratch, model, tokenizer, auto_class)
+            prove_export(scratch, model, auto_class)
     return Path(folder).absolute()
 
 

@@ -5,24 +5,23 @@ installed package writes.
 """
 
 import logging
+import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi, ModelCard
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
-from transformers import AutoTokenizer
 
 from hf_ssm.checkpoint import write_code
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
-from hf_ssm.hub.client import check_can_push, check_repo_id, is_transient, redact, retry, user_errors
-from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights, stage
+from hf_ssm.hub.client import check_can_push, check_repo_id, user_errors
+from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights
 from hf_ssm.hub.exporting import auto_class_of, export
-from hf_ssm.hub.scanning import check_yaml
 from hf_ssm.hub.sources import suggestion
 from hf_ssm.hub.verifying import Problem, check_folder, family_of, named_class
 from hf_ssm.models.registry import Family
@@ -66,7 +65,7 @@ def push(
 
     Raises:
         ValueError: Malformed name or branch, missing login or right, or a model that cannot be exported.
-        OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
+        OSError: The proof or the push fails; the message says how to repeat.
     """
     _check_branch(revision)
     check_can_push(repo_id, HfApi(token=token))
@@ -111,7 +110,7 @@ def push_folder(
     Raises:
         ValueError: Malformed name or branch, missing login or right; an incomplete folder, a model of another library,
             foreign code, hidden files, links out of the folder, or access tokens in files.
-        OSError: The proof fails, or the Hub cannot be reached or fails repeatedly; the message says how to repeat.
+        OSError: The proof or the push fails; the message says how to repeat.
     """
     check_path("folder", folder)
     folder = Path(folder)
@@ -125,13 +124,13 @@ def push_folder(
     # The code of the folder is left out without a warning: it is replaced.
     listed = folder_files(folder, also=["*.py"])
     files = {name: path for name, path in listed.items() if not name.endswith(".py")}
-    _check_contents(files, token)
+    _check_contents(files)
     check_can_push(repo_id, HfApi(token=token))
     options = [*(("--revision", revision) if revision else ()), *(("--private",) if private else ())]
     command = shlex.join(["hf-ssm", "push", str(folder), repo_id, *options])
     with tempfile.TemporaryDirectory() as scratch:
         staged = Path(scratch, "model")
-        stage(files, staged, linked=is_weights)
+        _stage(files, staged)
         _prove(staged, family)
         done = push_files(
             _addressed_files(staged, repo_id),
@@ -175,24 +174,16 @@ def push_files(
 
     Raises:
         ValueError: A file contains an access token, the card has invalid metadata, or a right is missing.
-        OSError: The Hub cannot be reached or fails repeatedly.
+        OSError: The push fails.
     """
     api = HfApi(token=token)
-    _check_contents(files, token)
+    _check_contents(files)
     branch = revision or "main"
-
-    def failed(error: Exception, line: str) -> str:
-        # Without an answer to the commit, it may have been made. The RuntimeError of an upload precedes the commit.
-        unanswered = getattr(error, "response", None) is None and not isinstance(error, RuntimeError)
-        lost = is_transient(error) and unanswered
-        state = "holds either all files of the push or none" if lost else "is unchanged"
-        return f"the push to {repo_id!r} failed, and the repository {state} ({line}); {hint}"
-
-    with user_errors(repo_id, revision, token, failed):
+    with user_errors(repo_id, revision, f"the push to {repo_id!r} failed: ", f"; {hint}"):
         sdk = "gradio" if repo_type == "space" else None
-        retry(lambda: api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk))
+        api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk)
         if branch != "main" and not branch.startswith("refs/pr/"):
-            retry(lambda: api.create_branch(repo_id, branch=branch, repo_type=repo_type, exist_ok=True))
+            api.create_branch(repo_id, branch=branch, repo_type=repo_type, exist_ok=True)
         return commit(
             api,
             repo_id,
@@ -221,13 +212,26 @@ def check_model(folder: Path) -> tuple[Family, list[Problem]]:
     problems = check_folder(folder)
     refused = [problem for problem in problems if not problem.is_own_code]
     if refused:
-        # The name of a file may contain a token.
-        listed = redact("; ".join(map(str, refused)))
+        listed = "; ".join(map(str, refused))
         raise ValueError(f"{str(folder)!r} is damaged or contains foreign code: {listed}")
     family = family_of(folder)
     if family is None:
         raise ValueError(f"{str(folder)!r} is not a model of hf_ssm: push it with `hf upload`")
     return family, problems
+
+
+def _stage(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy files into a folder; weights, which are not written to, get hard links where possible."""
+    for name, source in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_weights(name):
+            try:
+                os.link(source.resolve(), target)
+                continue
+            except OSError:
+                pass  # another file system, or one without hard links
+        shutil.copyfile(source, target)
 
 
 def _prove(staged: Path, family: Family) -> None:
@@ -240,9 +244,7 @@ def _prove(staged: Path, family: Family) -> None:
         names = config.architectures
         raise ValueError(f"config.json has the `architectures` {names}: expected one model class of hf_ssm")
     model = model_class.from_pretrained(staged)
-    has_tokenizer = (staged / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(staged, trust_remote_code=False) if has_tokenizer else None
-    reload.prove_export(staged, model, tokenizer, auto_class_of(model))
+    reload.prove_export(staged, model, auto_class_of(model))
 
 
 def _addressed_files(folder: Path, repo_id: str) -> dict[str, Path]:
@@ -254,14 +256,11 @@ def _addressed_files(folder: Path, repo_id: str) -> dict[str, Path]:
     return folder_files(folder, also=["*.py"])
 
 
-def _check_contents(files: Mapping[str, Path], token: str | None) -> None:
-    """Refuse secrets, and metadata of the card that the Hub rejects, before a repository is created."""
-    check_secrets(files, token)
+def _check_contents(files: Mapping[str, Path]) -> None:
+    """Raise `ValueError` for secrets, and for metadata of the card that the Hub rejects."""
+    check_secrets(files)
     if CARD_NAME in files:
         try:
-            card = files[CARD_NAME].read_text(encoding="utf-8")
-            if (metadata := REGEX_YAML_BLOCK.search(card)) is not None:
-                check_yaml(metadata[2], with_aliases=True)
-            ModelCard(card, ignore_metadata_errors=False)
+            ModelCard(files[CARD_NAME].read_text(encoding="utf-8"), ignore_metadata_errors=False)
         except Exception as error:  # of the YAML library, or about the metadata
             raise ValueError(f"{CARD_NAME} has invalid metadata: {error}") from error

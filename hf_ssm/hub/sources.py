@@ -8,7 +8,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
-from hf_ssm.hub.client import is_transient, user_error
+from hf_ssm.hub.client import user_error
 from hf_ssm.utils.hints import closest_name
 
 __all__ = ["check_source", "suggestion"]
@@ -48,10 +48,10 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     try:
         HfApi(token=token).model_info(name, timeout=10)
     except Exception as error:  # of huggingface_hub or of its HTTP library
-        if is_transient(error) and getattr(error, "response", None) is not None:
-            return  # A busy server: the requests that follow are retried.
-        line = user_error(error, name, token=token)
-        kind = OSError if is_transient(error) else FileNotFoundError
+        if getattr(getattr(error, "response", None), "status_code", 0) >= 500:
+            return  # A busy server: the client repeats the requests that follow.
+        line = user_error(error, name)
+        kind = FileNotFoundError if isinstance(line, ValueError) else OSError
         raise kind(f"{missing}; {line}") from None
 
 

@@ -8,6 +8,7 @@ Space needs nothing else.
 
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -18,7 +19,7 @@ from huggingface_hub import HfApi
 from packaging.requirements import Requirement
 
 from hf_ssm.hub.client import check_can_push, check_repo_id
-from hf_ssm.hub.committing import folder_files, stage
+from hf_ssm.hub.committing import folder_files
 from hf_ssm.hub.exporting import new_folder
 from hf_ssm.hub.pushing import check_model, push_files
 
@@ -120,7 +121,9 @@ def save_space(
     with new_folder(folder) as space:
         for path, text in texts.items():
             (space / path).write_text(text, encoding="utf-8")
-        stage(files, space, linked=lambda name: False)
+        for name, source_path in files.items():
+            (space / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source_path, space / name)
     return Path(folder)
 
 
@@ -150,7 +153,7 @@ def push_space(
     Raises:
         ValueError: As for `save_space`; a malformed name, missing login or right, or access tokens in files.
         ImportError: gradio is not installed.
-        OSError: The Hub cannot be reached or fails repeatedly; the message says how to repeat.
+        OSError: The push fails; the message says how to repeat.
     """
     check_repo_id(repo_id)
     check_can_push(repo_id, HfApi(token=token))

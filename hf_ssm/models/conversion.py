@@ -43,10 +43,6 @@ def convert_checkpoint(
     """
     check_not_input(target, source, name="target")
     target = Path(target).resolve()
-    replaced = target.with_name(f".{target.name}.replaced")
-    if replaced.is_dir() and not target.exists():
-        # An earlier call was killed between the two moves.
-        replaced.rename(target)
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
     if target.is_dir() and any(target.iterdir()):
@@ -64,24 +60,10 @@ def convert_checkpoint(
         model.save_pretrained(whole)
         if tokenizer is not None:
             tokenizer.save_pretrained(whole)
-        _replace(target, whole, replaced)
-    return model
-
-
-def _replace(target: Path, whole: Path, replaced: Path) -> None:
-    """Move a finished folder to `target`, whose former content stays in `replaced` until then."""
-    if replaced.exists():
-        shutil.rmtree(replaced)
-    if target.exists():
-        target.rename(replaced)
-    try:
+        if target.exists():
+            shutil.rmtree(target)
         whole.rename(target)
-    except BaseException:
-        if replaced.exists():
-            replaced.rename(target)
-        raise
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    return model
 
 
 def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
@@ -146,7 +128,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     """Content of the configuration of a checkpoint (Evo 2) whose library writes YAML."""
     try:
         found = yaml.safe_load(path.read_bytes())
-    except (RecursionError, ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{str(path)!r} must hold a mapping of fields, got {type(found).__name__}")
@@ -158,7 +140,7 @@ def _read_json(path: Path, source: str | Path | None = None) -> dict[str, Any]:
     of = str(path.parent if source is None else source)
     try:
         found = json.loads(path.read_bytes())
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"the {path.name} of {of!r} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"the {path.name} of {of!r} must hold an object, got {type(found).__name__}")

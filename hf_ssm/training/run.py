@@ -360,7 +360,7 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         then = {name: (int(split["rows"]), str(split["hash"])) for name, split in stored.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"--resume: {str(path)!r} is damaged ({error}): restore the file, or start a new run"
         ) from error

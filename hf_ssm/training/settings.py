@@ -132,8 +132,6 @@ def parse_value(text: str, kind: Any = Any) -> Any:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ValueError(f"cannot read the value {text[:40]!r} ...: the value is nested too deeply") from error
     return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
 
 

@@ -131,7 +131,7 @@ class SSMTrainer(PieceTrainer):
       False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Reads every row of a stream (`train_dataset=datasets.IterableDataset`, with `max_steps`) once per pass, whatever
       the numbers of processes and workers, and continues at the same row when it resumes: see `RunStream`.
-    - Pushes complete repositories to the Hub with every `hub_strategy`: see `PushingTrainer`.
+    - Pushes the code of the model to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - With `chunk_length=N`, reads rows in pieces of N positions (truncated backpropagation through time): see
       `PieceTrainer`.
     - With `cp_size` processes for each sequence (also by accelerate's `ParallelismConfig(cp_size=...)`), a group of

@@ -9,11 +9,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 __all__ = [
     *("TEMPORARY_PREFIX", "check_not_input", "delete_temporary", "file_names", "lock_file", "replacing"),
     *("scratch_folder", "staged_files", "unlock_file", "write_text_atomically"),
@@ -49,62 +44,17 @@ def check_not_input(output: str | Path, *inputs: str | Path | None, name: str = 
 
 @contextmanager
 def scratch_folder(parent: str | Path) -> Iterator[Path]:
-    """A new temporary folder in `parent`, deleted at the end; those that killed processes left there are deleted too.
-
-    A process that uses such a folder holds a lock on it, which the operating system frees when the process ends.
-    """
-    delete_temporary(parent, unused=True)
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=TEMPORARY_PREFIX))
-        descriptor = _lock_folder(folder, wait=True)
-        if folder.is_dir():
-            break
-        # Another process took the new folder for one that nobody uses, before the lock was held.
-        _close(descriptor)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-        _close(descriptor)
+    """A new temporary folder in `parent`, deleted at the end."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix=TEMPORARY_PREFIX) as folder:
+        yield Path(folder)
 
 
-def delete_temporary(parent: str | Path, unused: bool = False) -> None:
-    """Delete the temporary folders in a folder; `unused`: those only that no process holds."""
-    # With the eight random letters of `mkdtemp`, not folders of a user.
+def delete_temporary(parent: str | Path) -> None:
+    """Delete the temporary folders that killed processes left in a folder."""
+    # With the eight random letters of `tempfile`, not folders of a user.
     for folder in Path(parent).glob(f"{TEMPORARY_PREFIX}{8 * '?'}"):
-        if folder.is_symlink() or not folder.is_dir():
-            continue
-        if not unused:
+        if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
-        elif (descriptor := _lock_folder(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            _close(descriptor)
-
-
-def _lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """A descriptor with a lock on a folder; `None` where the file system has no such locks, or another process has it.
-
-    Args:
-        folder: The folder.
-        wait: Wait until no other process holds the folder.
-    """
-    if fcntl is None:
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -135,7 +85,7 @@ def replacing(path: Path, temporary: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` when the block ends without an error.
 
     Its name is fixed, unlike those of `staged_files`, so that a command that is killed and repeated leaves no file
-    behind. A file or link of that name is deleted, not followed.
+    behind.
 
     Args:
         path: The file to write.
@@ -145,7 +95,7 @@ def replacing(path: Path, temporary: Path) -> Iterator[Path]:
         The temporary file, which exists and is empty.
     """
     temporary.unlink(missing_ok=True)
-    temporary.touch(exist_ok=False)
+    temporary.touch()
     try:
         yield temporary
         os.replace(temporary, path)
@@ -180,10 +130,7 @@ def lock_file(path: Path, busy: str) -> FileLock:
 
     Raises:
         BlockingIOError: Another process holds the file.
-        FileExistsError: A link, whose target would be opened, or a folder has this name.
     """
-    if path.is_symlink() or path.is_dir():
-        raise FileExistsError(f"{str(path)!r}, where a lock file is needed, is a link or a folder: delete it")
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)

@@ -1,21 +1,14 @@
 """The input field and uploaded files."""
 
 import gzip
-import io
 import os
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("gradio")
 
-from hf_ssm.app.jobs import Job, Stopped
 from hf_ssm.app.reading import MOST_BYTES, MOST_LETTERS, MOST_SEQUENCES, read_numbers, read_sequences, read_upload
 
 
@@ -137,14 +130,8 @@ def test_numbers_in_one_line_are_limited() -> None:
         ("a.txt.gz", gzip.compress(b"A" * 10 * MOST_BYTES, mtime=0), "more than 2 MB"),
         ("a.fa.gz", gzip.compress(b">a\nA\n;" + b" " * 10 * MOST_BYTES, mtime=0), "more than 2 MB"),
         ("a.csv", b"sequence,note\nACGT," + b"A" * MOST_BYTES, "more than 2 MB"),
-        ("a.csv", b"," * 3000, "more than 1,000 columns"),
-        ("a.tsv", b"sequence\nACGT\n" + b"\t" * 1001, "more than 1,000 columns"),
-        ("a.csv", b'"sequence\n"' + b"," * 3000, "more than 1,000 columns"),
-        ("a.csv", b"sequence" + b",x" * 999 + b"\nA" * 101, "more than 100 sequences"),
+        ("a.csv", b"sequence,x" + b"\nA,x" * 101, "more than 100 sequences"),
         ("a.csv", "sequence\nACGT\n".encode("utf-16"), "not a text file in UTF-8"),
-        ("a.csv", "sequence\nACGT\n".encode("utf-16-le"), "not a text file in UTF-8"),
-        ("a.fa", ">a\nACGT\n".encode("utf-16-be"), "not a text file in UTF-8"),
-        ("a.csv", b"sequence,x\nAC\0GT,1\n", "not a text file in UTF-8"),
         ("a.csv", gzip.compress(b"sequence\nACGT\n", mtime=0), "not a text file in UTF-8"),
         ("a.csv.gz", gzip.compress(os.urandom(1000))[:-20], "cannot be read: Compressed file ended"),
         ("a.csv.gz", b"sequence\nACGT\n", "cannot be read: Not a gzipped file"),
@@ -160,76 +147,10 @@ def test_uploads_beyond_the_limits(name: str, content: bytes, message: str, tmp_
 
 
 def test_the_largest_uploads(tmp_path: Path) -> None:
-    """Cells longer than the limit of the module csv, 1,000 columns, and compressed text."""
+    """Long cells, many columns, and compressed text."""
     letters = "ACGT" * (MOST_LETTERS // 4)
     cells = "x," * 998 + "x"
     (tmp_path / "a.csv").write_text(f"sequence,{','.join(map(str, range(999)))}\n{letters},{cells}\n")
     assert read_upload(tmp_path / "a.csv") == f">row_1\n{letters}"
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfAC\r\nGT"))
     assert read_upload(tmp_path / "a.txt.gz") == "AC\nGT"
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.fa", "a.txt"])
-def test_reading_is_cancelled(name: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / name)
-    blocks, job = [], Job()
-
-    def write() -> None:
-        with suppress(BrokenPipeError), (tmp_path / name).open("wb", buffering=0) as file:
-            for _ in range(20):
-                blocks.append(file.write(b">a\n" + b"A" * 2**16))
-                job.stop()
-
-    # A daemon: opening the file for writing waits for its reader.
-    threading.Thread(target=write, daemon=True).start()
-    with pytest.raises(Stopped):
-        for _ in job.run(lambda: read_upload(tmp_path / name, check=job.check)):
-            pass
-    assert len(blocks) < 20
-
-
-_CELLS = st.one_of(
-    st.sampled_from(
-        ["ACGT", "", "NA", "nan", "1e400", "-0", "9" * 25, "2" * 5000, ">x", '"', "\r", "\u2028", "é", ";", "\ud800"]
-    ),
-    st.text(max_size=8),
-)
-_TABLES = st.builds(
-    lambda header, rows, separator, end: end.join(separator.join(row) for row in [header, *rows]),
-    st.lists(st.sampled_from(["sequence", "seq", "text", "name", "x", ""]), min_size=1, max_size=4),
-    st.lists(st.lists(_CELLS, max_size=5), max_size=4),
-    st.sampled_from([",", "\t", ";", "\n>"]),
-    st.sampled_from(["\n", "\r\n", "\r"]),
-)
-_CONTENTS = st.one_of(
-    st.binary(max_size=60),
-    st.tuples(_TABLES, st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"])).map(
-        lambda pair: pair[0].encode(pair[1], "surrogatepass")
-    ),
-)
-
-
-@given(
-    content=_CONTENTS,
-    suffix=st.sampled_from([".csv", ".tsv", ".fa", ".fna", ".txt", ".json", ".jsonl", ".parquet", ".bed", ".vcf", ""]),
-    packed=st.sampled_from(["", "gz", "cut"]),
-    reads_numbers=st.booleans(),
-)
-@settings(max_examples=300, deadline=None)
-def test_any_upload_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str, packed: str, reads_numbers: bool
-) -> None:
-    path = tmp_path_factory.mktemp("upload") / f"a{suffix}{'.gz' if packed else ''}"
-    content = gzip.compress(content) if packed else content
-    path.write_bytes(content[:-9] if packed == "cut" else content)
-    try:
-        text = read_upload(path, reads_numbers)
-        if reads_numbers:
-            assert np.isfinite(read_numbers(text, 1).astype(np.float32)).all()
-        elif suffix in (".csv", ".tsv"):
-            table = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
-            separator = "," if suffix == ".csv" else "\t"
-            rows = pd.read_csv(io.BytesIO(table), sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-            assert text.count(">") >= len(rows) == sum(line.startswith(">") for line in text.split("\n"))
-    except ValueError as error:
-        assert str(error) and str(path.parent) not in str(error)

@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-import tenacity.nap
 import torch
 import transformers.dynamic_module_utils
 import transformers.utils.hub
@@ -52,14 +51,6 @@ class Clock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
-
-
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that `hf_ssm.hub.client.retry` would have waited."""
-    found: list[float] = []
-    monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=found.append))
-    return found
 
 
 @pytest.fixture(scope="session")

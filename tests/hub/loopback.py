@@ -1,13 +1,10 @@
 """A local Hub server for `huggingface_hub`, `transformers` and the `hf` command.
 
-`Hub(folder)` listens on two ports of 127.0.0.1: one is the Hub, the other the storage that holds large files, as on the
-real Hub where they are on other hosts behind signed addresses (the storage refuses requests with a token). State is in
+`Hub(folder)` listens on a port of 127.0.0.1. State is in
 `loopback_store`, routes are in `loopback_api` and `loopback_files`, HTTP and faults in `loopback_http`; this file has
 the interface for tests and the access rights. Standard library only, without xet.
 """
 
-import hashlib
-import hmac
 import itertools
 import os
 import secrets
@@ -19,18 +16,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 # These two are imported for the routes they register.
 import loopback_api  # noqa: F401
 import loopback_files  # noqa: F401
-from loopback_http import (
-    HUB_ROUTES,
-    NO_FAULT,
-    STORAGE_ROUTES,
-    Answer,
-    Fault,
-    HubError,
-    Request,
-    Route,
-    Server,
-    json_answer,
-)
+from loopback_http import NO_FAULT, ROUTES, Answer, Fault, HubError, Request, Server, json_answer
 from loopback_store import GIT_ATTRIBUTES, Blob, Repo, checked_path, is_lfs
 
 
@@ -49,10 +35,9 @@ class Hub:
         users: Token -> user; "ada" and "ben" have one, more can be added.
         read_only: Tokens among these that may not write.
         orgs: Organisation -> its members, who may all write there.
-        requests: (method, path, status) of all requests to the Hub and its storage; status 0 for a dropped connection.
+        requests: (method, path, status) of all requests.
         waits: Seconds that `huggingface_hub` in this process would have waited between attempts (see `conftest.hub`).
         errors: Internal errors of the server; the fixture fails a test with any.
-        page_size: Entries per page of a listing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,19 +51,14 @@ class Hub:
         self.requests: list[tuple[str, str, int]] = []
         self.waits: list[float] = []
         self.errors: list[Exception] = []
-        self.page_size = 1000
         self._homes = itertools.count()
         self._faults: list[Fault] = []
         self._lock = threading.RLock()
-        self._secret = secrets.token_bytes(16)
-        self._hub_server = Server(self, HUB_ROUTES)
-        self._storage_server = Server(self, STORAGE_ROUTES)
-        self.endpoint = self._hub_server.url
-        self.storage = self._storage_server.url
+        self._server = Server(self)
+        self.endpoint = self._server.url
 
     def close(self) -> None:
-        self._hub_server.close()
-        self._storage_server.close()
+        self._server.close()
 
     def create(
         self,
@@ -115,33 +95,19 @@ class Hub:
         path: str,
         *,
         status: int | None = None,
-        retry_after: int | None = None,
-        drop: bool = False,
-        truncate: int | None = None,
-        short: int | None = None,
         flip: bool = False,
-        lose_answer: bool = False,
         times: int = 1,
     ) -> None:
         """Make the next `times` requests fail that match a method and a path.
 
         Args:
             method: "GET", "HEAD", "POST", "PUT", "DELETE" or None.
-            path: Regular expression for the unquoted path, on the Hub and on its storage (`/objects/`, `/uploads/`).
+            path: Regular expression for the unquoted path, of the Hub.
             status: Answer this status instead of doing anything.
-            retry_after: Seconds in the `Retry-After` header of that answer.
-            drop: Close the connection after half of the request's body, nothing done and nothing answered.
-            truncate: Announce the whole body, send this many bytes of it and close the connection.
-            short: Send this many bytes as if they were the whole body.
-            flip: Change one bit: of the body that is downloaded, or of the one that is uploaded.
-            lose_answer: Do the work, then close the connection without an answer.
+            flip: Change one bit of the body that is downloaded.
             times: How often.
         """
-        kind = [status is not None, drop, truncate is not None, short is not None, flip, lose_answer]
-        if sum(kind) != 1:
-            raise ValueError("a fault is one of status, drop, truncate, short, flip and lose_answer")
-        fault = Fault(method, path, times, status, retry_after, drop, truncate, short, flip, lose_answer)
-        self._faults.append(fault)
+        self._faults.append(Fault(method, path, times, status, flip))
 
     def next_fault(self, method: str, path: str) -> Fault:
         with self._lock:
@@ -172,32 +138,27 @@ class Hub:
         }
         return {name: value for name, value in {**kept, **ours, **changes}.items() if value is not None}
 
-    def answer(self, routes: list[Route], method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Answer a request; one at a time, so that no request sees the state of an unfinished one."""
         address = urlsplit(target)
         with self._lock:
             try:
-                # The storage has signed addresses.
-                users = self.users if routes is HUB_ROUTES else None
-                request = self._request(method, address, headers, body, users)
-                return self._route(routes, request)
+                return self._route(self._request(method, address, headers, body))
             except HubError as error:
                 return json_answer({"error": str(error)}, error.status, error.headers)
             except Exception as error:
                 self.errors.append(error)
                 return json_answer({"error": f"the loopback Hub itself failed: {error!r}"}, 500)
 
-    def _request(
-        self, method: str, address: SplitResult, headers: Mapping[str, str], body: bytes, users: dict | None
-    ) -> Request:
+    def _request(self, method: str, address: SplitResult, headers: Mapping[str, str], body: bytes) -> Request:
         token = headers.get("Authorization", "").removeprefix("Bearer ")
-        if token and users is not None and token not in users:
+        if token and token not in self.users:
             raise HubError(401, "Invalid credentials in Authorization header")
-        user = (users or {}).get(token)
+        user = self.users.get(token)
         return Request(method, address.path, parse_qs(address.query), headers, body, user, token in self.read_only)
 
-    def _route(self, routes: list[Route], request: Request) -> Answer:
-        for methods, pattern, respond in routes:
+    def _route(self, request: Request) -> Answer:
+        for methods, pattern, respond in ROUTES:
             match = pattern.fullmatch(request.path)
             if match is not None and request.method in methods:
                 return respond(self, request, **{name: unquote(text) for name, text in match.groupdict("").items()})
@@ -232,16 +193,3 @@ class Hub:
         status, todo = (401, "log in") if request.user is None else (403, "ask for access")
         message = f"Access to {repo.type} {repo.id} is restricted. You must have access to it: {todo}."
         raise HubError(status, message, "GatedRepo")
-
-    def signed(self, path: str) -> str:
-        """A signed URL of the storage, valid without a token."""
-        return f"{self.storage}{path}?signature={self._signature(path)}"
-
-    def check_signature(self, request: Request) -> None:
-        if "Authorization" in request.headers:
-            raise HubError(400, "A token was sent to the storage")
-        if not hmac.compare_digest(request.query.get("signature", [""])[0], self._signature(request.path)):
-            raise HubError(403, "SignatureDoesNotMatch")
-
-    def _signature(self, path: str) -> str:
-        return hmac.new(self._secret, path.encode(), hashlib.sha256).hexdigest()

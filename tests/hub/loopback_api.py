@@ -3,21 +3,10 @@
 import hashlib
 import re
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs
 
 from loopback_http import Answer, HubError, Request, json_answer, repo_type, route
 from loopback_store import Blob, Commit, Repo, card_data
-
-
-def paged(hub: Any, request: Request, entries: list) -> Answer:
-    """One page of a listing, with the address of the next one in the `Link` header as on the Hub."""
-    start = int(request.query.get("cursor", ["0"])[0])
-    headers = {"X-Total-Count": str(len(entries))}
-    if start + hub.page_size < len(entries):
-        query = urlencode({**request.query, "cursor": start + hub.page_size}, doseq=True)
-        headers["Link"] = f'<{hub.endpoint}{request.path}?{query}>; rel="next"'
-    return json_answer(entries[start : start + hub.page_size], headers=headers)
-
 
 # Accounts
 
@@ -137,7 +126,7 @@ def branch(hub: Any, request: Request, kind: str, repo_id: str, revision: str) -
 # Listings of files
 
 
-def entry(hub: Any, path: str, blob: Blob, last: Commit | None) -> dict[str, Any]:
+def entry(path: str, blob: Blob, last: Commit | None) -> dict[str, Any]:
     content: dict[str, Any] = {"type": "file", "oid": blob.oid, "size": blob.size, "path": path}
     if blob.lfs:
         content["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": len(blob.pointer)}
@@ -147,9 +136,8 @@ def entry(hub: Any, path: str, blob: Blob, last: Commit | None) -> dict[str, Any
     return content
 
 
-def folder_entry(path: str, blobs: dict[str, Blob]) -> dict[str, Any]:
-    inside = "".join(f"{name}\0{blob.oid}\n" for name, blob in sorted(blobs.items()) if name.startswith(path + "/"))
-    return {"type": "directory", "oid": hashlib.sha1(inside.encode()).hexdigest(), "size": 0, "path": path}
+def folder_entry(path: str) -> dict[str, Any]:
+    return {"type": "directory", "oid": hashlib.sha1(path.encode()).hexdigest(), "size": 0, "path": path}
 
 
 def folders(blobs: dict[str, Blob]) -> set[str]:
@@ -162,13 +150,13 @@ def tree(hub: Any, request: Request, kind: str, repo_id: str, revision: str, pat
     commit = hub.find(request, repo_type(kind), repo_id).commit(revision)
     known = folders(commit.blobs)
     if path and path not in known:
-        raise HubError(404, f"{path} does not exist on {revision}", "EntryNotFound", {"X-Repo-Commit": commit.oid})
+        raise HubError(404, f"{path} does not exist on {revision}", "EntryNotFound")
     start = f"{path}/" if path else ""
     recursive, last = request.flag("recursive"), commit if request.flag("expand") else None
-    entries = {name: folder_entry(name, commit.blobs) for name in known}
-    entries |= {name: entry(hub, name, blob, last) for name, blob in commit.blobs.items()}
+    entries = {name: folder_entry(name) for name in known}
+    entries |= {name: entry(name, blob, last) for name, blob in commit.blobs.items()}
     shown = [name for name in entries if name.startswith(start) and (recursive or "/" not in name[len(start) :])]
-    return paged(hub, request, [entries[name] for name in sorted(shown)])
+    return json_answer([entries[name] for name in sorted(shown)])
 
 
 @route("POST", "{api}/paths-info/{revision}")
@@ -177,10 +165,9 @@ def paths_info(hub: Any, request: Request, kind: str, repo_id: str, revision: st
     form = parse_qs(request.body.decode())
     last = commit if form.get("expand", ["false"])[0].lower() == "true" else None
     known = folders(commit.blobs)
-    found = []
-    for path in form.get("paths", []):
-        if path in commit.blobs:
-            found.append(entry(hub, path, commit.blobs[path], last))
-        elif path in known:
-            found.append(folder_entry(path, commit.blobs))
+    found = [
+        entry(path, commit.blobs[path], last) if path in commit.blobs else folder_entry(path)
+        for path in form.get("paths", [])
+        if path in commit.blobs or path in known
+    ]
     return json_answer(found)

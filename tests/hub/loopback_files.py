@@ -1,14 +1,12 @@
-"""Files on the loopback Hub: uploads (preupload, LFS, commit), downloads (resolve), and the storage of large ones."""
+"""Files on the loopback Hub: uploads (preupload, LFS, commit) and downloads (resolve)."""
 
 import base64
 import fnmatch
 import hashlib
 import json
-import re
 from typing import Any
-from urllib.parse import quote
 
-from loopback_http import STORAGE_ROUTES, Answer, HubError, Request, json_answer, repo_type, route
+from loopback_http import Answer, HubError, Request, json_answer, repo_type, route
 from loopback_store import Blob, card_data, checked_path, is_lfs
 
 # Uploads
@@ -56,7 +54,7 @@ def lfs_batch(hub: Any, request: Request, kind: str, repo_id: str) -> Answer:
             continue
         prefix = f"{kind}/" if kind else ""
         verify = {"href": f"{hub.endpoint}/{prefix}{repo_id}.git/info/lfs/objects/verify"}
-        upload: dict[str, Any] = {"href": hub.signed(f"/uploads/{oid}")}
+        upload: dict[str, Any] = {"href": f"{hub.endpoint}/uploads/{oid}"}
         objects[-1]["actions"] = {"upload": upload, "verify": verify}
     return json_answer({"transfer": "basic", "objects": objects})
 
@@ -121,59 +119,15 @@ def apply(hub: Any, blobs: dict[str, Blob], key: str, value: dict[str, Any]) -> 
 
 @route("GET HEAD", "{page}/(?:resolve|raw)/{revision}/(?P<path>.+)")
 def resolve(hub: Any, request: Request, kind: str, repo_id: str, revision: str, path: str) -> Answer:
-    """A file: git's own at once, an LFS file at a signed address of the storage."""
     repo = hub.find(request, repo_type(kind), repo_id)
     hub.check_content(request, repo)
     made, blob = repo.blob(revision, path)
-    headers = {
-        "X-Repo-Commit": made.oid,
-        "ETag": f'"{blob.etag}"',
-        "Content-Disposition": f'inline; filename="{quote(path.rsplit("/", 1)[-1])}"',
-    }
-    if not blob.lfs:
-        return ranged(request, blob.content, headers)
-    headers["X-Linked-ETag"] = headers["ETag"]
-    headers["X-Linked-Size"] = str(blob.size)
-    headers["Location"] = hub.signed(f"/objects/{blob.sha256}")
-    return Answer(b"", 302, headers)
+    return Answer(blob.content, 200, {"X-Repo-Commit": made.oid, "ETag": f'"{blob.etag}"'})
 
 
-def ranged(request: Request, content: bytes, headers: dict[str, str]) -> Answer:
-    """The content, or the part of it that `Range` asks for."""
-    headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
-    status = 200
-    if wanted is not None and any(wanted.groups()):
-        first, last = wanted.groups()
-        start = int(first) if first else max(len(content) - int(last), 0)
-        stop = min(int(last) + 1, len(content)) if first and last else len(content)
-        if start >= stop:
-            raise HubError(416, "Range not satisfiable", headers={"Content-Range": f"bytes */{len(content)}"})
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        content, status = content[start:stop], 206
-    headers["Content-Length"] = str(len(content))
-    return Answer(content, status, headers)
-
-
-# Storage
-
-
-@route("GET HEAD", "/objects/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
-def download_object(hub: Any, request: Request, oid: str) -> Answer:
-    hub.check_signature(request)
-    if oid not in hub.objects:
-        raise HubError(404, "NoSuchKey")
-    return ranged(request, hub.objects[oid], {"ETag": f'"{hashlib.md5(hub.objects[oid]).hexdigest()}"'})
-
-
-@route("PUT", "/uploads/(?P<oid>[0-9a-f]{64})", STORAGE_ROUTES)
+@route("PUT", "/uploads/(?P<oid>[0-9a-f]{64})")
 def upload_object(hub: Any, request: Request, oid: str) -> Answer:
-    hub.check_signature(request)
-    keep_object(hub, oid, request.body)
-    return Answer()
-
-
-def keep_object(hub: Any, oid: str, content: bytes) -> None:
-    if hashlib.sha256(content).hexdigest() != oid:
+    if hashlib.sha256(request.body).hexdigest() != oid:
         raise HubError(400, "The checksum of what was received is not the one that was announced")
-    hub.objects[oid] = content
+    hub.objects[oid] = request.body
+    return Answer()

@@ -33,12 +33,7 @@ class Fault:
     path: str
     times: int
     status: int | None = None
-    retry_after: int | None = None
-    drop: bool = False
-    truncate: int | None = None
-    short: int | None = None
     flip: bool = False
-    lose_answer: bool = False
 
     def fits(self, method: str, path: str) -> bool:
         return self.times > 0 and self.method in (None, method) and re.search(self.path, path) is not None
@@ -80,8 +75,7 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 Route = tuple[tuple[str, ...], re.Pattern[str], Callable[..., Answer]]
-HUB_ROUTES: list[Route] = []
-STORAGE_ROUTES: list[Route] = []
+ROUTES: list[Route] = []
 
 # {api} is a repository in the addresses of the API, {page} in those of pages and files.
 _PARTS = {
@@ -91,13 +85,13 @@ _PARTS = {
 }
 
 
-def route(methods: str, pattern: str, routes: list[Route] = HUB_ROUTES) -> Callable:
+def route(methods: str, pattern: str) -> Callable:
     """Registers a function for "METHOD METHOD" and an address; its groups, unquoted, become arguments."""
     for short, long in _PARTS.items():
         pattern = pattern.replace(short, long)
 
     def register(respond: Callable[..., Answer]) -> Callable[..., Answer]:
-        routes.append((tuple(methods.split()), re.compile(pattern), respond))
+        ROUTES.append((tuple(methods.split()), re.compile(pattern), respond))
         return respond
 
     return register
@@ -136,59 +130,36 @@ class Handler(BaseHTTPRequestHandler):
     def respond(self) -> None:
         hub, path = self.server.hub, unquote(urlsplit(self.path).path)
         fault = hub.next_fault(self.command, path)
-        if fault.drop:
-            self.read_body(part=0.5)
-            return self.hang_up(path)
         body = self.read_body()
-        if fault.flip and self.command in ("PUT", "POST"):
-            body = flipped(body)
         if fault.status is not None:
-            retry = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
-            answer = json_answer({"error": f"scripted fault {fault.status}"}, fault.status, retry)
+            answer = json_answer({"error": f"scripted fault {fault.status}"}, fault.status)
         else:
-            answer = hub.answer(self.server.routes, self.command, self.path, self.headers, body)
-        if fault.lose_answer:
-            return self.hang_up(path)
-        if fault.flip and self.command == "GET":
+            answer = hub.answer(self.command, self.path, self.headers, body)
+        if fault.flip:
             answer.body = flipped(answer.body)
         hub.requests.append((self.command, path, answer.status))
-        self.send(answer, fault)
+        self.send(answer)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = respond
 
-    def hang_up(self, path: str) -> None:
-        self.server.hub.requests.append((self.command, path, 0))
-        self.close_connection = True
-
-    def read_body(self, part: float = 1.0) -> bytes:
-        """The body, whole or its first part only (the caller then has to close the connection)."""
+    def read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             chunks = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
                 chunks.append(self.rfile.read(size))
                 self.rfile.readline()
-                if part < 1:
-                    break
-            else:
-                self.rfile.readline()
+            self.rfile.readline()
             return b"".join(chunks)
-        return self.rfile.read(int(int(self.headers.get("Content-Length", 0)) * part))
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def send(self, answer: Answer, fault: Fault) -> None:
-        body = answer.body if fault.short is None else answer.body[: fault.short]
-        # A HEAD has no body but tells the length of the one it stands for.
-        length = answer.headers.pop("Content-Length", str(len(body)))
+    def send(self, answer: Answer) -> None:
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", length if fault.short is None else str(len(body)))
+        self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if fault.truncate is not None:
-            body = body[: fault.truncate]
-            self.close_connection = True
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
 
 def flipped(content: bytes) -> bytes:
@@ -203,10 +174,9 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 64
 
-    def __init__(self, hub: Any, routes: list[Route]) -> None:
+    def __init__(self, hub: Any) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.hub = hub
-        self.routes = routes
         self.connections: set[socket.socket] = set()
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
+import yaml
 from loopback_http import HubError
 
 # What a new repository tracks with LFS, whatever the size: the part of the Hub's own list that matters here.
@@ -82,35 +83,16 @@ def checked_path(path: str) -> str:
 
 
 def card_data(text: str) -> tuple[dict[str, Any], list[str]]:
-    """The metadata of a card, and what is wrong with it.
-
-    No YAML reader: top-level `key: value` and lists of words are read, what is nested is skipped, and the errors are
-    those a broken header usually has (never closed, a tab, a line that is neither key, item nor continuation).
-    """
+    """The metadata of a card, and what is wrong with it."""
     if not re.match(r"---[ \t]*\n", text):
         return {}, []
     header, closed, _ = text.split("\n", 1)[1].partition("\n---")
     if not closed:
         return {}, ["the metadata is never closed by a line with ---"]
-    data: dict[str, Any] = {}
-    errors = []
-    key = None
-    for line in header.splitlines():
-        found = re.fullmatch(r"([\w.-]+):(?:\s+(.*))?", line)
-        if "\t" in line:
-            errors.append(f"a tab in {line!r}")
-        elif found is not None:
-            key, value = found[1], (found[2] or "").strip()
-            data[key] = value.strip("\"'") if value else []
-            if value.startswith("["):
-                data[key] = [item.strip(" \"'") for item in value.strip("[]").split(",")]
-                errors += [] if value.endswith("]") else [f"a list that is never closed: {line!r}"]
-        elif re.match(r"\s*-\s", line) and key is not None:
-            if isinstance(data[key], list) and ": " not in line:
-                data[key].append(line.split("- ", 1)[1].strip(" \"'"))
-        elif line.strip() and not line.startswith((" ", "#")):
-            errors.append(f"neither a key nor a value: {line!r}")
-    return {name: value for name, value in data.items() if value != []}, errors
+    try:
+        return yaml.safe_load(header) or {}, []
+    except yaml.YAMLError as error:
+        return {}, [str(error)]
 
 
 @dataclass

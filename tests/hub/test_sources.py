@@ -79,12 +79,11 @@ def test_a_name_is_looked_up_once(hub):
         ("predict", "runs/mine", "x.fa", "--tokenizer", "{}", "--output", "out.csv"),
     ],
 )
-def test_commands_name_a_missing_folder(waits, capsys, words):
+def test_commands_name_a_missing_folder(capsys, words):
     for name, hint in (("runs/mien", "'runs' is a folder here"), ("rums/mine", f"cannot be reached at {NOWHERE}")):
         assert main([word.format(name) for word in words]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
         assert f"there is no folder {name!r} (did you mean 'runs/mine'?)" in error and hint in error
-    assert waits == []
 
 
 @pytest.mark.usefixtures("disconnected")
@@ -96,28 +95,14 @@ def test_a_push_of_a_missing_folder(runs, capsys):
 @pytest.mark.usefixtures("disconnected")
 def test_pushes_without_a_network(runs, monkeypatch, capsys):
     model = S4ForSequenceClassification(S4Config(hidden_size=8, state_size=4, num_hidden_layers=1))
-    with pytest.raises(ConnectionError, match=r"^nothing was pushed to 'ada/x'.*HF_ENDPOINT and HF_HUB_OFFLINE"):
-        model.push_to_hub("ada/x")
-    expected = (
-        rf"^nothing was pushed to 'ada/x': the Hub cannot be reached at {NOWHERE}: .*HF_ENDPOINT.*repeat the push"
-    )
+    expected = rf"^nothing was pushed to 'ada/x': the Hub cannot be reached at {NOWHERE}: .*HF_ENDPOINT"
     with pytest.raises(OSError, match=expected):
         hub_functions.push(model, None, "ada/x")
     assert main(["push", "runs/mine", "ada/x"]) == 2
     assert "error: nothing was pushed to 'ada/x'" in capsys.readouterr().err
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match=r"nothing was pushed to 'ada/x'.*HF_HUB_OFFLINE"):
-        model.push_to_hub("ada/x")
     with pytest.raises(ValueError, match=r"nothing was pushed to 'ada/x'.*unset HF_HUB_OFFLINE"):
         hub_functions.push(model, None, "ada/x")
-
-
-def test_other_faults_of_a_push_are_those_of_transformers(hub):
-    model = S4ForSequenceClassification(S4Config(hidden_size=8, state_size=4, num_hidden_layers=1))
-    hub.fail("POST", "/api/repos/create", status=500)
-    with pytest.raises(Exception, match="500") as caught:
-        model.push_to_hub("ada/x")
-    assert not isinstance(caught.value, ConnectionError)
 
 
 def test_convert_checkpoint_itself_takes_files(tmp_path):

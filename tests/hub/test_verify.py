@@ -146,7 +146,7 @@ def test_two_kinds_of_weights(shards, single):
     assert problem.path == "model.safetensors" and "instead of the shards" in problem.what
 
 
-@pytest.mark.parametrize("change", [{"weight_map": 3}, {"weight_map": {"a": ["b"]}}, {"metadata": 1}])
+@pytest.mark.parametrize("change", [{"weight_map": 3}, {"weight_map": {"a": ["b"]}}])
 def test_bad_index(shards, change):
     path = shards / "model.safetensors.index.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -283,9 +283,7 @@ def respoiled(folder: Path, **tensors: torch.Tensor | None) -> None:
         ({"model__norm__weight": torch.ones(8).to(torch.complex64)}, ".*unknown dtype C64"),
     ],
 )
-def test_weights_that_are_not_those_of_the_model(single, tensors, message, monkeypatch):
-    # Several pieces for each tensor.
-    monkeypatch.setattr(verifying, "_PIECE", 3)
+def test_weights_that_are_not_those_of_the_model(single, tensors, message):
     respoiled(single, **tensors)
     (problem,) = check_folder(single)
     assert re.match(f"model.safetensors: {message}", str(problem)), problem
@@ -307,7 +305,6 @@ def test_not_finite_in_a_shard(shards):
             ["model.safetensors: has weights that .* does not ask for: model.layers.1"],
         ),
         ({"num_hidden_layers": 3}, ["model.safetensors: lacks weights that config.json asks for: model.layers.2"]),
-        ({"num_hidden_layers": 10**7}, ["config.json: the configuration asks for `num_hidden_layers`=10000000"]),
         ({"vocab_size": 10**9}, [r"model.safetensors: has model.embed_tokens.weight of shape \(12, 8\)"]),
         ({"architectures": ["S4ForCausalLM"], "bidirectional": True}, ["config.json: .*bidirectional"]),
         ({"architectures": ["BertModel"]}, ["config.json: `architectures` must be one model class of hf_ssm"]),
@@ -374,19 +371,9 @@ def test_flipped_byte_in_the_cache(pushed, name):
 
 def test_flipped_byte_on_the_way(hub, pushed):
     """The client sees the size only."""
-    hub.fail("GET", "/objects/", flip=True)
+    hub.fail("GET", "/resolve/.*/model.safetensors", flip=True)
     (problem,) = verify(NAME).problems
     assert str(problem) == "model.safetensors: its sha256 differs from the one on the Hub"
-
-
-@pytest.mark.parametrize("fault", [{"truncate": 0}, {"short": 500}], ids=str)
-def test_truncated_download_is_never_loaded(hub, pushed, fault):
-    hub.fail("GET", "/objects/", **fault, times=99)
-    with pytest.raises(OSError):
-        verify(NAME)
-    with pytest.raises(OSError):
-        hf_ssm.S4ForSequenceClassification.from_pretrained(NAME)
-    assert not list(Path(constants.HF_HUB_CACHE).rglob("snapshots/*/model.safetensors"))
 
 
 def test_only_part_of_it_is_in_the_cache(pushed):
@@ -411,12 +398,6 @@ def test_old_revision(hub, pushed, single):
     pushed.write("main", blobs, "New", "", "ada")
     assert verify(NAME, old).problems == ()
     assert [problem.path for problem in verify(NAME, "main").problems] == ["model.safetensors"]
-
-
-@pytest.mark.parametrize("path", ["/tree/", "/api/models/"])
-def test_busy_hub(hub, pushed, path):
-    hub.fail("GET", path, status=503, times=2)
-    assert verify(NAME).problems == ()
 
 
 def _gated(hub, patch):

@@ -42,31 +42,20 @@ def test_configuration(config: type, arguments: dict, message: str) -> None:
 BOUNDS = [
     ({"sobolev_order": 1e6}, r"`sobolev_order` must lie in \[-85.2, 85.2\] .*got 1000000.0"),
     ({"sobolev_order": -1e6}, r"`sobolev_order` must lie in"),
-    ({"sobolev_order": 10**400}, r"`sobolev_order` must be at most 2\^53 in magnitude, got an integer of 1329 bits"),
     ({"initializer_range": 1e5}, r"`initializer_range` must lie in \[0, 10\], got 100000.0"),
     ({"layer_norm_epsilon": 1e-300}, "`layer_norm_epsilon` must lie in"),
     ({"tau_weight": 1e300}, "`tau_weight` must lie in"),
     ({"time_step_min": 1e-30}, "`time_step_min` must lie in"),
     ({"time_step_max": 1e30}, "`time_step_max` must lie in"),
     ({"output_clip": 1e200}, "`output_clip` must lie in"),
-    ({"vocab_size": 2**64}, r"`vocab_size` must be at most 2\^53"),
-    ({"vocab_size": 2**32}, "`vocab_size` must be at most 2147483647"),
-    ({"pad_token_id": 2**60}, r"`pad_token_id` must be at most 2\^53"),
-    ({"eos_token_id": [1, 2**60]}, r"`eos_token_id` must be at most 2\^53"),
     ({"problem_type": "clustering"}, "`problem_type` must be one of"),
-    ({"id2label": 5}, "`id2label` must map numbers to names"),
     ({"dtype": 5}, "`dtype` must be the name of a type of torch.*got 5"),
     ({"dtype": []}, "`dtype` must be"),
     ({"dtype": "int64"}, "`dtype` must be"),
-    ({"quantization_config": 5}, "`quantization_config` must be a configuration of transformers.*got 5"),
-    ({"quantization_config": []}, "`quantization_config` must be"),
-    ({"per_layer_config": 5}, "`per_layer_config` must be a dictionary"),
-    ({"attribute_map": 5}, "`attribute_map`"),
 ]
 FREQUENCIES = [
     ({"frequency_scale": 1e30}, r"`frequency_scale` must lie in \[0, 1e\+06\], got 1e\+30"),
     ({"frequency_shift": 1e30}, "`frequency_shift` must lie in"),
-    ({"frequency_shift": 10**30}, "`frequency_shift` must be at most 2"),
 ]
 
 
@@ -141,23 +130,6 @@ def test_numbers_at_the_bounds_are_finite(make_model, family: str, arguments: di
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["check", "to_dict", "field_choices", "attribute_map", "sobolev_orders", "is_causal"])
-def test_files_cannot_replace_attributes_of_the_class(name: str, tmp_path) -> None:
-    S4Config().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {name: 5}), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"S4Config has no field `{name}`"):
-        S4Config.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("value", [[], "two", 2.0, -1, True])
-def test_assigned_numbers_of_labels(value: object) -> None:
-    config = S4Config()
-    with pytest.raises(ValueError, match="`num_labels` must be a number up to 1000000, got"):
-        config.num_labels = value
-    assert config.num_labels == 2
-
-
 def test_null_labels_of_a_file_are_the_default() -> None:
     assert S4Config(num_labels=None).num_labels == 2
 
@@ -175,15 +147,6 @@ def test_unnormalised_models_of_products_begin_small(config: type) -> None:
         config(norm_type="none", initializer_range=3.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("text_config", {"a": 1}), ("decoder", {"a": 1}), ("task_specific_params", 1j), ("architectures", [1])],
-)
-def test_fields_of_transformers_with_values_that_it_cannot_read(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` "):
-        S4Config.from_dict({name: value})
-
-
 @pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])
 def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
     with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or indices from 0 to 2"):
@@ -199,11 +162,6 @@ def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
         ({"init": 3}, "'init'"),
         ({"sobolev_order": ["a", 1.0]}, "'sobolev_order'"),
         ({"bidirectional": "yes"}, "'bidirectional'"),
-        ({"num_labels": "two"}, "`num_labels` must be a number .*'two'"),
-        ({"num_labels": -1}, "`num_labels` must be a number"),
-        ({"num_labels": 10**9}, "`num_labels` must be a number up to 1000000, got 1000000000"),
-        ({"id2label": ["a"]}, "`id2label` must map numbers to names"),
-        ({"id2label": {"a": 1}}, "`id2label` must map numbers to names"),
         ({"dtype": "no_such_type"}, "`dtype` must be the name of a type of torch.*'no_such_type'"),
         ({"torch_dtype": "Tensor"}, "`dtype` must be the name of a type of torch"),
     ],

@@ -1,14 +1,11 @@
-"""Files and folders appear whole, what killed processes leave behind is deleted, and inputs are not replaced."""
+"""Files appear whole, and inputs are not replaced."""
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from hf_ssm.utils.files import TEMPORARY_PREFIX, check_not_input, lock_file, scratch_folder, staged_files, unlock_file
+from hf_ssm.utils.files import check_not_input, staged_files
 
 
 def names(folder: Path) -> list[str]:
@@ -56,35 +53,6 @@ def test_other_outputs_are_accepted(tmp_path, monkeypatch):
         check_not_input(output, "in.csv", "model", "absent.csv", None, "x" * 5000, "with\0null")
 
 
-KILLED = """
-import os, signal, sys
-from hf_ssm.utils.files import scratch_folder
-
-with scratch_folder(sys.argv[1]) as folder:
-    (folder / "half").write_text("half")
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path):
-    (tmp_path / f"{TEMPORARY_PREFIX}file0000").write_text("mine")
-    (tmp_path / "target").mkdir()
-    (tmp_path / f"{TEMPORARY_PREFIX}link0000").symlink_to(tmp_path / "target")
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-        with scratch_folder(tmp_path) as folder:
-            used = {name for name in names(tmp_path) if (tmp_path / name / "half").exists()}
-            assert len(used) == 1 and folder.is_dir()
-        other.send_signal(signal.SIGKILL)
-    assert used < set(names(tmp_path))
-    with staged_files(tmp_path) as folder:
-        (folder / "new").write_text("new")
-        assert not used & set(names(tmp_path))
-    assert names(tmp_path) == [f"{TEMPORARY_PREFIX}file0000", f"{TEMPORARY_PREFIX}link0000", "new", "target"]
-
-
 def test_outdated_files_are_deleted_after_the_new_ones_are_there(tmp_path, monkeypatch):
     (tmp_path / "old.png").write_text("old")
     (tmp_path / "kept.json").write_text("old")
@@ -100,14 +68,3 @@ def test_outdated_files_are_deleted_after_the_new_ones_are_there(tmp_path, monke
     with staged_files(tmp_path, replaces=["*.png", "*.json"]) as folder:
         (folder / "kept.json").write_text("new")
     assert names(tmp_path) == ["kept.json"] and (tmp_path / "kept.json").read_text() == "new"
-
-
-def test_a_lock_file_is_not_a_link(tmp_path):
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / "lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(FileExistsError, match=r"lock'.* is a link or a folder: delete it"):
-        lock_file(tmp_path / "lock", "busy")
-    assert (tmp_path / "victim").read_text() == "precious"
-    (tmp_path / "lock").unlink()
-    unlock_file(lock_file(tmp_path / "lock", "busy"))
-    assert names(tmp_path) == ["victim"]

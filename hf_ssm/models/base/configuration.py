@@ -12,9 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.models.base.field_checks import (
-    check_attribute,
     check_dtype,
-    check_label_names,
     check_numbers,
     check_sobolev,
     warn_of_changed_filter,
@@ -65,7 +63,6 @@ def strict_config(cls: C) -> C:
             construct(self, *args, **kwargs)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        check_attribute(name, value)
         with _value_errors(type(self).__name__):
             assign(self, self.attribute_map.get(name, name), value)
 
@@ -195,8 +192,6 @@ class SSMConfig(PreTrainedConfig):
         "time_step_max": (1e-12, 1e3),
         "time_step_min": (1e-12, 1e3),
     }
-    # Numbers of modules in each layer, which a checkpoint must have tensors for.
-    count_fields: ClassVar[tuple[str, ...]] = ()
     # Fields of earlier versions, with the only value that is still accepted.
     removed_fields: ClassVar[dict[str, Any]] = {}
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "hidden_states", "tau"]
@@ -256,19 +251,12 @@ class SSMConfig(PreTrainedConfig):
         if kwargs.get("num_labels", 0) is None:
             # The null of a file: transformers would take it for a number.
             del kwargs["num_labels"]
-        self._check_transformers_arguments(**kwargs)
+        check_dtype(kwargs.get("torch_dtype") if self.dtype is None else self.dtype)
         super().__post_init__(**kwargs)
         self._derive()
         self.check()
         if self.complement_map is not None or self.reads_both_strands(training=False):
             self.complement_map = complements(self)
-
-    def _check_transformers_arguments(self, num_labels: Any = None, torch_dtype: Any = None, **kwargs: Any) -> None:
-        """Check arguments that transformers converts without a check."""
-        # A flag is an int, too.
-        check_attribute("num_labels", num_labels)
-        check_label_names(self.id2label)
-        check_dtype(torch_dtype if self.dtype is None else self.dtype)
 
     def _derive(self) -> None:
         """Fill fields whose default depends on others; called after `attribute_map` has been applied."""
@@ -301,7 +289,7 @@ class SSMConfig(PreTrainedConfig):
         try:
             content, rest = super().get_config_dict(*args, **kwargs)
             kind = content.get("model_type")
-        except (AttributeError, RecursionError, TypeError) as error:
+        except (AttributeError, TypeError) as error:
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if cls.model_type and kind != cls.model_type:
             if (converted := foreign_config(cls, source, content, kwargs)) is not None:
@@ -321,15 +309,6 @@ class SSMConfig(PreTrainedConfig):
         """
         warn_of_changed_filter(config_dict)
         known = cls.known_arguments()
-        for name in (config_dict.keys() | kwargs.keys()) - known:
-            if name[:1] != "_" and hasattr(cls, name):
-                raise ValueError(
-                    f"{cls.__name__} has no field `{name}`: `{name}` is an attribute of the class. Remove it from the "
-                    "configuration."
-                )
-        # transformers ignores some arguments here that it reads when it loads the model.
-        for name, value in kwargs.items():
-            check_attribute(name, value)
         for name in kwargs.keys() - known:
             near = closest_name(name, known, cutoff=0.8)
             if near is not None:
@@ -362,9 +341,6 @@ class SSMConfig(PreTrainedConfig):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         check_dtype(self.dtype)
-        check_label_names(self.id2label)
-        if not isinstance(self.num_labels, int):
-            raise ValueError(f"`num_labels` must be a number, got {self.num_labels!r}: set `num_labels` or `id2label`.")
         check_numbers(self)
         check_strands(self)
         if self.stores_pairs and self.state_size % 2:

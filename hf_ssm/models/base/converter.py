@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict as load_weights
 
-from hf_ssm.models.base.weights import check_claims, compare, find_file, read_shapes, weight_files, weight_names
+from hf_ssm.models.base.weights import compare, find_file, weight_files, weight_names
 
 __all__ = [
     "CheckpointConverter",
@@ -240,8 +240,6 @@ def _read_weights(
     files = weight_files(source, names, **fetching)
     if not files:
         raise OSError(f"{str(source)!r} has no weights: none of the files {', '.join(names)} exists")
-    for file in files:
-        read_shapes(file)
     return {key: tensor for file in files for key, tensor in load_weights(file).items()}
 
 
@@ -277,8 +275,6 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):
         raise ValueError(f"{str(path)!r} does not hold a state dict (tensors by name)")
-    if opened is None:
-        check_claims(path, found)
     return found
 
 

@@ -1,7 +1,6 @@
-"""Types of configuration fields, and checks of values: what gives NaN, JSON rounds, or transformers reads unchecked."""
+"""Types of configuration fields, and checks of their values."""
 
 import math
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,19 +16,8 @@ if TYPE_CHECKING:
 else:
     DerivedInt, DerivedFloat, DerivedStr, DerivedBool = int | None, float | int | None, str | None, bool | None
 
-# transformers makes a dictionary of this size of a number.
-_MOST_LABELS = 1_000_000
-# Sizes and counts, which torch multiplies as 64-bit integers.
-_LARGEST_SIZE = 2**31 - 1
-# Readers of JSON round integers beyond.
-_LARGEST_INTEGER = 2**53
 # Largest gain of a Sobolev filter at a frequency: the square of an output is finite in float32.
 _LARGEST_GAIN = 1e15
-
-
-def short_number(number: int) -> str:
-    """A number, shortened: Python refuses to write integers of some thousand digits."""
-    return str(number) if number.bit_length() <= 128 else f"an integer of {number.bit_length()} bits"
 
 
 def check_dtype(dtype: Any) -> None:
@@ -39,37 +27,6 @@ def check_dtype(dtype: Any) -> None:
             f"`dtype` must be the name of a type of torch, such as 'float32', or a floating point type of torch, got "
             f"{dtype!r}."
         )
-
-
-def check_attribute(name: str, value: Any) -> None:
-    """Check what transformers reads without a check, in arguments and in assigned values."""
-    if name == "attribute_map":
-        raise ValueError("`attribute_map` is part of the class, not a field of the configuration: leave it out.")
-    if name == "id2label":
-        check_label_names(value)
-    if name == "num_labels" and not (value is None or (type(value) is int and 0 <= value <= _MOST_LABELS)):
-        raise ValueError(f"`num_labels` must be a number up to {_MOST_LABELS}, got {value!r}.")
-    is_map = value is None or isinstance(value, dict)
-    if name == "per_layer_config" and not (is_map and all(isinstance(part, dict) for part in (value or {}).values())):
-        raise ValueError(f"`per_layer_config` must be a dictionary of dictionaries, got {value!r}: leave it out.")
-    if name == "task_specific_params" and not is_map:
-        raise ValueError(f"`task_specific_params` must be a dictionary, got {value!r}: leave it out.")
-    names = value if isinstance(value, (list, tuple)) else [None]
-    if name == "architectures" and value is not None and not all(isinstance(part, str) for part in names):
-        raise ValueError(f"`architectures` must be a list of names of classes, got {value!r}: leave it out.")
-    if name in ("decoder", "generator", "text_config") and value is not None:
-        raise ValueError(f"`{name}` is for models of several parts, got {value!r}: leave it out.")
-    if name == "quantization_config" and not (is_map or hasattr(value, "to_dict")):
-        raise ValueError(
-            f"`quantization_config` must be a configuration of transformers, such as `TorchAoConfig`, or a dictionary, "
-            f"got {value!r}: leave it out for weights that are not quantised."
-        )
-
-
-def check_label_names(id2label: Any) -> None:
-    is_map = isinstance(id2label, dict) and all(str(key).isdecimal() for key in id2label)
-    if id2label is not None and not is_map:
-        raise ValueError(f"`id2label` must map numbers to names, got {id2label!r}.")
 
 
 def warn_of_changed_filter(config: dict[str, Any]) -> None:
@@ -92,11 +49,6 @@ def warn_of_changed_filter(config: dict[str, Any]) -> None:
 
 def check_numbers(config: Any) -> None:
     """Raise `ValueError` for numbers out of range; the ranges are attributes of the class of a configuration."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        for number in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(number, int) and abs(number) > _LARGEST_INTEGER:
-                raise ValueError(f"`{field.name}` must be at most 2^53 in magnitude, got {short_number(number)}.")
     for name in config.positive_fields:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
@@ -105,10 +57,6 @@ def check_numbers(config: Any) -> None:
         value = getattr(config, name)
         if value is None or not 0 <= value < math.inf:
             raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
-    for name in (*config.positive_fields, *config.non_negative_fields):
-        value = getattr(config, name)
-        if isinstance(value, int) and value > _LARGEST_SIZE:
-            raise ValueError(f"`{name}` must be at most {_LARGEST_SIZE}, got {value}.")
     for name, (least, most) in config.field_ranges.items():
         value = getattr(config, name)
         if value is not None and not least <= value <= most:
@@ -152,10 +100,8 @@ def check_discrete_poles(config: Any, kind: str) -> None:
 
 
 __all__ = [
-    "check_attribute",
     "check_discrete_poles",
     "check_dtype",
-    "check_label_names",
     "check_numbers",
     "check_sobolev",
     "warn_of_changed_filter",

@@ -98,7 +98,7 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
     fetching = {name: arguments[name] for name in FETCHING if name in arguments}
     try:
         content, _ = PreTrainedConfig.get_config_dict(source, **fetching)
-    except (AttributeError, OSError, RecursionError, TypeError, ValueError):
+    except (AttributeError, OSError, TypeError, ValueError):
         return None  # Reported when the configuration is loaded.
     converter = converter_for(config_class, content)
     return None if converter is None else converter.loading_arguments(source, content, fetching, arguments)

@@ -26,7 +26,6 @@ _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
     *("revision", "create_pr", "tags", "token"),
 )
-_NO_CONNECTION = {"ConnectError", "ConnectTimeout", "OfflineModeIsEnabled"}
 
 
 def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
@@ -105,9 +104,8 @@ class SSMPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: A damaged file, or a pickle that contains code; weights of other shapes than the configuration
-                asks for, unless `ignore_mismatched_sizes=True`; a configuration that asks for many more weights than
-                there are; a checkpoint of another model, unless `output_loading_info=True`; a checkpoint of another
-                library that lacks weights of the backbone.
+                asks for, unless `ignore_mismatched_sizes=True`; a checkpoint of another model, unless
+                `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
         if source is not None:
@@ -151,21 +149,6 @@ class SSMPreTrainedModel(PreTrainedModel):
             self.push_to_hub(pushed.pop("repo_id", os.path.basename(os.path.normpath(save_directory))), **pushed)
         if is_gathered:
             torch.distributed.barrier()
-
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As in transformers, with an error that names the cause if the Hub cannot be reached."""
-        parent: Any = super()
-        try:
-            return parent.push_to_hub(repo_id, **kwargs)
-        except Exception as error:
-            # By name, because the HTTP library (httpx, httpx2) depends on the version of huggingface_hub. After other
-            # faults, such as a lost connection, the commit may have been made.
-            if not _NO_CONNECTION & {kind.__name__ for kind in type(error).__mro__}:
-                raise
-            raise ConnectionError(
-                f"nothing was pushed to {repo_id!r}, because the Hub cannot be reached: {error} (check the network, "
-                "HF_ENDPOINT and HF_HUB_OFFLINE, then call `push_to_hub` again)"
-            ) from error
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; new tokens are their own complement."""

@@ -94,7 +94,6 @@ class HyenaConfig(SSMConfig):
             *("sinusoid_window", "sinusoid_inclusive"),
         }
     )
-    count_fields: ClassVar[tuple[str, ...]] = ("mlp_depth", "num_inner_mlps")
 
     hyena_order: int = 2
     filter_type: str = "implicit"

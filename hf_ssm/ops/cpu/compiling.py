@@ -3,32 +3,22 @@
 Importing this module raises `ImportError` where numba is told not to compile: the kernels cannot run in Python.
 """
 
-import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numba
 
 __all__ = ["kernel"]
 
-logger = logging.getLogger(__name__)
-
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba compiles nothing, because NUMBA_DISABLE_JIT is set")
 
 # Settings that choose where numba looks for compiled kernels, which it unpickles.
 _PLACES = ("CACHE_DIR", "CACHE_LOCATOR_CLASSES")
-
-# What unpickling of a truncated or otherwise damaged file raises.
-_DAMAGED = (
-    *(AttributeError, EOFError, ImportError, LookupError, MemoryError, OverflowError, TypeError, UnpicklingError),
-    ValueError,
-)
 
 
 def _sources() -> tuple[tuple[str, int, int], ...]:
@@ -39,23 +29,6 @@ def _sources() -> tuple[tuple[str, int, int], ...]:
 
 
 _SOURCES = _sources()
-
-
-@contextmanager
-def _ignore_cache_errors(cache: Any) -> Iterator[None]:
-    """Continue without a cache that cannot be read or written, and clear a damaged one.
-
-    The first are a full disk or a folder that became read-only; the second files that a killed process, a full disk or
-    a copy has cut off. The kernel is then compiled again, and replaces the damaged files.
-    """
-    try:
-        yield
-    except OSError as error:
-        logger.debug("compiled kernels are not cached: %s", error)
-    except _DAMAGED as error:
-        logger.debug("the cache of compiled kernels in %s is damaged and cleared: %r", cache.cache_path, error)
-        with suppress(OSError):
-            cache.flush()
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -74,9 +47,8 @@ def kernel(function: Callable[..., Any]) -> Any:
     except RuntimeError:
         # Raised by numba where it finds no writable folder.
         return numba.njit(**options)(function)
-    cache = dispatcher._cache
-    # There is no public way to change these: numba ignores cache errors on Windows only, and its stamp is that of the
+    # There is no public way to change these. A full disk is no reason to stop; and the stamp of numba is that of the
     # file that contains the function, while the machine code contains the functions that it calls, too.
-    cache._guard_against_spurious_io_errors = partial(_ignore_cache_errors, cache)
-    cache._cache_file._source_stamp = _SOURCES
+    dispatcher._cache._guard_against_spurious_io_errors = partial(suppress, OSError)
+    dispatcher._cache._cache_file._source_stamp = _SOURCES
     return dispatcher
