@@ -43,6 +43,10 @@ def convert_checkpoint(
     """
     check_not_input(target, source, name="target")
     target = Path(target).resolve()
+    replaced = target.with_name(f".{target.name}.replaced")
+    if replaced.is_dir() and not target.exists():
+        # An earlier call was killed between the two moves.
+        replaced.rename(target)
     if target.is_file():
         raise NotADirectoryError(f"{str(target)!r} is a file: give the name of a folder")
     if target.is_dir() and any(target.iterdir()):
@@ -60,10 +64,24 @@ def convert_checkpoint(
         model.save_pretrained(whole)
         if tokenizer is not None:
             tokenizer.save_pretrained(whole)
-        if target.exists():
-            shutil.rmtree(target)
-        whole.rename(target)
+        _replace(target, whole, replaced)
     return model
+
+
+def _replace(target: Path, whole: Path, replaced: Path) -> None:
+    """Move a finished folder to `target`, whose former content stays in `replaced` until then."""
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    if target.exists():
+        target.rename(replaced)
+    try:
+        whole.rename(target)
+    except BaseException:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+    if replaced.exists():
+        shutil.rmtree(replaced)
 
 
 def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
