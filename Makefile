@@ -75,7 +75,7 @@ test-newest: $(VENV_NEWEST)/torch.txt
 	$(MAKE) $(VENV_NEWEST)/.installed VENV="$(VENV_NEWEST)" CONSTRAINTS="$(VENV_NEWEST)/torch.txt" EXTRAS=test,genomics,app
 	$(VENV_NEWEST)/bin/hf-ssm --version
 	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(CONTACT_TESTS) tests/models/test_assisted_generation.py $(PYTEST_ARGS)
-	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -m slow tests/hub/test_newcomer.py $(PYTEST_ARGS)
+	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m slow -k "newcomer or without_hf_ssm" tests/hub/test_newcomer.py tests/hub/test_export.py $(PYTEST_ARGS)
 	$(THREADS) $(VENV_NEWEST)/bin/python tests/conformance/run.py
 	$(VENV_NEWEST)/bin/hf-ssm demo --output runs/demo-newest --overwrite-output
 
