@@ -104,7 +104,7 @@ def test_compiled_modules_of_another_interface_are_not_used(monkeypatch):
     # As in an exported copy of the code beside another version of hf_ssm.
     installed = type("Installed", (), {"INTERFACE": backends.INTERFACE + 1})
     monkeypatch.setattr("importlib.import_module", lambda name: installed)
-    assert not Compiled("hf_ssm.ops.short_conv.numba", "short_conv_numba").is_available()
+    assert not Compiled("hf_ssm.ops.ssd.numba", "ssd_numba").is_available()
 
 
 def test_an_unknown_backend_of_an_operation_is_an_error():

@@ -4,8 +4,7 @@ Dimensions: `B` batch, `L` length, `S` states, `M` product of the axes between t
 
 - `reference.py`: the loop over positions;
 - `parallel.py`: PyTorch, all blocks of a sequence at once;
-- `levels.py`: nested blocks of real numbers, for exported programs;
-- `numba.py`: compiled kernels for CPUs.
+- `levels.py`: nested blocks of real numbers, for exported programs.
 
 The adjoint of the scan is a scan in the other direction with the conjugate of `a`, so that the backward keeps `a` and
 the states only.
@@ -19,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.linear_scan.levels import scan_by_levels, scan_parts_by_levels
 from hf_ssm.ops.linear_scan.parallel import parallel_scan
@@ -29,7 +28,6 @@ __all__ = ["as_complex", "linear_scan", "linear_scan_reference", "scan_parts_by_
 
 _LINEAR_SCAN = Operation(
     export=scan_by_levels,
-    numba=Compiled("hf_ssm.ops.linear_scan.numba", "scan_numba", "supports_scan"),
     torch=parallel_scan,
     reference=loop_scan,
 )

@@ -3,7 +3,7 @@
 Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 
 - `reference.py`: the sum at each position;
-- `fft.py`: blockwise FFTs with a backward of their own (PyTorch), with transposed copies by `numba.py` where possible;
+- `fft.py`: blockwise FFTs with a backward of their own (PyTorch);
 - `dft.py`: transforms by matrix products, for exported programs;
 - `triton.py`: kernels for GPUs, with the transforms of the vendor for long inputs;
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.context import NAMESPACE, differentiable_gradients, in_function_transform, no_autocast
 from hf_ssm.ops.long_conv.reference import usable_taps
 from hf_ssm.ops.threads import run_single_threaded
@@ -98,11 +97,6 @@ def _write_transposed(samples: Tensor, out: Tensor) -> None:
         out[..., columns] = samples.mT[..., columns]
 
 
-_TRANSPOSED = Compiled("hf_ssm.ops.long_conv.numba", "transpose", "can_transpose")
-_PAD_TRANSPOSED = Operation(numba=_TRANSPOSED, torch=_pad_transposed)
-_WRITE_TRANSPOSED = Operation(numba=_TRANSPOSED, torch=_write_transposed)
-
-
 class _ConvBlocks:
     """Division of inputs `(B, L, D)` into blocks; the blocks of some channels and all rows form a task."""
 
@@ -136,12 +130,12 @@ class _Transforms:
         """Spectra `(b, d, F)` of a block `(b, L, d)`."""
         rows, length, channels = u.shape
         padded = self._padded[: rows * channels * self.n_fft].view(rows, channels, self.n_fft)
-        _PAD_TRANSPOSED(u, padded[..., :length])
+        _pad_transposed(u, padded[..., :length])
         return torch.fft.rfft(padded)
 
     def invert(self, spectra: Tensor, out: Tensor) -> None:
         """Write the block of spectra `(b, d, F)` to `out`, `(b, L, d)`."""
-        _WRITE_TRANSPOSED(torch.fft.irfft(spectra, n=self.n_fft)[..., : self.length], out)
+        _write_transposed(torch.fft.irfft(spectra, n=self.n_fft)[..., : self.length], out)
 
 
 def slices(count: int, size: int) -> Iterator[slice]:

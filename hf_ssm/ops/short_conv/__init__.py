@@ -4,7 +4,6 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps.
 
 - `reference.py`: the sum over positions and taps;
 - `pytorch.py`: PyTorch;
-- `numba.py`: compiled kernels for CPUs;
 - `triton.py`: kernels for GPUs.
 """
 
@@ -18,7 +17,7 @@ from hf_ssm.ops.short_conv.reference import check_short_conv, short_conv_referen
 
 __all__ = ["short_conv", "short_conv_extend", "short_conv_reference"]
 
-_NUMBA, _TRITON = "hf_ssm.ops.short_conv.numba", "hf_ssm.ops.short_conv.triton"
+_TRITON = "hf_ssm.ops.short_conv.triton"
 
 
 def short_conv(
@@ -58,7 +57,6 @@ def short_conv(
 
 
 _SHORT_CONV = Operation(
-    numba=Compiled(_NUMBA, "short_conv_numba", "supports_short_conv"),
     triton=Compiled(_TRITON, "short_conv_triton", "supports_short_conv"),
     torch=short_conv_torch,
     reference=short_conv_reference,
@@ -131,7 +129,6 @@ def _extend_torch(
 
 
 _SHORT_CONV_CHUNK = Operation(
-    numba=Compiled(_NUMBA, "extend_numba", "supports_extend"),
     triton=Compiled(_TRITON, "extend_triton", "supports_extend"),
     torch=_extend_torch,
 )
