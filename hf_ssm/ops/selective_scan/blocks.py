@@ -20,7 +20,6 @@ from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.selective_scan import selective_scan_extend
 from hf_ssm.ops.selective_scan.arguments import ScanTensors, skip_and_gate, sum_over_states
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
-from hf_ssm.ops.selective_scan.levels import selective_scan_by_levels
 
 __all__ = ["block_scan", "block_scan_reference"]
 
@@ -92,11 +91,6 @@ def check_blocks(u: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None
         raise ValueError(f"u must have {len(A)} channels like A, got shape {tuple(u.shape)}")
 
 
-def _of_channels(weights: Tensor, channels: int) -> Tensor:
-    """From blocks `(B, L, K, N)` to channels `(B, L, D, N)`."""
-    return weights.repeat_interleave(channels // weights.shape[2], dim=2)
-
-
 def _block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
     """The output and the last state; `args.delta_bias` is the bias of the input weights."""
     size, parts = len(args.A) // args.B.shape[2], []
@@ -119,12 +113,6 @@ def _chunked_scan(args: ScanTensors, bias: Tensor | None) -> tuple[Tensor, Tenso
     return chunked_scan(args, False, True, bias)
 
 
-def _exported_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
-    B, C = (_of_channels(weights, len(args.A)) for weights in (args.B, args.C))
-    B = B if args.delta_bias is None else B + args.delta_bias
-    return selective_scan_by_levels(args._replace(B=B, C=C, delta_bias=None), False, True)
-
-
 def _loop_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
     u, d, A, B, C, D, z, bias, state = args.cast(args.dtype)
     states = [A.new_zeros(len(u), A.shape[1]) if state is None else state[:, i] for i in range(len(A))]
@@ -142,4 +130,4 @@ def _loop_block_scan(args: ScanTensors) -> tuple[Tensor, Tensor]:
 # The kernels have no bias.
 _FUSED = Implementation(_fused_scan, lambda args, bias: bias is None)
 _SCAN_OF_BLOCK = Operation(numba=_FUSED, triton=_FUSED, torch=_chunked_scan)
-_BLOCK_SCAN = Operation(export=_exported_block_scan, torch=_block_scan, reference=_loop_block_scan)
+_BLOCK_SCAN = Operation(torch=_block_scan, reference=_loop_block_scan)
