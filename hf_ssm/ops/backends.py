@@ -12,7 +12,7 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
-While a program is exported (`is_exporting`), the implementations `export` and `torch` run, whatever the choice.
+While a program is exported (`is_exporting`), `torch` runs, whatever the choice.
 
 `set_backend` changes the choice of the process. `use_backend` overrides it for a `with` block, in the current thread
 or asyncio task only.
@@ -81,7 +81,6 @@ _TRITON_DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0
 
 # In order of preference.
 BACKENDS = {
-    "export": Backend(()),
     "hub": Backend(("auto", "numba"), device="cuda"),
     "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
     "triton": Backend(("auto", "numba", "triton"), device=_TRITON_DEVICE, packages=("triton", "hf_ssm")),
@@ -169,7 +168,7 @@ def current() -> str:
 def is_enabled(name: str) -> bool:
     """Whether a backend is installed and admitted by the current choice."""
     if is_exporting():
-        return name in ("export", "torch")
+        return name == "torch"
     return _INSTALLED[name] and current() in BACKENDS[name].choices
 
 

@@ -139,7 +139,11 @@ class _Recomputed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.function = function
         ctx.save_for_backward(*tensors)
-        return function(*tensors)
+        results = function(*tensors)
+        # torch does not let a view that a function like this returns be changed in place.
+        if isinstance(results, tuple):
+            return tuple(result.clone() if result._is_view() else result for result in results)
+        return results.clone() if results._is_view() else results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

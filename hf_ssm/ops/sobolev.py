@@ -153,7 +153,7 @@ def zero_phase_taps(
 
 
 def _symmetric_taps(spectrum: torch.Tensor, n_grid: int, count: int | None) -> torch.Tensor:
-    """The taps, at most `count`, of the symmetric filter of a real spectrum; exported with zeros where `count` is greater."""
+    """The taps, at most `count` (exported: as many), of the symmetric filter of a real spectrum."""
     taps = torch.fft.irfft(spectrum, n=n_grid)[..., : n_grid // 2 + 1]
     if is_exporting() and count is not None:
         return first_positions(torch.nn.functional.pad(taps, (0, count)), -1, count)
@@ -226,7 +226,7 @@ def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     count = x.shape[-1]
     n = 2 * count if is_exporting() else next_fast_len(2 * count)
     full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
-    return torch.nn.functional.pad(full[..., : count - 1], (1, 0))
+    return torch.nn.functional.pad(full, (1, 0))[..., :count]
 
 
 def circular_response(

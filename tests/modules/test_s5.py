@@ -13,6 +13,7 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import legs_matrix
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import kernel_matrix_tau, matrix_tau

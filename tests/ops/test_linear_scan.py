@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from hf_ssm.ops.linear_scan import linear_scan, linear_scan_reference
-from hf_ssm.ops.linear_scan import parallel
+from hf_ssm.ops.linear_scan import linear_scan, linear_scan_reference, parallel
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 

@@ -24,7 +24,6 @@ from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Halo, Rows
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues

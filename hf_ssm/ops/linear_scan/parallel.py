@@ -70,7 +70,7 @@ class _ParallelScan(torch.autograd.Function):
         """With `g_t = ∂loss / ∂b_t`: `g_t = grad_t + conj(a_{t+1}) g_{t+1}`, and `∂loss / ∂a_t = g_t conj(x_{t-1})`."""
         a, state, x = ctx.saved_tensors
         decay = a.conj().resolve_conj()
-        first, last = (-1, 0) if ctx.reverse else (0, -1)
+        first = -1 if ctx.reverse else 0
         begin = decay[:, first]
         if a.shape[1] > 1:
             # The adjoint multiplies by the decay of the position that it comes from; it begins at zero.

@@ -8,7 +8,6 @@ Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.
 """
 
-import torch
 from torch import Tensor
 
 from hf_ssm.ops.backends import Compiled, Operation

@@ -66,6 +66,9 @@ def fft_length(length: int, taps: int, back_taps: int) -> int:
     Real transforms of odd lengths take three to five times as long, those of twice an odd length half as long again.
     """
     points = length + max(taps - 1, back_taps)
+    if torch.compiler.is_compiling():
+        # It may be a symbol, of which no factors are known.
+        return 64 * ((points + 63) // 64)
     unit = 16 if points > 256 else 2
     return unit * next_fast_len(-(-points // unit))
 
@@ -89,7 +92,7 @@ class _LongConvolution(torch.autograd.Function):
             if torch.is_grad_enabled():
                 return *gradients(partial(_convolve, n_fft=n_fft), (u, taps), [grad]), None
             grad_u = grad.new_empty(grad.shape) if wants_u else None
-            grad_taps = torch.empty_like(taps) if wants_taps else None
+            grad_taps = torch.zeros_like(taps) if wants_taps else None
             for part in _channels(grad, n_fft):
                 spectra = _spectra(grad[..., part], taps.dtype, n_fft)
                 if grad_taps is not None:
@@ -102,10 +105,13 @@ class _LongConvolution(torch.autograd.Function):
 
 
 def _channels(u: Tensor, n_fft: int) -> Iterator[slice]:
-    """Slices of the channels to transform together."""
+    """Slices of the channels to transform together; none of an empty batch."""
+    if torch.compiler.is_compiling():
+        # Sizes may be symbols.
+        return iter([slice(None)])
     samples = _SAMPLES_ON_CPU if u.device.type == "cpu" else _SAMPLES
     size = max(_FEWEST_CHANNELS, samples // (max(1, u.shape[0]) * n_fft))
-    return (slice(start, start + size) for start in range(0, u.shape[2], size))
+    return (slice(start, start + size) for start in range(0, u.shape[2] if len(u) else 0, size))
 
 
 def _spectra(u: Tensor, dtype: torch.dtype, n_fft: int) -> Tensor:
@@ -121,7 +127,12 @@ def _convolve(u: Tensor, taps: Tensor, *, n_fft: int) -> Tensor:
 
 def long_conv_fft(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> Tensor:
     """`long_conv` by FFT; same arguments."""
-    taps, back = usable_taps(u, kernel, backward_kernel)
+    if is_exporting():
+        # Without the tap of lag -L, which meets zeros only, there might be one, of a size that torch.export fixes.
+        taps, back = usable_taps(u, kernel, None)[0], backward_kernel
+        back = None if back is None else back.to(taps.dtype)
+    else:
+        taps, back = usable_taps(u, kernel, backward_kernel)
     sizes = u.shape[1], taps.shape[1], 0 if back is None else back.shape[1]
     # The length of an exported program is a symbol.
     n_fft = 2 * u.shape[1] if is_exporting() else fft_length(*sizes)

@@ -6,11 +6,13 @@ With `l = i M + j`, `exp(x l)` is `exp(x M i) exp(x j)`: two short tables, whose
 kernel.
 """
 
+from functools import partial
+
 import torch
 
 from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.blocks import block_count, first_positions
-from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
 
 __all__ = ["exponential_sums", "joined_rows", "split_length"]
 
@@ -54,6 +56,14 @@ def exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, length: int,
 def _exponential_sums_torch(
     log_base: torch.Tensor, weights: torch.Tensor, length: int, dtype: torch.dtype
 ) -> torch.Tensor:
+    with no_autocast(log_base.device):
+        taps: torch.Tensor = recomputed(partial(_two_level_sums, length=length, dtype=dtype), log_base, weights)
+    return taps
+
+
+def _two_level_sums(
+    log_base: torch.Tensor, weights: torch.Tensor, *, length: int, dtype: torch.dtype
+) -> torch.Tensor:
     rows, columns = split_length(length)
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
 
@@ -62,12 +72,11 @@ def _exponential_sums_torch(
         steps = stride * torch.arange(count, dtype=torch.float64, device=log_base.device)
         return torch.exp(log_base.unsqueeze(1) * steps.unsqueeze(-1))
 
-    with no_autocast(log_base.device):
-        left = (weights.unsqueeze(1) * powers(rows, columns)).to(complex_dtype)
-        right = powers(columns, 1).to(complex_dtype)
-        # Re x y = Re x Re y - Im x Im y, by one real product.
-        left, right = torch.cat([left.real, -left.imag], dim=-1), torch.cat([right.real, right.imag], dim=-1)
-        return joined_rows(left @ right.mT, length)
+    left = (weights.unsqueeze(1) * powers(rows, columns)).to(complex_dtype)
+    right = powers(columns, 1).to(complex_dtype)
+    # Re x y = Re x Re y - Im x Im y, by one real product.
+    left, right = torch.cat([left.real, -left.imag], dim=-1), torch.cat([right.real, right.imag], dim=-1)
+    return joined_rows(left @ right.mT, length)
 
 
 _EXPONENTIAL_SUMS = Operation(

@@ -67,9 +67,7 @@ def _sinusoids(parameters: tuple[torch.Tensor, ...], window: int, t: torch.Tenso
     return c1 * torch.cos(a1 * phase) + c2 * torch.sin(a2 * phase)
 
 
-def _windowed_sinusoids(
-    parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int
-) -> torch.Tensor:
+def _windowed_sinusoids(parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int) -> torch.Tensor:
     c1 = parameters[0]
     if is_exporting():
         t = torch.arange(length, device=c1.device, dtype=parameters[2].dtype)

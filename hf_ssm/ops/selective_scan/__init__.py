@@ -110,7 +110,5 @@ def selective_scan_extend(
         y, last = selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, state, return_last_state=True)
         return y, last
     z = None if z is None else z[:, 0]
-    y, last = selective_scan_step(
-        u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z, delta_bias, delta_softplus
-    )
+    y, last = selective_scan_step(u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z, delta_bias, delta_softplus)
     return y.unsqueeze(1), last

@@ -54,7 +54,7 @@ def _scan_in_chunks(
     x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, starts: Tensor | None, *, size: int
 ) -> tuple[Tensor, Tensor]:
     """The output without skip, `(B, L, H, P)`, and the last state `(B, H, P, N)`."""
-    groups, states, length = *B.shape[2:], x.shape[1]
+    groups, length = B.shape[2], x.shape[1]
     logs = d * A
     logs = logs if starts is None else logs.masked_fill(starts.unsqueeze(-1), -math.inf)
     B, C = (_in_chunks(t, size).movedim(3, 1) for t in (B, C))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.lti import exponential_sums
 from hf_ssm.ops.lti import krylov as module
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference
@@ -117,8 +116,6 @@ def test_dense_kernel_is_its_formula(rule, discretize):
     torch.testing.assert_close(module.dense_kernel(matrix, vector, out, 45), expected, rtol=0, atol=1e-11)
 
 
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_float32_legs_of_a_long_sequence_with_the_smallest_steps(rule):
     length = 16384
@@ -163,10 +160,6 @@ def test_nan_stays_in_its_channel(which, rule):
         assert torch.view_as_real(grad[others]).isfinite().all() if grad.is_complex() else grad[others].isfinite().all()
 
 
-
-
-
-
 def test_autocast_does_not_reach_the_kernel():
     inputs = single(system(2, 2))
     expected = dplr_kernel(*inputs, 40)
@@ -191,8 +184,6 @@ def test_compiles_without_a_break(rule):
         grads = torch.autograd.grad(actual, inputs, cotangent)
         for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
             torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
 
 
 def test_the_reference_runs_where_it_is_chosen():
