@@ -250,7 +250,8 @@ class LongConvolution(SequenceOperator):
                 recurrence = self._recurrence(group)
                 if not torch.is_grad_enabled():
                     state.constants[name] = recurrence
-            output, state.tensors[name] = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
+            output, after = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
+            state.put(name, after)
             return output
 
     def _recurrence(self, group: int) -> Any:

@@ -11,7 +11,7 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 - `torch`: PyTorch operations only;
 - `reference`: the plainest loops, where an operation has them; slow, for comparisons.
 
-While a program is exported (`is_exporting`), the implementations `export` and `torch` run, whatever the choice.
+While a program is exported (`is_exporting`), `torch` runs, whatever the choice.
 
 `set_backend` changes the choice of the process. `use_backend` overrides it for a `with` block, in the current thread
 or asyncio task only.
@@ -76,7 +76,6 @@ class Backend(NamedTuple):
 
 # In order of preference.
 BACKENDS = {
-    "export": Backend(()),
     "hub": Backend(("auto", "numba"), device="cuda"),
     "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
     "reference": Backend(("reference",)),
@@ -157,7 +156,7 @@ def current() -> str:
 def is_enabled(name: str) -> bool:
     """Whether a backend is installed and admitted by the current choice."""
     if is_exporting():
-        return name in ("export", "torch")
+        return name == "torch"
     return _INSTALLED[name] and current() in BACKENDS[name].choices
 
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "NAMESPACE",
-    "differentiable_gradients",
+    "gradients",
     "has_readable_values",
     "in_function_transform",
     "is_exporting",
@@ -20,6 +20,7 @@ __all__ = [
     "is_plain_call",
     "no_autocast",
     "plain_operations",
+    "recomputed",
 ]
 
 _plain: ContextVar[bool] = ContextVar("hf_ssm_plain_operations", default=False)
@@ -100,13 +101,14 @@ def is_plain_call(*tensors: Tensor | None) -> bool:
     return not in_function_transform()
 
 
-def differentiable_gradients(
+def gradients(
     function: Callable[..., Any], tensors: Sequence[Tensor | None], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, for a backward that runs with `create_graph=True`.
+    """Gradients of a function that is computed again, for a backward of its own.
 
-    A backward of its own runs with gradients enabled exactly then. Kernels cannot be differentiated, and neither can
-    `torch.autograd.function.once_differentiable` be used: with `torch.autograd.grad` it drops terms without an error.
+    They can be differentiated again where the backward runs with gradients enabled, as with `create_graph=True`.
+    `torch.autograd.function.once_differentiable` cannot be used instead: with `torch.autograd.grad` it drops terms
+    without an error.
 
     Args:
         function: The operation in plain PyTorch; returns one tensor, or a tuple with one tensor for each of `grads`.
@@ -116,12 +118,49 @@ def differentiable_gradients(
     Returns:
         One for each of `tensors`; `None` where none is required.
     """
-    # Views, since one argument may be computed from another.
-    views = [t if t is None else t.view_as(t) for t in tensors]
-    results = function(*views)
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, since one argument may be computed from another.
+        views = [
+            t if t is None else t.view_as(t) if again else t.detach().requires_grad_(t.requires_grad) for t in tensors
+        ]
+        results = function(*views)
     results = results if isinstance(results, tuple) else (results,)
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     wanted = [t for t in views if t is not None and t.requires_grad]
     outputs, cotangents = [r for r, _ in pairs], [g for _, g in pairs]
-    computed = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True))
+    computed = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=again, allow_unused=True))
     return [next(computed) if t is not None and t.requires_grad else None for t in views]
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.function = function
+        ctx.save_for_backward(*tensors)
+        results = function(*tensors)
+        # torch does not let a view that a function like this returns be changed in place.
+        if isinstance(results, tuple):
+            return tuple(result.clone() if result._is_view() else result for result in results)
+        return results.clone() if results._is_view() else results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        with no_autocast(tensors[0].device):
+            return None, *gradients(ctx.function, tensors, grads)
+
+
+def recomputed(function: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """`function(*tensors)`, of which only the tensors are kept for the backward, which computes it again.
+
+    A scan in plain PyTorch would keep some ten times the memory of all its states. A compiler makes this choice itself.
+
+    Args:
+        function: Returns one tensor or a tuple of tensors, none of which is one of the arguments.
+        tensors: The first is not `None`.
+    """
+    if in_function_transform() or torch.compiler.is_compiling() or is_exporting():
+        return function(*tensors)
+    return _Recomputed.apply(function, *tensors)

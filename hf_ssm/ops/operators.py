@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients
+from hf_ssm.ops.context import gradients
 
 __all__ = ["differentiable_operator", "empty_gradients", "needs_gradient"]
 
@@ -80,7 +80,7 @@ def differentiable_operator(
         elif inputs[-1]:
             ctx.save_for_backward(*inputs[:count], output[-1])
 
-    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(grad is None for grad in grads[:outputs]):
             return (None,) * (count + len(ctx.options))
         saved, options = ctx.saved_tensors, ctx.options
@@ -90,14 +90,14 @@ def differentiable_operator(
             def function(*views: Tensor | None) -> Any:
                 return plain(tensors(*views), *options)
 
-            results = differentiable_gradients(function, inputs, grads[:outputs])
+            results = gradients(function, inputs, grads[:outputs])
         else:
             first = torch.zeros_like(inputs[0]) if grads[0] is None else grads[0]
             others = (*options[:-1], saved[count]) if keeps else options
             results = backward_operator(first, *grads[1:outputs], *inputs, *others, wanted)
         return *(grad if want else None for grad, want in zip(results, wanted, strict=True)), *[None] * len(options)
 
-    operator.register_autograd(gradients, setup_context=save)
+    operator.register_autograd(differentiate, setup_context=save)
     return operator, backward_operator
 
 

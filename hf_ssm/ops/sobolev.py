@@ -15,15 +15,12 @@ All functions compute in float64 and return float32, or float64 if the order or 
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 
-from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.blocks import first_positions
-from hf_ssm.ops.long_conv import long_conv, next_fast_len
-from hf_ssm.ops.long_conv.dft import dft_tables
+from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
@@ -151,26 +148,16 @@ def zero_phase_taps(
     beta, step, device, dtype = _sobolev_columns(order, dt)
     # The transform of the weight minus one, which is exactly zero for order 0.
     excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step, ZERO_PHASE_CUTOFF)))
-    taps = _SYMMETRIC_TAPS(excess, n_grid, count)
+    taps = _symmetric_taps(excess, n_grid, count)
     return (taps + _unit_impulse(taps.shape[-1], device)).to(dtype)
 
 
 def _symmetric_taps(spectrum: torch.Tensor, n_grid: int, count: int | None) -> torch.Tensor:
-    """The taps, at most `count`, of the symmetric filter of a real spectrum."""
-    return torch.fft.irfft(spectrum, n=n_grid)[..., : n_grid // 2 + 1][..., :count]
-
-
-def _exported_symmetric_taps(spectrum: torch.Tensor, n_grid: int, count: int | None) -> torch.Tensor:
-    """The same by matrix products, with zeros where `count`, of any size, is greater."""
-    rows = max(divisor for divisor in range(1, math.isqrt(n_grid) + 1) if n_grid % divisor == 0)
-    tables = dft_tables(rows, n_grid // rows, spectrum.dtype, spectrum.device)
-    # Of a symmetric spectrum the inverse transform is the transform over the number of points.
-    symmetric = torch.cat([spectrum, spectrum[..., 1:].flip(-1)], dim=-1)
-    taps = tables.transform(symmetric)[0].mT.flatten(-2)[..., : n_grid // 2 + 1] / n_grid
-    return taps if count is None else first_positions(torch.nn.functional.pad(taps, (0, count)), -1, count)
-
-
-_SYMMETRIC_TAPS = Operation(export=_exported_symmetric_taps, torch=_symmetric_taps)
+    """The taps, at most `count` (exported: as many), of the symmetric filter of a real spectrum."""
+    taps = torch.fft.irfft(spectrum, n=n_grid)[..., : n_grid // 2 + 1]
+    if is_exporting() and count is not None:
+        return first_positions(torch.nn.functional.pad(taps, (0, count)), -1, count)
+    return taps[..., :count]
 
 
 def _unit_impulse(length: int, device: torch.device) -> torch.Tensor:
@@ -219,58 +206,26 @@ def causal_taps(
     factors = [(beta, ratio)]
     if frequency == "bilinear":
         factors.append((-beta, -torch.ones_like(ratio)))
-    return (torch.exp(beta * torch.log1p(gain)) * _BINOMIAL_SERIES(factors, length)).to(dtype)
+    return (torch.exp(beta * torch.log1p(gain)) * _binomial_series(factors, length)).to(dtype)
 
 
 def _binomial_series(factors: list[tuple[torch.Tensor, torch.Tensor]], length: int) -> torch.Tensor:
     """Coefficients of `z^0, ..., z^(length - 1)` of the product of `(1 - ratio z)^order` of each order and ratio."""
-    return _expanded(factors, length, partial(torch.cumprod, dim=-1), _series_product)
-
-
-def _exported_binomial_series(factors: list[tuple[torch.Tensor, torch.Tensor]], length: int) -> torch.Tensor:
     # torch.export would take a series of one coefficient for a constant.
-    return _expanded(factors, length + 1, _exported_cumprod, _exported_series_product)[..., :length]
-
-
-_BINOMIAL_SERIES = Operation(export=_exported_binomial_series, torch=_binomial_series)
-
-
-def _expanded(
-    factors: list[tuple[torch.Tensor, torch.Tensor]],
-    count: int,
-    cumprod: Callable[[torch.Tensor], torch.Tensor],
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """`_binomial_series` of `count` coefficients; the functions compute products of the coefficients from `z^1` on."""
+    count = length + 1 if is_exporting() else length
     k = torch.arange(1, count, device=factors[0][0].device, dtype=torch.float64)
-    series, *others = (cumprod(ratio * (k - 1 - order) / k) for order, ratio in factors)
+    series, *others = (torch.cumprod(ratio * (k - 1 - order) / k, dim=-1) for order, ratio in factors)
     if count > 1:
         for other in others:
-            series = series + other + multiply(series, other)
-    return torch.nn.functional.pad(series, (1, 0)) + _unit_impulse(count, k.device)
-
-
-def _exported_cumprod(factors: torch.Tensor) -> torch.Tensor:
-    """Sums of logarithms: ONNX has cumulative products in its latest versions only."""
-    zero = factors == 0
-    size = torch.exp(torch.cumsum(torch.log(torch.where(zero, 1.0, factors.abs())), dim=-1))
-    sign = 1 - 2 * torch.cumsum((factors < 0).to(torch.float64), dim=-1).remainder(2)
-    return torch.where(torch.cumsum(zero.to(torch.float64), dim=-1) > 0, 0.0, sign * size)
+            series = series + other + _series_product(series, other)
+    return (torch.nn.functional.pad(series, (1, 0)) + _unit_impulse(count, k.device))[..., :length]
 
 
 def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Coefficients of `z^1, ...` of the product of two series that start at `z^1`, cut to their length."""
     count = x.shape[-1]
-    n = next_fast_len(2 * count)
+    n = 2 * count if is_exporting() else next_fast_len(2 * count)
     full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
-    return torch.nn.functional.pad(full[..., : count - 1], (1, 0))
-
-
-def _exported_series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    count = x.shape[-1]
-    x, y = torch.broadcast_tensors(x, y)
-    flat = x.reshape(-1, count), y.reshape(-1, count)
-    full = long_conv(flat[0].T.unsqueeze(0), flat[1])[0].T.view(x.shape)
     return torch.nn.functional.pad(full, (1, 0))[..., :count]
 
 

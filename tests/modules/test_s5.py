@@ -13,7 +13,7 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.lti.discretize import bilinear, discretize_parts, zoh
+from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import legs_matrix
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import kernel_matrix_tau, matrix_tau
@@ -195,15 +195,6 @@ def test_a_held_input_may_be_sampled_at_any_times():
     fine = coarse.repeat_interleave(counts, dim=1)
     found, expected = operator(coarse, at_steps(counts.double().unsqueeze(0))), operator(fine)
     assert_near(found, expected[:, counts.cumsum(0) - 1])
-
-
-@pytest.mark.parametrize("rule", ["zoh", "bilinear"])
-def test_discretization_by_real_numbers(rule):
-    a, step = torch.tensor([-0.5 + 3j, -2 + 0j, -1e-9 + 1e-9j], dtype=torch.complex128), torch.tensor(0.3).double()
-    expected = (zoh if rule == "zoh" else bilinear)(a, torch.ones_like(a), step)
-    found = discretize_parts(a.real, a.imag, step, rule)
-    for parts, value in zip(found, expected, strict=True):
-        assert_near(torch.complex(*parts), value, 1e-9)
 
 
 # τ and rescaling

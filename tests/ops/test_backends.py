@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from hf_ssm.ops import backends
 from hf_ssm.ops.backends import Compiled, Implementation, Operation, current, use_backend
 from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.threads import run_single_threaded, run_tasks
+from hf_ssm.ops.threads import run_tasks
 
 
 @pytest.fixture
@@ -88,11 +88,11 @@ def test_compiled_modules_of_another_interface_are_not_used(monkeypatch):
     # As in an exported copy of the code beside another version of hf_ssm.
     installed = type("Installed", (), {"INTERFACE": backends.INTERFACE + 1})
     monkeypatch.setattr("importlib.import_module", lambda name: installed)
-    assert not Compiled("hf_ssm.ops.short_conv.numba", "short_conv_numba").is_available()
+    assert not Compiled("hf_ssm.ops.ssd.numba", "ssd_numba").is_available()
 
 
 def test_an_unknown_backend_of_an_operation_is_an_error():
-    with pytest.raises(ValueError, match="backends must be among export, hub, numba, reference, torch, got cuda"):
+    with pytest.raises(ValueError, match="backends must be among hub, numba, reference, torch, got cuda"):
         Operation(cuda=named("cuda"))
 
 
@@ -140,15 +140,14 @@ def test_tasks_of_asyncio_have_their_own_choice():
     assert asyncio.run(both()) == ["torch", "reference"]
 
 
-@pytest.mark.parametrize("run", [run_tasks, run_single_threaded])
-def test_workers_see_the_choice_of_the_caller(run):
+def test_workers_see_the_choice_of_the_caller():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         for choice in ("reference", "torch"):
             seen: dict[int, str] = {}
             with use_backend(choice):
-                run(lambda number, seen=seen: seen.update({number: current()}), 8)
+                run_tasks(lambda number, seen=seen: seen.update({number: current()}), 8)
             assert seen == dict.fromkeys(range(8), choice)
     finally:
         torch.set_num_threads(threads)

@@ -14,7 +14,6 @@ from hf_ssm.ops.backends import Implementation, Operation, use_backend
 from hf_ssm.ops.selective_scan import chunked as chunked_scan
 from hf_ssm.ops.selective_scan import hub, scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 from hf_ssm.ops.selective_scan.arguments import ScanTensors
-from hf_ssm.ops.selective_scan.levels import selective_scan_by_levels
 
 BATCH, CHANNELS, STATES = 3, 4, 3
 # Tensors by the name of the argument; Any, for they are unpacked beside flags.
@@ -641,11 +640,8 @@ def test_compiles_as_one_graph(is_complex):
 
 @COMPLEX
 @pytest.mark.parametrize("length", [1, 21, 300])
-def test_exported_programs(is_complex, length):
+def test_exported_programs(is_complex, length, monkeypatch):
     inputs = {name: value.detach().requires_grad_() for name, value in scan_inputs(length, is_complex).items()}
-
-    def by_levels(delta_softplus: bool, return_last_state: bool, initial_state: torch.Tensor, **tensors: Any) -> Any:
-        return selective_scan_by_levels(ScanTensors(**tensors, state=initial_state), True, True)
-
     expected = outputs_and_gradients(selective_scan_reference, inputs)
-    assert_all_close(outputs_and_gradients(by_levels, inputs), expected)
+    monkeypatch.setattr(chunked_scan, "is_exporting", lambda: True)
+    assert_all_close(outputs_and_gradients(selective_scan, inputs), expected)

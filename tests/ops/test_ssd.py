@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
-from hf_ssm.ops.ssd.levels import ssd_by_levels
+from hf_ssm.ops.ssd import chunked, ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
 
 Inputs = dict[str, Any]
 STEPWISE = ("x", "dt", "B", "C", "seq_idx")
@@ -269,7 +268,7 @@ def test_the_matrix_multiplies_the_input():
 
 
 @pytest.mark.parametrize(("length", "packed"), [(1, False), (2, True), (65, True), (64 * 16 + 1, False)])
-def test_the_path_of_exported_programs(length, packed):
+def test_the_path_of_exported_programs(length, packed, monkeypatch):
     inputs = ssd_inputs(1, length, 2, 3, 1, 2)
     inputs.pop("dt_bias")
     d, state = inputs.pop("dt").exp(), inputs.pop("initial_state")
@@ -278,7 +277,8 @@ def test_the_path_of_exported_programs(length, packed):
     if packed:
         starts[:, 0] = False
     x, *others = inputs.values()
-    found = ssd_by_levels(x, d, *others, state, starts, None)
+    monkeypatch.setattr(chunked, "is_exporting", lambda: True)
+    found = chunked.chunked_ssd(x, d, *others, state, starts, None)
     expected = ssd_scan_reference(x, d, *others, initial_state=state, seq_idx=seq_idx, return_last_state=True)
     torch.testing.assert_close(found, expected)
 

@@ -24,10 +24,8 @@ from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Halo, Rows
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
-from hf_ssm.ops.lti.exported import ExportedSystem, exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence
 from hf_ssm.ops.lti.transfer import diagonal_response, taps_response
@@ -181,15 +179,8 @@ class ModalFilter(LongFilter):
         return torch.complex(real, imag), b, c, torch.ones_like(real[:, 0])
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        kernel: Tensor = _MODAL_KERNEL(self, length, dtype)
-        return kernel.unsqueeze(0)
-
-    def _exported_kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        return self._exported_system(slice(None), None, dtype).kernel(length)
-
-    def _kernel(self, length: int, dtype: torch.dtype) -> Tensor:
         a, b, c, steps = self._complex_system(dtype)
-        return diagonal_kernel(a, b, c, steps, length, "zoh")
+        return diagonal_kernel(a, b, c, steps, length, "zoh").unsqueeze(0)
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         a, b, c, steps = self._complex_system(torch.float64, slice(None) if rows is None else rows)
@@ -207,30 +198,15 @@ class ModalFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
-        system: Recurrence | ExportedSystem = _MODAL_RECURRENCE(self, channels, skip)
-        return system
-
-    def _recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
         a, b, c, steps = self._complex_system(torch.float32, channels)
         return diagonal_recurrence(a, b, c, steps, "zoh", None if skip is None else skip[channels])
-
-    def _exported_system(
-        self, channels: slice, skip: Tensor | None, dtype: torch.dtype = torch.float32
-    ) -> ExportedSystem:
-        real, imag, b, c = self._parts(torch.float64, channels)
-        skip = None if skip is None else skip[channels]
-        return exported_system(real, imag, b, c, None, torch.ones_like(real[:, 0]), "zoh", skip, dtype)
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         # As that of `ExplicitFilter`.
         check_stored(self, "residues")
         scale_entries_(self.residues, factor, lambda residues: residues)
-
-
-_MODAL_KERNEL = Operation(export=ModalFilter._exported_kernel, torch=ModalFilter._kernel)
-_MODAL_RECURRENCE = Operation(export=ModalFilter._exported_system, torch=ModalFilter._recurrence)
 
 
 class WindowConvolution(LongConvolution):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.lti.exported import ExportedSystem
 from hf_ssm.ops.lti.recurrence import Recurrence
 
 __all__ = ["LongFilter"]
@@ -85,7 +84,7 @@ class LongFilter(nn.Module):
         """Whether `recurrence` exists: the kernel is that of a state space model of finite size."""
         return False
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
         """The causal convolution of some channels as a linear recurrence, where `has_recurrence`.
 
         Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
@@ -123,17 +123,9 @@ class ImplicitFilter(LongFilter):
                 f"The input has {length} positions, but the implicit filter is defined on "
                 f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
             )
-        kernel: Tensor = _IMPLICIT_KERNEL(self, length, dtype)
-        return kernel
-
-    def kernel_at_once(self, length: int, dtype: torch.dtype) -> Tensor:
-        """`kernel` without limit of the memory of intermediate results."""
-        return self._taps(0, length, dtype)
-
-    def kernel_in_pieces(self, length: int, dtype: torch.dtype) -> Tensor:
-        """`kernel`, in the same pieces with and without gradients, so that results are bit-identical."""
-        if length <= _POSITIONS:
-            return self.kernel_at_once(length, dtype)
+        # The same pieces with and without gradients, so that results are bit-identical.
+        if is_exporting() or length <= _POSITIONS:
+            return self._taps(0, length, dtype)
         bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
         if torch.is_grad_enabled():
             return torch.cat([self._taps(start, stop, dtype) for start, stop in bounds], dim=-1)
@@ -194,6 +186,3 @@ class ImplicitFilter(LongFilter):
         check_stored(self, name)
         rows = self.directions, self.channels
         scale_entries_(getattr(self, name), factor, lambda weight: weight.unflatten(0, rows)[:, channels])
-
-
-_IMPLICIT_KERNEL = Operation(export=ImplicitFilter.kernel_at_once, torch=ImplicitFilter.kernel_in_pieces)

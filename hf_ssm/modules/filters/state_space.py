@@ -13,10 +13,8 @@ from torch import Tensor
 from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
-from hf_ssm.ops.lti.exported import ExportedSystem, exported_system
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
 from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
@@ -131,14 +129,6 @@ class StateSpaceFilter(LongFilter):
         return flat, self.time_step(dtype).repeat(self.directions)
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        kernel: Tensor = _STATE_SPACE_KERNEL(self, length, dtype)
-        return kernel
-
-    def _exported_kernel(self, length: int, dtype: torch.dtype) -> Tensor:
-        systems = (self._exported_system(direction, dtype=dtype) for direction in range(self.directions))
-        return torch.stack([system.kernel(length) for system in systems])
-
-    def _kernel(self, length: int, dtype: torch.dtype) -> Tensor:
         model, dt = self._rows(dtype)
         a, b, c = model["a"], model["b"], model["c"]
         if self.low_rank:
@@ -178,14 +168,7 @@ class StateSpaceFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence | ExportedSystem:
-        system: Recurrence | ExportedSystem = _STATE_SPACE_RECURRENCE(self, channels, skip, direction)
-        return system
-
-    def _exported_recurrence(self, channels: slice, skip: Tensor | None, direction: int) -> ExportedSystem:
-        return self._exported_system(direction, channels, skip)
-
-    def _recurrence(self, channels: slice, skip: Tensor | None, direction: int) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
         model = self.state_space()
         model["c"] = model["c"][direction]
         model = {name: matrix[channels] for name, matrix in model.items()}
@@ -195,31 +178,7 @@ class StateSpaceFilter(LongFilter):
             return dplr_recurrence(*parts, step, self.discretization, skip)
         return diagonal_recurrence(model["a"], model["b"], model["c"], step, self.discretization, skip)
 
-    def _exported_system(
-        self,
-        direction: int,
-        channels: slice = slice(None),
-        skip: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> ExportedSystem:
-        """The model of some channels of a direction in real arithmetic; results in `dtype` or better."""
-        return exported_system(
-            a_real=-self._in_precision(self._of_channels(self.log_A_real)[channels], torch.float64).exp(),
-            a_imag=self._of_channels(self.A_imag)[channels],
-            b=self._of_channels(self.B)[channels],
-            c=self.C[direction, channels],
-            p=self._of_channels(self.P)[channels] if self.low_rank else None,
-            dt=self.time_step(torch.float64)[channels],
-            discretization=self.discretization,
-            skip=None if skip is None else skip[channels],
-            dtype=torch.promote_types(self.C.dtype, dtype),
-        )
-
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
         check_stored(self, "C")
         scale_entries_(self.C, factor, lambda weight: weight[:, channels])
-
-
-_STATE_SPACE_KERNEL = Operation(export=StateSpaceFilter._exported_kernel, torch=StateSpaceFilter._kernel)
-_STATE_SPACE_RECURRENCE = Operation(export=StateSpaceFilter._exported_recurrence, torch=StateSpaceFilter._recurrence)

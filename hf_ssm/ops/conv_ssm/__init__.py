@@ -5,9 +5,8 @@ each pixel (one of each conjugate pair), `k` odd size of a spatial kernel.
 
 - `reference.py`: the recurrence frame by frame.
 
-Exported programs have no complex numbers. Complex parameters are therefore real pairs in a last dimension of size 2,
-and while a program is exported, the last state is real, with the real parts before the imaginary parts along the last
-dimension. An initial state may have either form.
+Complex parameters are real pairs in a last dimension of size 2. An initial state may also be real, with the real parts
+before the imaginary parts along the last dimension.
 
 Source: Smith, De Mello, Kautz, Linderman & Byeon 2023 (ConvS5), eqs. (5) and (6), and Section 3.2.
 """
@@ -15,9 +14,8 @@ Source: Smith, De Mello, Kautz, Linderman & Byeon 2023 (ConvS5), eqs. (5) and (6
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.conv_ssm.reference import conv_ssm_reference, convolve_frames
-from hf_ssm.ops.linear_scan import as_complex, linear_scan, scan_parts_by_levels
+from hf_ssm.ops.linear_scan import as_complex, linear_scan
 
 __all__ = ["conv_ssm", "conv_ssm_reference", "convolve_frames"]
 
@@ -38,10 +36,10 @@ def conv_ssm(
         initial_state: State before the first frame, `(B, h, w, S)`, or real, `(B, h, w, 2 S)`; default zero.
 
     Returns:
-        Outputs `(B, T, h, w, E)`, and the state after the last frame, `(B, h, w, S)` (exported: real).
+        Outputs `(B, T, h, w, E)`, and the state after the last frame, `(B, h, w, S)`.
     """
     driven = convolve_frames(inputs, torch.cat(b.unbind(-1)))
-    states, last = _FRAME_STATES(a, driven, initial_state)
+    states, last = _frame_states(a, driven, initial_state)
     outputs = 2 * convolve_frames(states, torch.cat([c[..., 0], -c[..., 1]], dim=1))
     if d is not None:
         outputs = outputs + convolve_frames(inputs, d)
@@ -55,14 +53,3 @@ def _frame_states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> tu
     before = None if initial_state is None else as_complex(initial_state)
     states = linear_scan(torch.view_as_complex(a.contiguous()), inputs, before)
     return torch.cat([states.real, states.imag], dim=-1), states[:, -1]
-
-
-def _exported_frame_states(a: Tensor, driven: Tensor, initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
-    real, imag = a.view(1, 1, 1, -1, 2).unbind(-1)
-    before = None if initial_state is None else initial_state.flatten(1, 2).chunk(2, dim=-1)
-    parts = scan_parts_by_levels((real, imag), driven.flatten(2, 3).chunk(2, dim=-1), before, False)
-    states = torch.cat(parts, dim=-1).unflatten(2, driven.shape[2:4])
-    return states, states[:, -1]
-
-
-_FRAME_STATES = Operation(export=_exported_frame_states, torch=_frame_states)

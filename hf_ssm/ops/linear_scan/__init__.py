@@ -3,9 +3,7 @@
 Dimensions: `B` batch, `L` length, `S` states, `M` product of the axes between the length and the states.
 
 - `reference.py`: the loop over positions;
-- `parallel.py`: PyTorch, all blocks of a sequence at once;
-- `levels.py`: nested blocks of real numbers, for exported programs;
-- `numba.py`: compiled kernels for CPUs.
+- `parallel.py`: PyTorch, all blocks of a sequence at once.
 
 The adjoint of the scan is a scan in the other direction with the conjugate of `a`, so that the backward keeps `a` and
 the states only.
@@ -19,20 +17,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.context import no_autocast
-from hf_ssm.ops.linear_scan.levels import scan_by_levels, scan_parts_by_levels
 from hf_ssm.ops.linear_scan.parallel import parallel_scan
 from hf_ssm.ops.linear_scan.reference import loop_scan
 
-__all__ = ["as_complex", "linear_scan", "linear_scan_reference", "scan_parts_by_levels"]
+__all__ = ["as_complex", "linear_scan", "linear_scan_reference"]
 
-_LINEAR_SCAN = Operation(
-    export=scan_by_levels,
-    numba=Compiled("hf_ssm.ops.linear_scan.numba", "scan_numba", "supports_scan"),
-    torch=parallel_scan,
-    reference=loop_scan,
-)
+_LINEAR_SCAN = Operation(torch=parallel_scan, reference=loop_scan)
 
 
 def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor | None = None, *, reverse: bool = False) -> Tensor:

@@ -18,9 +18,10 @@ def loop_scan(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool) -> Tens
         state: `(B, M, S)`, or `None` for zero.
         reverse: Whether to begin at the last position.
     """
-    x = torch.zeros_like(b[:, 0]) if state is None else state
-    states = []
-    for t in reversed(range(b.shape[1])) if reverse else range(b.shape[1]):
-        x = a[:, t if a.shape[1] > 1 else 0] * x + b[:, t]
+    x, states = torch.zeros_like(b[:, 0]) if state is None else state, []
+    decays = a.unbind(1) if a.shape[1] > 1 else a.unbind(1) * b.shape[1]
+    pairs = list(zip(decays, b.unbind(1), strict=True))
+    for decay, inputs in reversed(pairs) if reverse else pairs:
+        x = decay * x + inputs
         states.append(x)
     return torch.stack(states[::-1] if reverse else states, dim=1)

@@ -3,23 +3,19 @@
 Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel.
 
 - `reference.py`: the sum at each position;
-- `fft.py`: blockwise FFTs with a backward of their own (PyTorch), with transposed copies by `numba.py` where possible;
-- `dft.py`: transforms by matrix products, for exported programs;
+- `fft.py`: FFTs of some channels at a time, with a backward of their own (PyTorch);
 - `streaming.py`: the causal convolution of a sequence that arrives in chunks.
 """
 
-import torch
 from torch import Tensor
 
 from hf_ssm.ops.backends import Operation
-from hf_ssm.ops.long_conv.dft import long_conv_dft
 from hf_ssm.ops.long_conv.fft import long_conv_fft, next_fast_len
 from hf_ssm.ops.long_conv.reference import check_long_conv, long_conv_reference
 
 __all__ = ["add_feed_through_", "long_conv", "long_conv_reference", "next_fast_len"]
 
 _LONG_CONV = Operation(
-    export=long_conv_dft,
     torch=long_conv_fft,
     reference=long_conv_reference,
 )
@@ -31,7 +27,7 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
     `y[t] = Σ_{j<=t} kernel[t-j] u[j] + Σ_{j>t} backward_kernel[j-t-1] u[j]`, zero outside the input. Kernels may be
     shorter or longer than the input; taps beyond the input are not used, and their gradient is zero.
 
-    The backward keeps the inputs and the taps or their transform, but no spectra of the inputs.
+    The backward keeps the inputs and the taps, but no spectra.
 
     Args:
         u: Input `(B, L, D)`.
@@ -53,20 +49,7 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
 def add_feed_through_(kernel: Tensor, skip: Tensor) -> Tensor:
     """Add a feed-through `(D,)` to the taps of lag 0 of the first direction of `kernel` `(K, D, L)`, and return it.
 
-    In place, to avoid a copy of a long kernel; not while a program is exported.
+    In place, to avoid a copy of a long kernel.
     """
-    result: Tensor = _ADD_FEED_THROUGH(kernel, skip.to(kernel.dtype))
-    return result
-
-
-def _add_at_lag_0_(kernel: Tensor, skip: Tensor) -> Tensor:
-    kernel[0, :, 0] += skip
+    kernel[0, :, 0] += skip.to(kernel.dtype)
     return kernel
-
-
-def _exported_sum(kernel: Tensor, skip: Tensor) -> Tensor:
-    at_lag_0 = (torch.arange(kernel.shape[-1], device=kernel.device) == 0).to(kernel.dtype)
-    return torch.stack([kernel[0] + skip.unsqueeze(-1) * at_lag_0, *kernel.unbind()[1:]])
-
-
-_ADD_FEED_THROUGH = Operation(export=_exported_sum, torch=_add_at_lag_0_)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import long_conv, next_fast_len
 
 __all__ = ["StreamingConvolution"]
@@ -93,7 +93,7 @@ class StreamingConvolution:
         self._check_chunk(u)
         before = self.length
         try:
-            outputs: torch.Tensor = _EXTEND(self, u, taps)
+            outputs: torch.Tensor = self._extend_exported(u, taps) if is_exporting() else self._extend(u, taps)
         except BaseException:
             # Undo the chunk; the history beyond its length is scratch memory.
             self.length, self._pending = before, None
@@ -356,9 +356,6 @@ class StreamingConvolution:
         n_fft = next_fast_len(max(count, self.length + count - 1 - first))
         spectrum = torch.fft.rfft(u, n=n_fft) * torch.fft.rfft(kernel, n=n_fft)
         return torch.fft.irfft(spectrum, n=n_fft)[..., first:count].transpose(1, 2)
-
-
-_EXTEND = Operation(export=StreamingConvolution._extend_exported, torch=StreamingConvolution._extend)
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:

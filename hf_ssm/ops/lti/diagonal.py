@@ -20,7 +20,7 @@ def check_system(length: int, discretization: str, dt: torch.Tensor, **states: t
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length!r}")
     check_discretization(discretization)
-    shapes = {name: tuple(value.shape) for name, value in states.items()}
+    shapes = {name: tuple(map(int, value.shape)) for name, value in states.items()}
     first = next(iter(states.values()))
     if first.dim() != 2 or len(set(shapes.values())) != 1:
         raise ValueError(f"{', '.join(shapes)} must share one shape (channels, state_size // 2), got {shapes}")

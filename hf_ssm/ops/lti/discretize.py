@@ -5,8 +5,6 @@ Dimensions: `N` states; `...` any leading dimensions, broadcast.
 
 import torch
 
-from hf_ssm.ops.backends import Operation
-
 DISCRETIZATIONS = ("zoh", "bilinear")
 
 # Below these |x|, (exp(x) - 1) / x is computed by its series up to x^6 / 7!; above, the quotient and its
@@ -71,66 +69,20 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tupl
     return (1 + half) * inverse, dt * inverse * b
 
 
-def discretize_parts(
+def discretize_pairs(
     a_real: torch.Tensor, a_imag: torch.Tensor, step: torch.Tensor, rule: str
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """`zoh` or `bilinear` without complex numbers, for eigenvalues that are not zero.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`a_bar` and `b_bar / b` of `zoh` or `bilinear`, as real pairs in a last dimension of size 2.
 
     Args:
         a_real: Real parts of the eigenvalues, any shape.
         a_imag: Imaginary parts.
         step: Step size, broadcast with them.
         rule: `"zoh"` or `"bilinear"`.
-
-    Returns:
-        Real and imaginary parts of `a_bar`, and of `b_bar / b`.
     """
-    real, imag = a_real * step, a_imag * step
-    if rule == "zoh":
-        size = torch.exp(real)
-        a_bar = size * torch.cos(imag), size * torch.sin(imag)
-        # (exp(a Δ) - 1) / a without cancellation for a small step.
-        minus_one = torch.expm1(real) * torch.cos(imag) - 2 * torch.sin(imag / 2).square()
-        square = a_real.square() + a_imag.square()
-        factor = (
-            (minus_one * a_real + a_bar[1] * a_imag) / square,
-            (a_bar[1] * a_real - minus_one * a_imag) / square,
-        )
-        return a_bar, factor
-    # 1 / (1 - a Δ / 2), times Δ, and times 1 + a Δ / 2.
-    square = (1 - real / 2).square() + (imag / 2).square()
-    inverse = (1 - real / 2) / square, imag / 2 / square
-    a_bar = (
-        (1 + real / 2) * inverse[0] - imag / 2 * inverse[1],
-        (1 + real / 2) * inverse[1] + imag / 2 * inverse[0],
-    )
-    return a_bar, (step * inverse[0], step * inverse[1])
-
-
-def discretize_pairs(
-    a_real: torch.Tensor, a_imag: torch.Tensor, step: torch.Tensor, rule: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`discretize_parts` with real pairs in a last dimension of size 2 as results."""
-    a_bar, factor = _DISCRETIZE(a_real, a_imag, step, rule)
-    return a_bar, factor
-
-
-def _complex_pairs(
-    a_real: torch.Tensor, a_imag: torch.Tensor, step: torch.Tensor, rule: str
-) -> tuple[torch.Tensor, ...]:
     a = torch.complex(a_real, a_imag)
-    results = (zoh if rule == "zoh" else bilinear)(a, torch.ones_like(a), step)
-    return tuple(torch.view_as_real(result) for result in results)
-
-
-def _exported_pairs(
-    a_real: torch.Tensor, a_imag: torch.Tensor, step: torch.Tensor, rule: str
-) -> tuple[torch.Tensor, ...]:
-    results = discretize_parts(a_real.double(), a_imag.double(), step.double(), rule)
-    return tuple(torch.stack(parts, dim=-1).to(a_real.dtype) for parts in results)
-
-
-_DISCRETIZE = Operation(export=_exported_pairs, torch=_complex_pairs)
+    a_bar, factor = (zoh if rule == "zoh" else bilinear)(a, torch.ones_like(a), step)
+    return torch.view_as_real(a_bar), torch.view_as_real(factor)
 
 
 def _check_dense(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -11,9 +11,9 @@ import torch
 from hf_ssm.ops.backends import Operation
 from hf_ssm.ops.lti.diagonal import check_system, diagonal_transfer, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
-from hf_ssm.ops.lti.krylov import START_COLUMNS, Start, bilinear_start, dense_start, krylov_products
+from hf_ssm.ops.lti.krylov import dense_kernel
 
-__all__ = ["dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_start", "dplr_transfer"]
+__all__ = ["dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_transfer"]
 
 
 def dplr_dense(
@@ -56,9 +56,8 @@ def dplr_kernel(
 ) -> torch.Tensor:
     """Kernel of a DPLR system, `k[l] = C A_bar^l B_bar` with `A = diag(λ) - p p^*`.
 
-    The two-level product of `krylov_products`: rows `C A_bar^(iM)` times columns `A_bar^j B_bar`, computed in float64
-    and rounded once; `O(N^3 log L + N^2 √L + N L)` per channel. The Woodbury identity saves the solve and the first
-    four squarings of the bilinear rule. There is no aliasing error.
+    The two-level product of `dense_kernel`: rows `C A_bar^(iM)` times columns `A_bar^j B_bar`, computed in float64 and
+    rounded once; `O(N^3 log L + N^2 √L + N L)` per channel. There is no aliasing error.
 
     S4's own algorithm, four Woodbury-corrected Cauchy sums at the roots of unity, is as accurate if `C (I - A_bar^L)`
     is computed in float64, but slower: for 256 channels with `N = 64`, the sums of its forward alone take as long as
@@ -96,35 +95,9 @@ def _dplr_kernel_torch(
     length: int,
     discretization: str,
 ) -> torch.Tensor:
-    start, c_real = dplr_start(lam, p, b, c, dt, length, discretization)
-    return krylov_products(start, c_real, length, working_dtype(lam, p, b, c))
-
-
-def dplr_start(
-    lam: torch.Tensor,
-    p: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    dt: torch.Tensor,
-    length: int,
-    discretization: str,
-    columns: int = START_COLUMNS,
-) -> tuple[Start, torch.Tensor]:
-    """The discretised system, in double precision: what `krylov_products` takes.
-
-    Args:
-        lam, p, b, c, dt, length, discretization: As of `dplr_kernel`.
-        columns: The most columns of the start under the bilinear rule, a power of two.
-
-    Returns:
-        The start of `A_bar` and `B_bar`, and the output vectors in real coordinates, `(D, N)`.
-    """
-    lam, p, b, c = (t.to(torch.complex128) for t in (lam, p, b, c))
-    step = dt.to(torch.float64)
-    if discretization == "zoh":
-        a_real, b_real, c_real = dplr_real(lam, p, b, c)
-        return dense_start(*zoh_dense(a_real, b_real, step)), c_real
-    return bilinear_start(lam, p, b, step, length, columns), 2 * torch.cat([c.real, -c.imag], dim=-1)
+    a, b_real, c_real = dplr_real(*(t.to(torch.complex128) for t in (lam, p, b, c)))
+    discretized = (zoh_dense if discretization == "zoh" else bilinear_dense)(a, b_real, dt.to(torch.float64))
+    return dense_kernel(*discretized, c_real, length)
 
 
 def dplr_kernel_reference(

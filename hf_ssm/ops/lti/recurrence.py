@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from hf_ssm.ops.blocks import block_count, in_blocks
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.linear_scan import as_complex, linear_scan
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import check_system, working_dtype
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_real
+from hf_ssm.ops.lti.krylov import times_powers
 
 __all__ = ["Recurrence", "diagonal_recurrence", "dplr_recurrence"]
 
@@ -100,7 +103,12 @@ class Recurrence:
                 one; `None` at the beginning.
             taps: Function that returns the first `n` taps of the whole kernel, `(D, n)`.
         """
-        length = u.shape[1]
+        length: Any = u.shape[1]
+        if is_exporting() and state is not None and type(length) is not int:
+            raise ValueError(
+                "An exported program that continues from a cache of state space filters reads one token: give "
+                "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
+            )
         if state is None and length > 1:
             after = self.advance(u)
             return long_conv(u, taps(length)), after
@@ -137,6 +145,8 @@ class Recurrence:
 
     def advance(self, u: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
         """The state after a chunk, as of `scan`, without the outputs; same arguments and errors."""
+        if is_exporting() and state is None:
+            return self._exported_end(u)
         inputs, single, state = self._aligned(u, state)
         for t in range(single):
             state = self._update(inputs[:, t].to(torch.float64).unsqueeze(-1), state)
@@ -144,6 +154,15 @@ class Recurrence:
             blocks = self._to_blocks(inputs[:, single:])
             _, state = self._carry_over(blocks, state, self._tables())
         return state
+
+    def _exported_end(self, u: torch.Tensor) -> torch.Tensor:
+        """`advance` from the zero state, for any number of positions: the blocks begin with those that hold none."""
+        count = block_count(u.shape[1], _BLOCK_LENGTH)
+        blocks = in_blocks(u.to(self.dtype).flip(1), 1, _BLOCK_LENGTH, count).flip(1, 2).permute(3, 0, 1, 2)
+        tables = self._tables()
+        arriving = self._from_real(blocks @ tables.inward.unsqueeze(1))
+        _, last = self._carry(arriving, self.initial_state(u.shape[0]).transpose(0, 1), tables.carry)
+        return last.transpose(0, 1).to(self.b_bar.dtype)
 
     def power(self, length: int) -> torch.Tensor:
         """`A_bar` to the power `length`, in the form of `A_bar`."""
@@ -290,6 +309,8 @@ class _DenseRecurrence(Recurrence):
     def _carry(
         self, arriving: torch.Tensor, state: torch.Tensor, carry: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if is_exporting():
+            return arriving, times_powers(arriving.flip(2), carry.unsqueeze(1)).sum(2)
         before = []
         for arrived in arriving.unbind(2):
             before.append(state.to(self.dtype))

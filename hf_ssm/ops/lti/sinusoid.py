@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.context import is_exporting
 
 __all__ = ["sinusoid_kernel", "sinusoid_response", "sinusoid_ssm"]
 
@@ -57,8 +57,7 @@ def sinusoid_kernel(
     _check_window(window)
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length!r}")
-    kernel: torch.Tensor = _SINUSOID_KERNEL((c1, c2, a1, a2), window, length, window + inclusive)
-    return kernel
+    return _windowed_sinusoids((c1, c2, a1, a2), window, length, window + inclusive)
 
 
 def _sinusoids(parameters: tuple[torch.Tensor, ...], window: int, t: torch.Tensor) -> torch.Tensor:
@@ -68,17 +67,11 @@ def _sinusoids(parameters: tuple[torch.Tensor, ...], window: int, t: torch.Tenso
     return c1 * torch.cos(a1 * phase) + c2 * torch.sin(a2 * phase)
 
 
-def _exported_sinusoid_kernel(
-    parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int
-) -> torch.Tensor:
-    t = torch.arange(length, device=parameters[0].device, dtype=parameters[2].dtype)
-    return _sinusoids(parameters, window, t) * (t < support)
-
-
-def _sinusoid_kernel_torch(
-    parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int
-) -> torch.Tensor:
+def _windowed_sinusoids(parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int) -> torch.Tensor:
     c1 = parameters[0]
+    if is_exporting():
+        t = torch.arange(length, device=c1.device, dtype=parameters[2].dtype)
+        return _sinusoids(parameters, window, t) * (t < support)
     t = torch.arange(min(support, length), device=c1.device, dtype=parameters[2].dtype)
     if torch.is_grad_enabled() or len(c1) * length <= _TAPS_AT_ONCE:
         taps = _sinusoids(parameters, window, t)
@@ -89,9 +82,6 @@ def _sinusoid_kernel_torch(
         some = tuple(parameter[start : start + size] for parameter in parameters)
         kernel[start : start + size, : len(t)] = _sinusoids(some, window, t)
     return kernel
-
-
-_SINUSOID_KERNEL = Operation(export=_exported_sinusoid_kernel, torch=_sinusoid_kernel_torch)
 
 
 def sinusoid_ssm(

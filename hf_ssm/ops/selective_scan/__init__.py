@@ -10,7 +10,6 @@ Of complex states one of each conjugate pair is stored, and the sum is `2 Re Σ_
 
 - `reference.py`: the loop over positions, and the scan as a matrix;
 - `chunked.py`: PyTorch, in chunks whose states the backward recomputes;
-- `levels.py`: nested blocks of `linear_scan`, for exported programs;
 - `numba*.py`: compiled kernels for CPUs;
 - `hub.py`: mamba_ssm's CUDA kernel, for GPUs;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba model.
@@ -27,7 +26,6 @@ from hf_ssm.ops.backends import Compiled, Implementation, Operation
 from hf_ssm.ops.selective_scan.arguments import ScanTensors, check_scan_tensors
 from hf_ssm.ops.selective_scan.chunked import chunked_scan
 from hf_ssm.ops.selective_scan.hub import hub_scan, hub_selective_scan, supports_hub_scan
-from hf_ssm.ops.selective_scan.levels import selective_scan_by_levels
 from hf_ssm.ops.selective_scan.reference import loop_scan, scan_matrix, selective_scan_reference
 from hf_ssm.ops.selective_scan.step import selective_scan_step
 
@@ -41,7 +39,6 @@ __all__ = [
 ]
 
 _SELECTIVE_SCAN = Operation(
-    export=selective_scan_by_levels,
     hub=Implementation(hub_scan, supports_hub_scan),
     numba=Compiled("hf_ssm.ops.selective_scan.numba", "scan_numba", "supports_scan"),
     torch=chunked_scan,
@@ -65,8 +62,8 @@ def selective_scan(
     """The selective scan of the module's docstring, differentiable in every argument.
 
     The compiled kernel and the chunked scan keep the states at some boundaries for the backward and recompute the
-    others, so that no tensor of `B L D N` numbers is ever allocated. Second derivatives, forward-mode differentiation
-    and transforms of `torch.func` run a plain loop over the positions instead, which does allocate them.
+    others, so that no tensor of `B L D N` numbers is ever allocated; forward-mode differentiation and transforms of
+    `torch.func` do allocate them.
 
     Args:
         u: Input `(B, L, D)`, `L >= 1`.
@@ -107,23 +104,9 @@ def selective_scan_extend(
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state of the next chunk of a sequence; arguments as of `selective_scan`."""
-    y, last = _SCAN_EXTEND(u, delta, A, B, C, D, z, delta_bias, delta_softplus, state)
-    return y, last
-
-
-def _selective_scan_with_state(*arguments: Any) -> Any:
-    scan: Any = selective_scan
-    return scan(*arguments, True)
-
-
-def _selective_scan_or_step(*arguments: Any) -> Any:
-    u, delta, A, B, C, D, z, delta_bias, delta_softplus, state = arguments
     if u.shape[1] > 1 or state is None:
-        return _selective_scan_with_state(*arguments)
+        y, last = selective_scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, state, return_last_state=True)
+        return y, last
     z = None if z is None else z[:, 0]
-    single = u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z
-    y, last = selective_scan_step(*single, delta_bias, delta_softplus)
+    y, last = selective_scan_step(u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], state, D, z, delta_bias, delta_softplus)
     return y.unsqueeze(1), last
-
-
-_SCAN_EXTEND = Operation(export=_selective_scan_with_state, torch=_selective_scan_or_step)

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.context import differentiable_gradients, in_function_transform, no_autocast
+from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
+from hf_ssm.ops.linear_scan.parallel import plain_scan
 from hf_ssm.ops.selective_scan.arguments import (
     LOG2_E,
     ScanTensors,
+    complex_or_real_exp,
     skip_and_gate,
     step_sizes,
 )
@@ -172,7 +174,7 @@ class ChunkedScan(torch.autograd.Function):
             if torch.is_grad_enabled():
                 *tensors, _ = ctx.saved_tensors
                 plain = partial(_plain_scan, paired=ctx.paired)
-                return (*differentiable_gradients(plain, tensors, [grad_y, grad_last]), None, None, None)
+                return (*gradients(plain, tensors, [grad_y, grad_last]), None, None, None)
             return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None, None)
 
 
@@ -225,20 +227,15 @@ def _plain_scan(
     *,
     paired: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`ChunkedScan` position by position, by operations that are differentiable any number of times, in any mode."""
-    rows = []
-    for t in range(x.shape[1]):
-        exponent = d[:, t].unsqueeze(1) * A
-        if paired:
-            (growth, phase), (real, imag) = exponent.chunk(2, dim=1), state.chunk(2, dim=1)
-            size, cosine, sine = growth.exp(), phase.cos(), phase.sin()
-            state = torch.cat([size * (cosine * real - sine * imag), size * (cosine * imag + sine * real)], dim=1)
-        else:
-            state = exponent.exp() * state
-        weights = B[:, t].unsqueeze(2) if bias is None else B[:, t].unsqueeze(2) + bias
-        state = state + x[:, t].unsqueeze(1) * weights
-        rows.append((C[:, t].unsqueeze(2) * state).sum(1))
-    return torch.stack(rows, dim=1), state
+    """`ChunkedScan` by one linear scan: differentiable any number of times, in any mode, and for exported programs."""
+    if paired:
+        A, state = torch.complex(*A.chunk(2)), torch.complex(*state.chunk(2, dim=1))
+        B = torch.complex(*B.chunk(2, dim=-1))
+        bias = None if bias is None else torch.complex(*bias.chunk(2))
+    inputs = x.unsqueeze(2) * (B.unsqueeze(3) if bias is None else B.unsqueeze(3) + bias)
+    states = plain_scan(complex_or_real_exp(d.unsqueeze(2), A), inputs, state)
+    rows = torch.cat([states.real, states.imag], dim=2) if paired else states
+    return (C.unsqueeze(2) @ rows).squeeze(2), rows[:, -1]
 
 
 def _to_real_rows(t: Tensor) -> Tensor:
@@ -260,7 +257,7 @@ def chunked_scan(
         rows = None if bias is None else _to_real_rows(bias.to(A.dtype)).t().contiguous()
         inputs = [t.contiguous() for t in (d, d * u, *weights, _to_real_rows(state).transpose(1, 2))]
         inputs.insert(-1, rows)
-        if in_function_transform():
+        if in_function_transform() or is_exporting():
             y, last = _plain_scan(*inputs, paired=paired)
         else:
             y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())

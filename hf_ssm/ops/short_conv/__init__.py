@@ -3,21 +3,19 @@
 Dimensions: `B` batch, `L` length, `D` channels, `K` taps.
 
 - `reference.py`: the sum over positions and taps;
-- `pytorch.py`: PyTorch;
-- `numba.py`: compiled kernels for CPUs.
+- `pytorch.py`: PyTorch.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
+from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.short_conv.pytorch import convolve_padded, short_conv_torch
 from hf_ssm.ops.short_conv.reference import check_short_conv, short_conv_reference, zero_masked_positions
 
 __all__ = ["short_conv", "short_conv_extend", "short_conv_reference"]
-
-_NUMBA = "hf_ssm.ops.short_conv.numba"
 
 
 def short_conv(
@@ -57,7 +55,6 @@ def short_conv(
 
 
 _SHORT_CONV = Operation(
-    numba=Compiled(_NUMBA, "short_conv_numba", "supports_short_conv"),
     torch=short_conv_torch,
     reference=short_conv_reference,
 )
@@ -94,7 +91,7 @@ def short_conv_extend(
     if state is not None and state.shape != expected:
         raise ValueError(f"state must have shape (batch, channels, taps - 1) = {expected}, got {tuple(state.shape)}")
     # Channels are innermost, as everywhere; a state is a view of such a tensor.
-    new = _RECENT_INPUTS(u, mask, left)
+    new = _recent_inputs(u, mask, left)
     if state is None:
         y = short_conv(u, weight, bias, activation=activation, mask=mask)
         return y, _last_positions(F.pad(new, (0, 0, left, 0)), left)
@@ -103,17 +100,12 @@ def short_conv_extend(
     return y, _last_positions(torch.cat([past, new], dim=1), left)
 
 
-def _all_inputs(u: Tensor, mask: Tensor | None, count: int) -> Tensor:
-    """The inputs of a chunk of any length, zero at masked positions; at least the last `count`, where there are any."""
-    return zero_masked_positions(u, mask)
-
-
-def _last_inputs(u: Tensor, mask: Tensor | None, count: int) -> Tensor:
+def _recent_inputs(u: Tensor, mask: Tensor | None, count: int) -> Tensor:
+    """The last `count` inputs of a chunk, or all of a shorter one, zero at masked positions; exported all."""
+    if is_exporting():
+        return zero_masked_positions(u, mask)
     recent = slice(max(0, u.shape[1] - count), None)
     return zero_masked_positions(u[:, recent], None if mask is None else mask[:, recent])
-
-
-_RECENT_INPUTS = Operation(export=_all_inputs, torch=_last_inputs)
 
 
 def _extend_torch(
@@ -129,7 +121,6 @@ def _extend_torch(
 
 
 _SHORT_CONV_CHUNK = Operation(
-    numba=Compiled(_NUMBA, "extend_numba", "supports_extend"),
     torch=_extend_torch,
 )
 

@@ -9,8 +9,7 @@ With `d_t = softplus(dt_t + dt_bias)` (or without the softplus), clamped to `dt_
 where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H / G)`.
 
 - `reference.py`: the loop over positions, and the scan as a matrix;
-- `chunked.py`: PyTorch, quadratic within chunks, a loop over chunks; `chunks.py` the layouts;
-- `levels.py`: without loops, for exported programs;
+- `chunked.py`: PyTorch, quadratic within chunks, a scan over chunks;
 - `numba*.py`: compiled kernels for CPUs;
 - `step.py`: one position; `decoding.py` one position through all blocks of a Mamba-2 model.
 
@@ -27,14 +26,12 @@ from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps, to_arithmetic
 from hf_ssm.ops.ssd.chunked import chunked_ssd
-from hf_ssm.ops.ssd.levels import ssd_by_levels
 from hf_ssm.ops.ssd.reference import loop_ssd, ssd_matrix, ssd_scan_reference
 from hf_ssm.ops.ssd.step import ssd_step
 
 __all__ = ["ssd_extend", "ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
 
 _SSD_SCAN = Operation(
-    export=ssd_by_levels,
     numba=Compiled("hf_ssm.ops.ssd.numba", "ssd_numba", "supports_ssd"),
     torch=chunked_ssd,
     reference=loop_ssd,
@@ -110,25 +107,8 @@ def ssd_extend(
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state of the next chunk of a sequence; arguments as of `ssd_scan`."""
-    y, last = _SSD_EXTEND(x, dt, A, B, C, state, D, dt_bias, dt_softplus, dt_limit, chunk_size)
-    return y, last
-
-
-def _ssd_with_state(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
-    D, dt_bias, dt_softplus, dt_limit, chunk_size = options
-    y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, None, chunk_size, True)
-    return y, last
-
-
-def _ssd_or_step(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
     if x.shape[1] > 1 or state is None:
-        return _ssd_with_state(x, dt, A, B, C, state, *options)
-    y, last = ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, *options[:-1])
+        y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, None, chunk_size, True)
+        return y, last
+    y, last = ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, dt_bias, dt_softplus, dt_limit)
     return y.unsqueeze(1), last
-
-
-_SSD_EXTEND = Operation(export=_ssd_with_state, torch=_ssd_or_step)

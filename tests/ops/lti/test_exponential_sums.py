@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.lti import exponential_sums as module
 from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_kernel_reference
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 
@@ -73,19 +72,6 @@ def test_gradcheck(length, rule):
     assert torch.autograd.gradcheck(lambda *ts: diagonal_kernel(*ts, length, rule), system(2, 2, low=-1))
 
 
-@pytest.mark.parametrize("block", [1, 2000])
-def test_blocks_of_channels_change_nothing(monkeypatch, block):
-    inputs = system(7, 3)
-    cotangent = torch.randn(7, 50, dtype=torch.float64)
-    expected = diagonal_kernel(*inputs, 50)
-    grads = torch.autograd.grad(expected, inputs, cotangent)
-    monkeypatch.setattr(module, "_CPU_BLOCK", block)
-    actual = diagonal_kernel(*inputs, 50)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-14)
-    for grad, other in zip(torch.autograd.grad(actual, inputs, cotangent), grads, strict=True):
-        torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("init", ["legs", "lin", "inv"])
 def test_float32_of_a_long_sequence_with_the_smallest_steps(init, rule):
@@ -138,20 +124,6 @@ def test_gradients_that_are_expanded_or_strided():
             torch.testing.assert_close(grad, other, rtol=1e-11, atol=1e-11)
 
 
-def products(kernel: torch.Tensor) -> int:
-    """How many batched matrix products the backward takes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        kernel.sum().backward()
-    return sum(event.count for event in profile.key_averages() if event.key == "aten::bmm")
-
-
-def test_frozen_dynamics_get_no_gradient_work():
-    a, b, c, dt = system(2, 2)
-    assert products(diagonal_kernel(a, b, c, dt, 9)) == 2
-    assert products(diagonal_kernel(a.detach(), b, c, dt.detach(), 9)) == 1
-    assert not diagonal_kernel(a.detach(), b.detach(), c.detach(), dt.detach(), 9).requires_grad
-
-
 def test_autocast_does_not_reach_the_kernel():
     inputs = single(system(2, 2))
     expected = diagonal_kernel(*inputs, 40)
@@ -175,17 +147,6 @@ def test_compiles_without_a_break(rule):
         grads = torch.autograd.grad(actual, inputs, cotangent)
         for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
             torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
-def test_the_operators_are_well_formed():
-    x, w = torch.randn(2, 2, 3, dtype=torch.complex128).unbind(0)
-    x = torch.complex(-x.real.abs(), x.imag)
-    torch.library.opcheck(module._exponential_sums, (x.requires_grad_(), w.requires_grad_(), 11, True))
-    grad = torch.randn(2, 11, dtype=torch.float64)
-    for with_base in (True, False):
-        torch.library.opcheck(
-            module._exponential_sums_backward, (grad, x.detach(), w.detach(), 11, True, [with_base, True])
-        )
 
 
 def test_the_reference_runs_where_it_is_chosen():

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.lti import exponential_sums
 from hf_ssm.ops.lti import krylov as module
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference
@@ -117,20 +116,6 @@ def test_dense_kernel_is_its_formula(rule, discretize):
     torch.testing.assert_close(module.dense_kernel(matrix, vector, out, 45), expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("block", [1, 20000])
-@pytest.mark.parametrize("rule", RULES)
-def test_blocks_of_channels_change_nothing(monkeypatch, block, rule):
-    inputs = system(7, 3)
-    cotangent = torch.randn(7, 50, dtype=torch.float64)
-    expected = dplr_kernel(*inputs, 50, rule)
-    grads = torch.autograd.grad(expected, inputs, cotangent)
-    monkeypatch.setattr(exponential_sums, "_CPU_BLOCK", block)
-    actual = dplr_kernel(*inputs, 50, rule)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    for grad, other in zip(torch.autograd.grad(actual, inputs, cotangent), grads, strict=True):
-        torch.testing.assert_close(grad, other, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_float32_legs_of_a_long_sequence_with_the_smallest_steps(rule):
     length = 16384
@@ -175,20 +160,6 @@ def test_nan_stays_in_its_channel(which, rule):
         assert torch.view_as_real(grad[others]).isfinite().all() if grad.is_complex() else grad[others].isfinite().all()
 
 
-def products(kernel: torch.Tensor) -> int:
-    """How many batched matrix products the backward takes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        kernel.sum().backward()
-    return sum(event.count for event in profile.key_averages() if event.key in ("aten::bmm", "aten::baddbmm"))
-
-
-def test_a_frozen_system_gets_less_gradient_work():
-    lam, p, b, c, dt = system(2, 2)
-    frozen = products(dplr_kernel(lam.detach(), p.detach(), b, c, dt.detach(), 1100))
-    assert frozen < products(dplr_kernel(lam, p, b, c, dt, 1100))
-    assert not dplr_kernel(*(t.detach() for t in (lam, p, b, c, dt)), 9).requires_grad
-
-
 def test_autocast_does_not_reach_the_kernel():
     inputs = single(system(2, 2))
     expected = dplr_kernel(*inputs, 40)
@@ -213,17 +184,6 @@ def test_compiles_without_a_break(rule):
         grads = torch.autograd.grad(actual, inputs, cotangent)
         for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
             torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
-def test_the_operators_are_well_formed():
-    parts = [t.detach() for t in system(2, 2)]
-    start = module.bilinear_start(*parts[:3], parts[4], 11)
-    c = torch.randn(2, 4, dtype=torch.float64)
-    torch.library.opcheck(module._krylov_products, (*(t.requires_grad_() for t in (*start, c)), 11, True))
-    grad = torch.randn(2, 11, dtype=torch.float64)
-    for wanted in ([True] * 5, [False, False, False, True, True]):
-        detached = [t.detach() for t in (*start, c)]
-        torch.library.opcheck(module._krylov_products_backward, (grad, *detached, 11, True, wanted))
 
 
 def test_the_reference_runs_where_it_is_chosen():
