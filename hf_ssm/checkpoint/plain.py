@@ -50,7 +50,7 @@ FIXED_CALLS: dict[str, Any] = {
 
 ABSENT = frozenset(
     {
-        *("ExportedSystem", "FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
+        *("FusedGeneration", "SSDModel._step_states", "SelectiveSSMModel._step_states"),
         *("LongConvolution._scans", "LongConvolution._scanned", "LongConvolution._by_recurrence"),
         *("SelectiveScan._decay", "SSDScan._continued", "SSDScan._decay", "MIMOStateSpace._product"),
         *("Recurrence.power", "Recurrence.carried", "_DenseRecurrence.power", "_DenseRecurrence.carried"),

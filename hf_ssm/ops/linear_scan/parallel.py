@@ -100,20 +100,21 @@ def plain_scan(a: Tensor, b: Tensor, state: Tensor | None) -> Tensor:
     decays = F.pad(a, padding).unflatten(1, (-1, _SCAN_BLOCK)) if a.shape[1] > 1 else a.unsqueeze(1)
     states, products = _states_of_blocks(decays, blocks)
     ends = plain_scan(products[:, :, -1], states[:, :, -1], state)
-    return _joined(states, products, ends, state).flatten(1, 2)[:, :length]
+    return _after_state(states, products, ends, state).flatten(1, 2)[:, :length]
 
 
 def _states_of_blocks(decays: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The states of blocks `(B, K, T, M, S)` from zero, and the products of their decays from the first position on."""
     factors = decays.unbind(2) if decays.shape[2] > 1 else decays.unbind(2) * _SCAN_BLOCK
-    states, products = [], []
+    states: list[Tensor] = []
+    products: list[Tensor] = []
     for decay, inputs in zip(factors, blocks.unbind(2), strict=True):
         states.append(torch.addcmul(inputs, decay, states[-1]) if states else inputs)
         products.append(decay * products[-1] if products else decay)
     return torch.stack(states, dim=2), torch.stack(products, dim=2)
 
 
-def _joined(states: Tensor, products: Tensor, ends: Tensor, state: Tensor | None) -> Tensor:
+def _after_state(states: Tensor, products: Tensor, ends: Tensor, state: Tensor | None) -> Tensor:
     """The states of blocks with the states before the blocks, which follow from those at their ends."""
     first = (torch.zeros_like(ends[:, 0]) if state is None else state).unsqueeze(1)
     return torch.addcmul(states, products, torch.cat([first, ends[:, :-1]], dim=1).unsqueeze(2))
@@ -134,4 +135,4 @@ def _exported_scan(a: Tensor, b: Tensor, state: Tensor | None, length: int, leve
     if level < _SCAN_LEVELS:
         ends = _exported_scan(products[:, :, -1], ends, state, length, level + 1)
     wanted = length if level == 1 else block_count(length, _SCAN_BLOCK ** (level - 1))
-    return first_positions(_joined(states, products, ends, state).flatten(1, 2), 1, wanted)
+    return first_positions(_after_state(states, products, ends, state).flatten(1, 2), 1, wanted)
