@@ -148,11 +148,7 @@ def load_sequences(
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
         return _generate(name, seed, generator_options)
-    if name in _FORMER_GENERATORS:
-        raise ValueError(
-            f"source={name!r}: this generator is no longer part of hf_ssm; write its rows to a table with "
-            "examples/_tasks.py of the repository, and give the table."
-        )
+    refuse_former_generator("source", name)
     if generator_options:
         unknown = next(iter(generator_options))
         arguments = list(inspect.signature(load_sequences).parameters)[:-1]
@@ -189,6 +185,15 @@ def load_sequences(
     else:
         raise _unknown_source(name, path)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
+
+
+def refuse_former_generator(argument: str, name: object) -> None:
+    """Raise `ValueError` for the name of a generator of former versions."""
+    if name in _FORMER_GENERATORS:
+        raise ValueError(
+            f"{argument}={name!r}: this generator is no longer part of hf_ssm; write its rows to a table with "
+            "examples/_tasks.py of the repository, and give the table."
+        )
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
