@@ -6,7 +6,7 @@ Two tasks, in which the positions that determine the class are known:
   it. Truth: the letters of the motif. In training, half of the rows lose random letters to masks, and a motif that
   loses a letter becomes a decoy, so that the model needs the whole motif.
 - *smooth*: the sign of a piecewise smooth function (Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4; generator
-  "smooth-function" with 2 important positions and smoothness 0). Its inputs are pairs of numbers (x, importance), and a
+  `smooth_function` with 2 important positions and smoothness 0). Its inputs are pairs of numbers (x, importance), and a
   probe masks tokens, so the pairs are discretised: one of eight letters for x, in whose middle the function is
   evaluated, and a capital at the positions of the row with the highest importance. The input thus determines which
   positions the function reads, but the models need not sort. Rows with a value near 0 are left out. Truth: the capital
@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _tasks import smooth_function
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import ModernBertConfig, ModernBertForSequenceClassification, PreTrainedTokenizerFast, set_seed
@@ -101,9 +102,7 @@ def smooth_rows(seed: int, args: argparse.Namespace) -> tuple[PreTrainedTokenize
     tokenizer = build_word_tokenizer([*BINS, *BINS.upper()])
     first = tokenizer.convert_tokens_to_ids(BINS[0])
     sizes = dict(zip(("num_train", "num_validation", "num_test"), args.rows, strict=True))
-    data = load_sequences(
-        "smooth-function", seed=seed, length=args.smooth_row, num_important=2, smoothness=0.0, **sizes
-    )
+    data = smooth_function(seed=seed, length=args.smooth_row, num_important=2, smoothness=0.0, **sizes)
     splits = []
     for rows in data.values():
         numbers, places = np.array(rows["sequence"])[..., 0], np.array(rows["important_positions"])

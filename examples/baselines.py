@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from _experiment import experiment_parser, write_results
+from _tasks import sparse_majority
 from _trend import slope_with_confidence
 from datasets import DatasetDict
 from kmer_baseline import fit, most_frequent
 
-from hf_ssm.data import load_sequences, sparse_majority
+from hf_ssm.data import load_sequences
 from hf_ssm.data.records import reverse_complement
 
 sys.path.append(str(Path(__file__).parent / "zero_shot"))
@@ -142,7 +143,7 @@ def synthetic_tasks(folder: Path, tiny: bool) -> dict[str, Any]:
     for task, (generator, options, kind) in TASKS.items():
         sizes = (32, 16, 16) if tiny else (16000, 500, 1000)
         splits = dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True))
-        data = load_sequences(generator, seed=0, **options, **splits)
+        data = generator(seed=0, **options, **splits)
         train, test = (np.asarray(data[name]["label"]).ravel() for name in ("train", "test"))
         if kind == "number":
             found[task] = 1 - float(((test - train.mean()) ** 2).sum() / ((test - test.mean()) ** 2).sum())
@@ -157,7 +158,7 @@ def in_context_neighbours(folder: Path, tiny: bool) -> dict[str, Any]:
     from synthetic_tasks import TASKS
 
     generator, options, _ = TASKS["in-context neighbours"]
-    rows = load_sequences(generator, seed=0, num_train=16, num_validation=0, num_test=16 if tiny else 1000, **options)
+    rows = generator(seed=0, num_train=16, num_validation=0, num_test=16 if tiny else 1000, **options)
     sequences, labels = (np.asarray(rows["test"][name]) for name in ("sequence", "label"))
     keys, numbers = sequences[:, :-1, 0], sequences[:, :-1, 1]
     turns = np.abs(keys - sequences[:, -1:, 0])

@@ -11,7 +11,7 @@ And an initialisation that keeps the scale of the activations (`unit_scale_`): p
 vanish, and nothing else in the network restores their scale. `--frequency-scale 1` and `--no-unit-scale` undo them;
 `--causes` measures what each is worth, with two layers, on the easiest target (smooth, one cosine, no noise).
 
-The targets (generator smooth-function) are smooth (fixed important positions), piecewise smooth (the input determines
+The targets (generator `smooth_function`) are smooth (fixed important positions), piecewise smooth (the input determines
 them), and piecewise smooth by similarity to the last token. Number i has the smoothness a_i = decay + smoothness (i -
 1), so that the exponent of Theorems 4.2, 4.4 and B.1 is known. Training and validation labels carry Gaussian noise, as
 in the theorems; the error is that to the function itself, on test rows. The weights are those of the evaluation with
@@ -33,12 +33,12 @@ from typing import Any
 import torch
 from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table, quiet_training
 from _resume import FinishedRuns
+from _tasks import smooth_function
 from scipy import stats
 from torch import Tensor, nn
 from transformers import EvalPrediction, PrinterCallback, set_seed
 
 from hf_ssm import HyenaConfig, HyenaForSignalRegression, SSMTrainer
-from hf_ssm.data import load_sequences
 from hf_ssm.theory.importance import estimation_exponent, smoothness_index
 
 TARGETS: dict[str, dict[str, Any]] = {
@@ -147,8 +147,7 @@ def unit_scale_(model: HyenaForSignalRegression, inputs: Tensor) -> None:
 
 def rows_of(args: argparse.Namespace, target: str, count: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Inputs `(n, L, 2)` and labels `(n,)` of each split; those of training and validation carry noise."""
-    data = load_sequences(
-        "smooth-function",
+    data = smooth_function(
         seed=seed,
         num_train=count,
         num_validation=max(2, count // 4),

@@ -30,6 +30,7 @@ Each finished run is stored in the file of `--output`; the same command continue
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -43,7 +44,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.data import load_sequences
-from hf_ssm.tokenization import build_word_tokenizer, frequent_words
+from hf_ssm.tokenization import build_word_tokenizer
 
 REVIEWS = "data/imdb_4k_2k.csv.gz"  # of get_data.py
 # T to the accuracies (train, test) of one run in the authors' published notebook; Figure 2 has no numbers.
@@ -167,8 +168,13 @@ def load_tokenizer(name: str | None, data: DatasetDict, vocabulary: int) -> PreT
     """
     if name is not None:
         return AutoTokenizer.from_pretrained(name)
-    words = frequent_words(data["train"]["text"], vocabulary, min_count=2)
-    return build_word_tokenizer(words, prose=True, add_eos=True)
+    splitter = build_word_tokenizer(["the"], prose=True).backend_tokenizer
+    counts: Counter[str] = Counter()
+    for text in data["train"]["text"]:
+        words = splitter.pre_tokenizer.pre_tokenize_str(splitter.normalizer.normalize_str(text))
+        counts.update(word for word, _ in words)
+    frequent = sorted((word for word, count in counts.items() if count >= 2), key=lambda word: (-counts[word], word))
+    return build_word_tokenizer(frequent[:vocabulary], prose=True, add_eos=True)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> tuple[torch.Tensor, torch.Tensor]:

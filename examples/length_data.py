@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from _experiment import experiment_parser, print_table, write_results
+from _tasks import sparse_majority
 from datasets import Dataset
 
-from hf_ssm.data import load_sequences, sparse_majority
+from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_word_tokenizer
 
 REVIEWS = "data/imdb_full.csv.gz"  # of get_data.py

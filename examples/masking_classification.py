@@ -38,7 +38,7 @@ from _masking import masking_parser, probe_all, report, summary, trained, with_a
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
-from hf_ssm.plotting import plot_masking_curves, plot_sequence
+from hf_ssm.plotting import plot_masking_curves, plot_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -135,11 +135,11 @@ def planted(rows: Any) -> list[set[int]]:
 def draw(
     folder: Path, chosen: MaskingResults, others: Sequence[Tensor], title: str, sites: Sequence[set[int]] | None
 ) -> None:
-    """Draw Figure C.1 left, and the first sequence as a strip of letters."""
+    """Draw Figure C.1 left, and the first sequence."""
     curves = {"chosen sequence": list(chosen), "other sequences, same masks": list(others)}
     plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right class")
     marks = [(min(sites[0]), max(sites[0]) + 1, "planted motif")] if sites else []
-    plot_sequence(chosen[0], folder / "strip.png", marks, title=title)
+    plot_sequences(chosen[:1], folder / "strip.png", [marks], title=title)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -33,7 +33,7 @@ from _masking import masking_parser, probe_all, report, summary, trained, with_a
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
-from hf_ssm.plotting import plot_masking_curves, plot_sequence
+from hf_ssm.plotting import plot_masking_curves, plot_sequences
 from hf_ssm.probes import MaskingProbe
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     title = f"{args.family}, human DNA"
     curves = {"chosen target": list(results[shown]), "other targets, same masks": others}
     plot_masking_curves(curves, folder / "curves.png", title=title, value="probability of the right token")
-    plot_sequence(results[shown][0], folder / "strip.png", title=title)
+    plot_sequences(results[shown][:1], folder / "strip.png", title=title)
     write_results(args, content)
 
 

@@ -38,11 +38,11 @@ from typing import Any
 import numpy as np
 import torch
 from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _moving_mnist import MovingMNIST, moving_mnist
 from torch import Tensor
 from transformers import set_seed
 
 from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, SSMTrainer
-from hf_ssm.data.moving_mnist import MovingMNIST, moving_mnist
 from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 
 IMAGES = Path("data/mnist_t10k-images-idx3-ubyte.gz")  # of get_data.py

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _tasks import sparse_majority
 from _trend import collapse_penalty, slope_with_confidence
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -37,7 +38,6 @@ from transformers import PrinterCallback, set_seed
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.data import sparse_majority
 from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.training import SSMTrainer
 

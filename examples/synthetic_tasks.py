@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
 from _resume import FinishedRuns
+from _tasks import associative_recall, in_context_neighbours, induction_heads, selective_copying, smooth_function
 from datasets import Dataset, DatasetDict
 from torch import Tensor, nn
 from transformers import (
@@ -36,21 +37,20 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 import hf_ssm
-from hf_ssm.data import load_sequences
 
 # Generator, its options, and the type of the label.
-TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "associative recall": ("associative-recall", {"num_pairs": 4}, "class"),
-    "induction heads": ("induction-heads", {"length": 32}, "class"),
-    "selective copying": ("selective-copying", {"length": 32, "num_tokens": 4}, "tokens"),
-    "smooth function": ("smooth-function", {"length": 16, "num_important": 3, "piecewise": False}, "number"),
-    "piecewise smooth function": ("smooth-function", {"length": 16, "num_important": 3}, "number"),
+TASKS: dict[str, tuple[Callable[..., DatasetDict], dict[str, Any], str]] = {
+    "associative recall": (associative_recall, {"num_pairs": 4}, "class"),
+    "induction heads": (induction_heads, {"length": 32}, "class"),
+    "selective copying": (selective_copying, {"length": 32, "num_tokens": 4}, "tokens"),
+    "smooth function": (smooth_function, {"length": 16, "num_important": 3, "piecewise": False}, "number"),
+    "piecewise smooth function": (smooth_function, {"length": 16, "num_important": 3}, "number"),
     "smooth function by similarity": (
-        "smooth-function",
+        smooth_function,
         {"length": 16, "num_important": 3, "importance": "similarity"},
         "number",
     ),
-    "in-context neighbours": ("in-context-neighbours", {"num_pairs": 16, "num_neighbours": 3}, "number"),
+    "in-context neighbours": (in_context_neighbours, {"num_pairs": 16, "num_neighbours": 3}, "number"),
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Hyena": (
@@ -196,7 +196,7 @@ def run_task(task: str, seed: int, args: argparse.Namespace) -> dict[str, dict[s
     generator, options, kind = TASKS[task]
     sizes = (32, 16, 16) if args.tiny else (args.num_train, 500, 1000)
     splits = dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True))
-    data, vocab_size, num_labels = encode(load_sequences(generator, seed=seed, **options, **splits), kind)
+    data, vocab_size, num_labels = encode(generator(seed=seed, **options, **splits), kind)
     shape = kind, vocab_size, num_labels, args.tiny
     builders: dict[str, Callable[[], nn.Module]] = {
         name: (lambda name=name: build_ours(name, *shape)) for name in FAMILIES

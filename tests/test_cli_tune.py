@@ -38,7 +38,7 @@ def test_a_tuning(capsys, tmp_path):
     assert {"default-seed0", "trial0-seed0", "trial1-seed0"} <= set(names)
     assert len(names) == sum(len(trial["runs"]) for trial in content["trials"])
     assert all(any(line.startswith(f"{name}: accuracy") for line in lines) for name in names)
-    assert lines[0].startswith("Baselines, accuracy") and f"Decision: {content['reason']}." in lines
+    assert lines[0].startswith("Baseline, accuracy") and f"Decision: {content['reason']}." in lines
     assert lines[-2:-1] == ["Next:"] and f"hf-ssm train --config {output}/train_config.yaml" in lines[-1]
     # The diagnosis recommends step sizes of about [2/L, 1] instead of [0.001, 0.1].
     steps = yaml.safe_load((output / "runs/trial0-seed0/train_config.yaml").read_text())["model"]

@@ -335,7 +335,8 @@ def _draw(
             together.append((result, first, annotations, row))
             if not result.needs_no_token:
                 path = folder / f"strip_row{example.row}.png"
-                plotting.plot_sequence(result, path, annotations, first=first, unit=what, title=title, **options)
+                unit = "base" if is_dna else "token"
+                plotting.plot_sequences([result], path, [annotations], first=[first], unit=unit, title=title, **options)
             if is_dna and result.scores is not None:
                 tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
                 path = folder / f"logo_row{example.row}.png"

@@ -1,9 +1,8 @@
-"""Data sets of sequences: generators, and a loader of Hub data sets, tables, FASTA files and images."""
+"""Data sets of sequences: a generator, and a loader of Hub data sets, tables, FASTA files and images."""
 
 from hf_ssm.data.augment import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.features import SignalFeatureExtractor
 from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
-from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.streaming import stream_sequences
 from hf_ssm.data.tokenized import PairCollator, align_labels, tokenize
@@ -18,7 +17,6 @@ __all__ = [
     "label_names",
     "load_sequences",
     "planted_motifs",
-    "sparse_majority",
     "stream_sequences",
     "tokenize",
     "with_random_reverse_complement",

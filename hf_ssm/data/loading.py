@@ -17,34 +17,23 @@ from hf_ssm.data.fasta import FASTA_SUFFIXES, load_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
-from hf_ssm.data.majority import sparse_majority
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.preparation import prepare
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, Windows, check_fractions, cut, cut_windows, sequence_keys
-from hf_ssm.data.synthetic import (
-    associative_recall,
-    in_context_neighbours,
-    induction_heads,
-    selective_copying,
-    smooth_function,
-)
 from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
 from hf_ssm.data.windows import FastaWindows
 
 logger = logging.getLogger(__name__)
 
-GENERATORS: dict[str, Callable[..., DatasetDict]] = {
-    "planted-motifs": planted_motifs,
-    "majority": sparse_majority,
-    "associative-recall": associative_recall,
-    "in-context-neighbours": in_context_neighbours,
-    "induction-heads": induction_heads,
-    "selective-copying": selective_copying,
-    "smooth-function": smooth_function,
-}
+GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
+# Generators of former versions, now in `examples/_tasks.py`.
+_FORMER_GENERATORS = (
+    *("associative-recall", "in-context-neighbours", "induction-heads", "majority", "selective-copying"),
+    "smooth-function",
+)
 _ALSO_IN_TRAIN = "%s: %d sequences of split %r also occur in 'train'."
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -159,6 +148,7 @@ def load_sequences(
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
         return _generate(name, seed, generator_options)
+    refuse_former_generator("source", name)
     if generator_options:
         unknown = next(iter(generator_options))
         arguments = list(inspect.signature(load_sequences).parameters)[:-1]
@@ -195,6 +185,15 @@ def load_sequences(
     else:
         raise _unknown_source(name, path)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
+
+
+def refuse_former_generator(argument: str, name: object) -> None:
+    """Raise `ValueError` for the name of a generator of former versions."""
+    if name in _FORMER_GENERATORS:
+        raise ValueError(
+            f"{argument}={name!r}: this generator is no longer part of hf_ssm; write its rows to a table with "
+            "examples/_tasks.py of the repository, and give the table."
+        )
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:

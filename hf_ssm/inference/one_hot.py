@@ -65,11 +65,6 @@ class OneHotModel(nn.Module):
         self._likelihood = CausalLikelihood(self.reader, share=False) if head == "causal" else None
         self._template = self._base_template() if head == "class" else None
 
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether gradients of the outputs reach the one-hot input."""
-        return self._template is not None
-
     def _base_template(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Ids of the special tokens before the letters, of A, C, G, T and N, and of those behind the letters."""
         # The embeddings of such models are those of two strands.

@@ -12,11 +12,10 @@ from hf_ssm.plotting.logos import plot_logo
 from hf_ssm.plotting.probes import plot_masking_curves
 from hf_ssm.plotting.responses import plot_frequency_responses
 from hf_ssm.plotting.saturation import plot_saturation
-from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequence
+from hf_ssm.plotting.sequences import MAX_TOKENS, plot_sequences
 from hf_ssm.plotting.style import INSTALL_HINT, also_svg, can_plot
 from hf_ssm.plotting.theory import plot_hankel, plot_parameter_change, plot_spectrum, plot_tau
-from hf_ssm.plotting.tiles import plot_sequences
-from hf_ssm.plotting.tokens import ColouredToken, coloured_tokens, describe_target, sequence_text
+from hf_ssm.plotting.tokens import ColouredToken, coloured_tokens, describe_target
 from hf_ssm.plotting.training import plot_training_log
 
 __all__ = [
@@ -34,12 +33,10 @@ __all__ = [
     "plot_masking_curves",
     "plot_parameter_change",
     "plot_saturation",
-    "plot_sequence",
     "plot_sequences",
     "plot_spectrum",
     "plot_tau",
     "plot_training_log",
     "sequence_html",
-    "sequence_text",
     "write_sequence_html",
 ]

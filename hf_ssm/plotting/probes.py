@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_ssm.plotting.style import GREY, LINE_STYLES, PALETTE, figure_style, finish_figure, literal, new_figure, to_numpy
+from hf_ssm.plotting.style import LINE_STYLES, PALETTE, figure_style, finish_figure, literal, new_figure, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,6 @@ def plot_masking_curves(
     *,
     title: str = "",
     value: str = "probability of the target",
-    chance: float | None = None,
 ) -> "Figure":
     """Plot the probability of the target against the masked tokens, for one or several groups of sequences.
 
@@ -42,7 +41,6 @@ def plot_masking_curves(
         curves: `MaskingResult` objects, or values `(M + 1,)` of which the first is that without masked tokens. Several
             groups: a mapping from the name of each group to its curves.
         value: Label of the y axis.
-        chance: Accuracy of a random guess, drawn as a horizontal line; default: none.
 
     Raises:
         ValueError: There is no curve, or a curve has fewer than two values or a value that is not finite.
@@ -58,8 +56,6 @@ def plot_masking_curves(
     for number, (name, group) in enumerate(groups.items()):
         what = "one sequence" if len(group) == 1 else f"mean of {len(group)} sequences"
         _plot_group(axes, number, f"{name}: {what}" if name else what, group, count)
-    if chance is not None:
-        axes.axhline(chance, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="chance")
     axes.set_ylabel(value)
     _label_x_axis(axes, count, counts)
     if all(curve.min() >= 0 and curve.max() <= 1 for group in groups.values() for curve in group):

@@ -1,13 +1,12 @@
-"""A sequence as rows of letters whose height and colour show their effect or rank, with annotations below.
+"""Sequences as rows of coloured tiles, one letter each: what the predictions of a model depend on.
 
-All lengths are in inches: letters, ticks and bars have the same size in short and in long sequences.
+All lengths are in inches.
 """
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,34 +14,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_ssm.plotting import style
-from hf_ssm.plotting.tokens import headline, scale_labels, shares, value_name, warning
+from hf_ssm.plotting.tokens import coloured_tokens, headline, scale_labels, value_name, warning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.path import Path as Outline
 
 MAX_TOKENS = 5000
-"""Longest sequence that `plot_sequence` accepts."""
+"""Longest sequence that `plot_sequences` accepts."""
 
-# Margins of the figure, and the parts of a row from top to bottom.
-_SIDE, _TOP, _LINE, _FOOT = 0.12, 0.08, 0.17, 0.22
-_LETTERS, _TICKS, _LANE, _GAP = 0.34, 0.17, 0.19, 0.1
-# Height of the least important letter, as a share of the most important one: smaller letters are unreadable.
-_MIN_HEIGHT = 0.22
+# The figure is drawn at 8 inches, so that a width of 800 pixels shows 9 points as 12 pixels.
+_WIDTH, _LEFT, _RIGHT = 8.0, 0.48, 0.12
+_TITLE, _LEGEND, _FOOT = 0.3, 0.42, 0.1
+_NAME, _LINE, _TILE, _LANE, _LINE_GAP, _GAP, _SCALE = 0.27, 0.17, 0.25, 0.17, 0.06, 0.16, 1.2
+_SMALL, _TEXT, _HEADING = 8, 9, 11
+# Characters in a line of the title, of the target, which is bold and ends before the name of the sequence, and of a
+# warning.
+_TITLE_CHARACTERS, _BOLD_CHARACTERS, _CHARACTERS = 75, 85, 130
+# Letters from this share on are bold.
+_BOLD = 0.1
 _MAX_CHARACTERS = 4
-_TICK_EVERY, _STEPS = 10, 128
-_SMALL, _TEXT = 7, 8
-# Width of the scale of colours, and of a letter of the text above the sequence.
-_SCALE, _LETTER = 1.1, 0.064
+_STEPS = 128
 # Vermilion first, which differs most from the colours of importance.
-BAR_COLOURS = (*style.PALETTE[1:4], style.PALETTE[5], style.PALETTE[4], "#000000")
+_BAR_COLOURS = (*style.PALETTE[1:4], style.PALETTE[5], style.PALETTE[4], "#000000")
 # Symbols for invisible characters, including those that tokenizers write for them.
 _VISIBLE = {"Ġ": "␣", "▁": "␣", " ": "␣", "Ċ": "↵", "\n": "↵", "ĉ": "⇥", "\t": "⇥"}
 
 
 @dataclass(frozen=True)
-class Bar:
+class _Bar:
     """The part of an annotation in one row: columns from `start` to `stop`, in a lane below the letters."""
 
     row: int
@@ -54,74 +54,131 @@ class Bar:
 
 
 @style.figure_style()
-def plot_sequence(
-    result: Any,
+def plot_sequences(
+    results: Sequence[Any],
     path: str | Path | None = None,
-    annotations: Sequence[tuple[int, int, str]] = (),
+    annotations: Sequence[Sequence[tuple[int, int, str]]] = (),
     *,
-    first: int = 0,
-    unit: str = "bp",
-    per_row: int = 60,
-    width: float = 7.0,
-    title: str = "",
     by: str = "effect",
     class_names: Mapping[int, str] | None = None,
+    names: Sequence[str] = (),
+    first: Sequence[int] = (),
+    unit: str = "base",
+    per_row: int = 50,
+    title: str = "",
 ) -> "Figure":
-    """Plot the letters of a sequence; tokens that the prediction depends on are higher and darker.
+    """Plot sequences as letters on coloured tiles: dark where the prediction is lost once the token, too, is masked.
 
-    Letters that were never masked are grey, special tokens are grey blocks with their names, and the predicted token
-    has a frame. Positions are counted from 1. Above the sequence stand the target, the probability with nothing and
-    with all tokens masked, the meaning of the height, and a warning for a prediction that stays with all tokens masked.
+    Above each sequence stand its target and the probability with nothing and with all tokens masked.
 
     Args:
-        result: `MaskingResult` of a sequence of at most 5000 tokens of at most four characters each.
-        annotations: Intervals to underline, such as planted motifs: first token, token after the last one, label. They
-            may overlap. Equal labels have equal colours.
-        first: Index of the token at position 1; special tokens before it are not counted.
-        unit: Unit of the positions.
-        per_row: Letters in a row.
-        width: Width of the figure in inches: 7 for a page, 3.5 (with 30 letters in a row) for a column.
-        by: "effect", the share of the probability that is lost once the token, too, is masked; or "rank", the rank in
-            the order of masking, under which tokens without any effect differ in height, too.
+        results: `MaskingResult` objects of sequences of at most 5000 tokens of at most four characters each.
+        annotations: For each sequence the intervals to underline: first token, token after the last one, label.
+        by: "effect", the share of the probability that is lost once the token, too, is masked, or "rank", the rank in
+            the order of masking.
         class_names: Names by the number of the class, such as `model.config.id2label`.
+        names: Name of each sequence, at the right margin; default: none.
+        first: Index of the token at position 1 of each sequence; default: 0.
+        unit: Name of a token: "base", or "token".
+        per_row: Letters in a row.
 
     Raises:
-        ValueError: The sequence or one of its tokens is too long, an annotation lies outside of the sequence,
-            `per_row` is not a positive integer, or `by` is unknown.
+        ValueError: There is no result; other numbers of annotations, names or first tokens than of results; a sequence
+            or one of its tokens is too long; an annotation lies outside of its sequence; `per_row` is not a positive
+            integer; or `by` is unknown.
     """
-    tokens = visible_tokens(result)
-    heights = shares(result, by)
-    bars = list(split_annotations(annotations, len(tokens), per_row))
-    texts = [title, headline(result, class_names), warning(result, class_names)]
-    lines = [textwrap.wrap(text, max(10, int((width - 2 * _SIDE) / _LETTER))) for text in texts]
-    head = _TOP + _LINE * sum(map(len, lines)) + 0.28
-    *tops, end = row_tops(bars, -(-len(tokens) // per_row), head, _LETTERS + _TICKS + _GAP, _LANE)
-    baselines, height = [top + _LETTERS for top in tops], end + _FOOT
-    figure = style.new_figure(width, height)
+    if not results:
+        raise ValueError("`results` is empty: pass the result of at least one sequence.")
+    annotations = annotations or [()] * len(results)
+    names, first = names or [""] * len(results), first or [0] * len(results)
+    bars = [
+        list(_split_annotations(intervals, len(_visible_tokens(result)), per_row))
+        for result, intervals in zip(results, annotations, strict=True)
+    ]
+    heads = [textwrap.wrap(headline(result, class_names), _BOLD_CHARACTERS) for result in results]
+    cautions = [textwrap.wrap(warning(result, class_names), _CHARACTERS) for result in results]
+    titles = textwrap.wrap(title, _TITLE_CHARACTERS)
+    top = _FOOT + _TITLE * len(titles)
+    ends = [top + _LEGEND]
+    all_tops = []
+    for result, lanes, head, caution in zip(results, bars, heads, cautions, strict=True):
+        begin = ends[-1] + _NAME + _LINE * (len(head) - 1 + len(caution))
+        all_tops.append(_row_tops(lanes, -(-len(result.input_ids) // per_row), begin, _TILE + _LINE_GAP, _LANE))
+        ends.append(all_tops[-1][-1] + _GAP)
+    figure = style.new_figure(_WIDTH, ends[-1])
     figure.set_layout_engine("none")
-    axes = figure.add_axes((_SIDE / width, 0, 1 - 2 * _SIDE / width, 1))
-    # x: columns; y: inches from the top.
-    axes.set(xlim=(0, per_row), ylim=(height, 0))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, _WIDTH), ylim=(ends[-1], 0))
     axes.set_axis_off()
-    top = _TOP
-    for paragraph, weight in zip(lines, ("bold", "normal", "normal"), strict=True):
-        for line in paragraph:
-            axes.text(0, top, style.literal(line), va="top", fontsize=_TEXT, weight=weight)
-            top += _LINE
-    low, high = scale_labels(by, value_name(result), "base" if unit in ("bp", "bases") else "token")
-    _draw_legend(axes, top + 0.08, width, f"height and colour: {low}", high)
-    _draw_letters(axes, result, tokens, heights, per_row, baselines)
-    _draw_positions(axes, len(tokens), first, per_row, baselines)
-    for bar in bars:
-        draw_bar(axes, bar, bar.start + 0.08, bar.stop - 0.08, baselines[bar.row] + _TICKS + _LANE * bar.lane)
-    axes.text(0, height - 0.07, f"position ({unit})", va="bottom", fontsize=_TEXT)
-    notes = ["grey: never masked"] if any(map(math.isnan, heights)) else []
-    notes += ["framed: the target"] if result.target.get("position") is not None else []
-    axes.text(per_row, height - 0.07, "; ".join(notes), fontsize=_SMALL, va="bottom", ha="right", color="#333333")
+    for line, text in enumerate(titles):
+        axes.text(_LEFT, _FOOT + _TITLE * line, style.literal(text), fontsize=_HEADING, weight="bold", va="top")
+    _draw_legend(axes, top, results[0], by, unit, any(annotations))
+    sequences = zip(results, ends[:-1], all_tops, bars, heads, cautions, names, first, strict=True)
+    for result, begin, tops, lanes, head, caution, name, start in sequences:
+        axes.text(_WIDTH - _RIGHT, begin, style.literal(name), fontsize=_SMALL, color=style.GREY, va="top", ha="right")
+        for line, text in enumerate(head):
+            axes.text(_LEFT, begin + _LINE * line, style.literal(text), fontsize=_TEXT, weight="bold", va="top")
+        begin += _NAME + _LINE * (len(head) - 1)
+        for line, text in enumerate(caution):
+            axes.text(_LEFT, begin - 0.03 + _LINE * line, style.literal(text), fontsize=_SMALL, va="top")
+        _draw_tiles(axes, tops[:-1], result, by, lanes, start, per_row)
     return style.finish_figure(figure, path)
 
 
-def visible_tokens(result: Any) -> list[str]:
+def _draw_tiles(
+    axes: "Axes", tops: Sequence[float], result: Any, by: str, bars: Sequence[_Bar], first: int, per_row: int
+) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    cell = (_WIDTH - _LEFT - _RIGHT) / per_row
+    tokens, letters = coloured_tokens(result, by), _visible_tokens(result)
+    target = result.target.get("position")
+    patches = []
+    for place, (token, letter) in enumerate(zip(tokens, letters, strict=True)):
+        left, upper = _LEFT + place % per_row * cell, tops[place // per_row]
+        patches.append(Rectangle((left + 0.004, upper), cell - 0.008, _TILE))
+        text = style.literal(letter.strip("[]<>|")[:4] if len(letter) > 4 else letter)
+        size = 10 if len(text) <= 1 else 10 / len(text) + 2
+        middle = left + cell / 2, upper + _TILE / 2
+        weight = "bold" if token.share >= _BOLD else "normal"
+        drawn: dict[str, Any] = {"fontsize": size, "color": token.foreground, "weight": weight}
+        axes.text(*middle, text, ha="center", va="center_baseline", **drawn)
+        if place == target:
+            axes.add_patch(Rectangle((left, upper), cell, _TILE, fill=False, edgecolor=style.PALETTE[1], linewidth=1.5))
+    axes.add_collection(PatchCollection(patches, facecolors=[token.background for token in tokens]), autolim=False)
+    for row, upper in enumerate(tops):
+        position = max(row * per_row - first, 0) + 1
+        middle = _LEFT - 0.06, upper + _TILE / 2
+        axes.text(*middle, str(position), fontsize=_SMALL, color=style.GREY, ha="right", va="center")
+    for bar in bars:
+        upper = tops[bar.row] + _TILE + 0.025 + _LANE * bar.lane
+        _draw_bar(axes, bar, _LEFT + bar.start * cell, _LEFT + bar.stop * cell, upper)
+
+
+def _draw_legend(axes: "Axes", top: float, result: Any, by: str, unit: str, has_bars: bool) -> None:
+    """The scale of colours, in words."""
+    from matplotlib.patches import Rectangle
+
+    low, high = scale_labels(by, value_name(result), unit)
+    middle = top + 0.12
+    words = axes.text(_LEFT, middle, low, fontsize=_SMALL, va="center")
+    left = _end_of(axes, words) + 0.08
+    _draw_scale(axes, left, middle, _SCALE, 0.12)
+    axes.add_patch(Rectangle((left, middle - 0.06), _SCALE, 0.12, fill=False, edgecolor=style.GREY, linewidth=0.4))
+    words = axes.text(left + _SCALE + 0.08, middle, high, fontsize=_SMALL, va="center")
+    if has_bars:
+        left = _end_of(axes, words) + 0.25
+        axes.add_patch(Rectangle((left, middle - 0.018), 0.3, 0.035, color=_BAR_COLOURS[0], linewidth=0))
+        axes.text(left + 0.36, middle, "known site", fontsize=_SMALL, va="center")
+
+
+def _end_of(axes: "Axes", text: Any) -> float:
+    """Right end of a text in inches."""
+    return float(text.get_window_extent().x1) / axes.figure.dpi
+
+
+def _visible_tokens(result: Any) -> list[str]:
     texts = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
     if len(texts) > MAX_TOKENS:
         raise ValueError(
@@ -137,7 +194,7 @@ def visible_tokens(result: Any) -> list[str]:
     return ["".join(_VISIBLE.get(character, character) for character in text) for text in texts]
 
 
-def split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[Bar]:
+def _split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[_Bar]:
     """The annotations split at the ends of rows; overlapping ones get different lanes."""
     if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
         raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
@@ -150,21 +207,21 @@ def split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, 
             )
         lane = next((lane for lane, end in enumerate(ends) if end <= start), len(ends))
         ends[lane : lane + 1] = [stop]
-        colour = BAR_COLOURS[labels.index(label) % len(BAR_COLOURS)]
+        colour = _BAR_COLOURS[labels.index(label) % len(_BAR_COLOURS)]
         rows = range(start // per_row, (stop - 1) // per_row + 1)
         columns = {row: (max(start - row * per_row, 0), min(stop - row * per_row, per_row)) for row in rows}
         longest = max(rows, key=lambda row: columns[row][1] - columns[row][0])
         for row, (left, right) in columns.items():
-            yield Bar(row, left, right, lane, label if row == longest else "", colour)
+            yield _Bar(row, left, right, lane, label if row == longest else "", colour)
 
 
-def row_tops(bars: Sequence[Bar], rows: int, top: float, height: float, lane: float) -> list[float]:
+def _row_tops(bars: Sequence[_Bar], rows: int, top: float, height: float, lane: float) -> list[float]:
     """Upper ends of rows of a height and of the lanes of their bars, and the lower end of the last row."""
     lanes = [1 + max((bar.lane for bar in bars if bar.row == row), default=-1) for row in range(rows)]
     return list(accumulate((height + lane * count for count in lanes), initial=top))
 
 
-def draw_bar(axes: "Axes", bar: Bar, left: float, right: float, top: float) -> None:
+def _draw_bar(axes: "Axes", bar: _Bar, left: float, right: float, top: float) -> None:
     """Draw a bar with its label below."""
     from matplotlib.patches import Rectangle
 
@@ -173,91 +230,10 @@ def draw_bar(axes: "Axes", bar: Bar, left: float, right: float, top: float) -> N
         axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
 
 
-def draw_scale(
-    axes: "Axes", left: float, middle: float, width: float, height: float, colour: Callable[[float], str]
-) -> None:
+def _draw_scale(axes: "Axes", left: float, middle: float, width: float, height: float) -> None:
     """Draw the colours of the shares from 0 to 1 side by side."""
-    colours = [colour(step / (_STEPS - 1)) for step in range(_STEPS)]
+    colours = [style.importance_background(step / (_STEPS - 1)) for step in range(_STEPS)]
     lefts = left + width / _STEPS * np.arange(_STEPS)
     # Overlapping, as a viewer may show the page between them.
     options: dict[str, Any] = {"align": "edge", "color": colours, "linewidth": 0}
     axes.bar(lefts, height, 1.2 * width / _STEPS, middle - height / 2, **options)
-
-
-def _draw_letters(
-    axes: "Axes",
-    result: Any,
-    tokens: Sequence[str],
-    heights: Sequence[float],
-    per_row: int,
-    baselines: Sequence[float],
-) -> None:
-    from matplotlib.collections import PathCollection
-    from matplotlib.patches import Rectangle
-
-    outlines, colours = [], []
-    target = result.target.get("position")
-    for place, (token, share) in enumerate(zip(tokens, heights, strict=True)):
-        baseline, column = baselines[place // per_row], place % per_row
-        never_masked = math.isnan(share)
-        if place == target:
-            frame = Rectangle((column, baseline - _LETTERS), 1, _LETTERS + 0.02, fill=False, edgecolor=style.PALETTE[1])
-            axes.add_patch(frame)
-        if never_masked and len(token) > 1:
-            block = Rectangle((column + 0.08, baseline - _LETTERS), 0.84, _LETTERS, color="#E3E3E3", linewidth=0)
-            axes.add_patch(block)
-            name, middle = style.literal(token.strip("[]<>|")[:4]), baseline - _LETTERS / 2
-            axes.text(column + 0.5, middle, name, fontsize=5, rotation=90, ha="center", va="center")
-        elif token:
-            height = _LETTERS * (_MIN_HEIGHT + (1 - _MIN_HEIGHT) * (0.5 if never_masked else min(share, 1.0)))
-            outlines.append(_outline(token, column, baseline, height))
-            colours.append(style.NEVER_MASKED if never_masked else style.importance_colour(share))
-    axes.add_collection(PathCollection(outlines, facecolors=colours, linewidths=0), autolim=False)
-
-
-@lru_cache(1000)
-def _glyphs(token: str) -> "Outline":
-    """The outline of a token, of size 1."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-    from matplotlib.textpath import TextPath
-
-    font = FontProperties(family="DejaVu Sans", weight="bold")
-    characters = get_font(findfont(font))
-    # A character that the font lacks would be drawn as a box, with a warning.
-    text = "".join(c if characters.get_char_index(ord(c)) else "?" for c in token)
-    return TextPath((0, 0), style.literal(text), size=1, prop=font)
-
-
-def _outline(token: str, column: int, baseline: float, height: float) -> "Outline":
-    """The outline of a token on a baseline, centred in its column; capitals have the given height."""
-    from matplotlib.transforms import Affine2D
-
-    path, capital = _glyphs(token), _glyphs("H").get_extents()
-    # A blank has no outline, hence no extents.
-    start, width = (path.get_extents().x0, path.get_extents().width) if np.size(path.vertices) else (0.0, 0.0)
-    # Letters fill their column, but thin ones, such as I, stay thinner than the others.
-    x_scale = 0.9 / max(width, 0.75 * capital.width)
-    left = column + (1 - x_scale * width) / 2
-    return path.transformed(
-        Affine2D().translate(-start, 0).scale(x_scale, -height / capital.height).translate(left, baseline)
-    )
-
-
-def _draw_positions(axes: "Axes", length: int, first: int, per_row: int, baselines: Sequence[float]) -> None:
-    for row, baseline in enumerate(baselines):
-        start, stop = row * per_row, min((row + 1) * per_row, length)
-        axes.plot([0, stop - start], [baseline + 0.015] * 2, color="#BBBBBB", linewidth=0.5)
-        for place in range(max(start, first), stop):
-            number, x = place - first + 1, place - start + 0.5
-            if number % _TICK_EVERY == 0 or number == 1:
-                axes.plot([x, x], [baseline + 0.015, baseline + 0.045], color="#555555", linewidth=0.5)
-                axes.text(x, baseline + 0.055, str(number), fontsize=_SMALL, color="#333333", ha="center", va="top")
-
-
-def _draw_legend(axes: "Axes", middle: float, width: float, low: str, high: str) -> None:
-    """The scale of colours between the meanings of its ends."""
-    columns = axes.get_xlim()[1] / (width - 2 * _SIDE)
-    words = axes.text(0, middle, low, fontsize=_SMALL, va="center")
-    left = words.get_window_extent().x1 / axes.figure.dpi - _SIDE + 0.06
-    draw_scale(axes, left * columns, middle, _SCALE * columns, 0.1, style.importance_colour)
-    axes.text((left + _SCALE + 0.06) * columns, middle, high, fontsize=_SMALL, va="center")

@@ -36,12 +36,8 @@ BLACK, GREY = "#1A1A1A", "#666666"
 NEVER_MASKED = "#C4C4C4"
 """Colour of tokens without an importance."""
 
-# Stops of colours like those of cividis, from light to dark: important tokens are dark on a white page. The lightest
-# one has a contrast of 5 with white, so that all letters are readable.
-_Stops = tuple[tuple[float, tuple[int, int, int]], ...]
-_LETTER_STOPS: _Stops = ((0.0, (122, 112, 60)), (0.35, (104, 100, 84)), (0.7, (67, 78, 108)), (1.0, (0, 32, 76)))
-# A background may be as light as the page.
-_BACKGROUND_STOPS: _Stops = (
+# Stops of colours like those of cividis, from light to dark: important tokens are dark on a white page.
+_BACKGROUND_STOPS = (
     (0.0, (255, 250, 229)),
     (0.4, (214, 195, 96)),
     (0.55, (172, 160, 116)),
@@ -199,8 +195,8 @@ def to_numpy(values: Any) -> np.ndarray:
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
-def importance_colour(importance: float) -> str:
-    """Colour of a letter, light for unimportant tokens and dark for important ones.
+def importance_background(importance: float) -> str:
+    """Colour of the background of a token, light for unimportant tokens and dark for important ones.
 
     Args:
         importance: From 0 to 1; values outside are clipped.
@@ -211,18 +207,9 @@ def importance_colour(importance: float) -> str:
     Raises:
         ValueError: `importance` is NaN.
     """
-    return _interpolate(_LETTER_STOPS, importance)
-
-
-def importance_background(importance: float) -> str:
-    """Colour of the background of a token; as `importance_colour`, but lighter for unimportant tokens."""
-    return _interpolate(_BACKGROUND_STOPS, importance)
-
-
-def _interpolate(stops: _Stops, importance: float) -> str:
     if math.isnan(importance):
         raise ValueError("`importance` is NaN: expected a number from 0 to 1.")
-    positions, colours = zip(*stops, strict=True)
+    positions, colours = zip(*_BACKGROUND_STOPS, strict=True)
     channels = (np.interp(importance, positions, channel) for channel in zip(*colours, strict=True))
     return "#" + "".join(f"{round(float(channel)):02X}" for channel in channels)
 

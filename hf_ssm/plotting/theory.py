@@ -32,11 +32,7 @@ _PERIODS = (2, 3, 4, 5, 10, 20, 50)
 
 @style.figure_style()
 def plot_tau(
-    layers: Sequence[Any],
-    path: str | Path | None = None,
-    title: str = "τ, the measure of complexity, by layer",
-    *,
-    before: Sequence[Any] = (),
+    layers: Sequence[Any], path: str | Path | None = None, title: str = "τ, the measure of complexity, by layer"
 ) -> "Figure":
     """Plot the distribution of τ over the channels of each layer, with the mean, which is the τ of the layer.
 
@@ -45,22 +41,30 @@ def plot_tau(
 
     Args:
         layers: `LayerComplexity` objects, with `layer`, `tau` and `tau_of_channels`.
-        before: The same layers before the rescaling, drawn beside them; default: none.
-
-    Raises:
-        ValueError: `before` has other layers.
     """
-    if before and [layer.layer for layer in before] != [layer.layer for layer in layers]:
-        raise ValueError("`before` and `layers` must hold the same layers in the same order.")
     figure = style.new_figure(max(5.5, 1.8 + 0.6 * len(layers)), 3.4)
     axes = figure.subplots()
-    groups = {"before rescaling": (before, -0.22), "after rescaling": (layers, 0.22)} if before else {"": (layers, 0.0)}
-    for number, (name, (group, shift)) in enumerate(groups.items()):
-        colour = style.PALETTE[number] if before else style.PALETTE[0]
-        _plot_boxes(axes, group, shift, colour, name)
+    lines = {"color": style.PALETTE[0]}
+    boxes = axes.boxplot(
+        [style.to_numpy(layer.tau_of_channels) for layer in layers],
+        positions=range(len(layers)),
+        whis=(0, 100),
+        widths=0.5,
+        patch_artist=True,
+        manage_ticks=False,
+        boxprops={"facecolor": "#F2F2F2", "edgecolor": style.PALETTE[0]},
+        medianprops=lines,
+        whiskerprops=lines,
+        capprops=lines,
+    )
+    if layers:
+        boxes["boxes"][0].set_label("channels: range, quartiles, median")
+    marks: dict[str, Any] = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markersize": 6}
+    means = [layer.tau for layer in layers]
+    axes.plot(range(len(layers)), means, "D", zorder=3, label="their mean: τ of the layer", **marks)
     axes.axhline(1, color=style.BLACK, linewidth=0.8, linestyle=":", label="τ = 1, as after rescaling", zorder=1)
     # A channel with a zero kernel has τ = 0, which a logarithmic axis cannot show.
-    if all((style.to_numpy(layer.tau_of_channels) > 0).all() for layer in [*layers, *before]):
+    if all((style.to_numpy(layer.tau_of_channels) > 0).all() for layer in layers):
         axes.set_yscale("log")
     axes.set_xticks(range(len(layers)), [str(layer.layer) for layer in layers])
     axes.set_xlabel("layer")
@@ -68,29 +72,6 @@ def plot_tau(
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=2)
     return style.finish_figure(figure, path, title)
-
-
-def _plot_boxes(axes: "Axes", layers: Sequence[Any], shift: float, colour: str, name: str) -> None:
-    positions = [number + shift for number in range(len(layers))]
-    lines = {"color": colour}
-    boxes = axes.boxplot(
-        [style.to_numpy(layer.tau_of_channels) for layer in layers],
-        positions=positions,
-        whis=(0, 100),
-        widths=0.36 if shift else 0.5,
-        patch_artist=True,
-        manage_ticks=False,
-        boxprops={"facecolor": "#F2F2F2", "edgecolor": colour},
-        medianprops=lines,
-        whiskerprops=lines,
-        capprops=lines,
-    )
-    label = f"{name or 'channels'}: range, quartiles, median"
-    if layers:
-        boxes["boxes"][0].set_label(label)
-    marks: dict[str, Any] = {"color": style.PALETTE[4], "markeredgecolor": style.BLACK, "markersize": 6}
-    shown = "" if shift > 0 else "their mean: τ of the layer"
-    axes.plot(positions, [layer.tau for layer in layers], "D", zorder=3, label=shown or "_nolegend_", **marks)
 
 
 @style.figure_style()

@@ -1,14 +1,11 @@
-"""Tokens of a probed sequence with their colours and the words that explain them, for figures, pages and terminals."""
+"""Tokens of a probed sequence with their colours and the words that explain them, for figures and pages."""
 
 import codecs
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hf_ssm.plotting.style import importance_background, text_colour_on
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 COLOURED_BY = ("effect", "rank")
 """What a colour may show: the probability lost once the token is masked, or the rank in the order of masking."""
@@ -60,21 +57,6 @@ def coloured_tokens(result: Any, by: str = "effect") -> list[ColouredToken]:
             colours = background, text_colour_on(background)
         coloured.append(ColouredToken(text, share, *colours, note))
     return coloured
-
-
-def sequence_text(result: Any, by: str = "effect") -> "Text":
-    """The coloured tokens as a `rich.text.Text`, for `rich.print` and `Console.print`.
-
-    Args:
-        result: `MaskingResult`.
-        by: As for `coloured_tokens`.
-    """
-    from rich.text import Text
-
-    text = Text()
-    for token in coloured_tokens(result, by):
-        text.append(token.text, style=f"{token.foreground} on {token.background}")
-    return text
 
 
 def shares(result: Any, by: str) -> list[float]:

@@ -19,7 +19,7 @@ from hf_ssm.probes.strategies import canonical_strategy
 from hf_ssm.utils.files import replacing
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 __all__ = ["MaskingResult", "MaskingResults"]
 
@@ -152,10 +152,6 @@ class MaskingResult:
         """Draw the curve; see `hf_ssm.plotting.plot_masking_curves`."""
         return MaskingResults([self]).plot(path)
 
-    def to_dataset(self) -> "Dataset":
-        """A `datasets.Dataset` of one row; see `MaskingResults.to_dataset`."""
-        return MaskingResults([self]).to_dataset()
-
     def save(self, path: str | Path) -> None:
         """Write a safetensors file."""
         MaskingResults([self]).save(path)
@@ -247,35 +243,6 @@ class MaskingResults(Sequence[MaskingResult]):
         from hf_ssm.plotting import plot_masking_curves
 
         return plot_masking_curves(self._results, path)
-
-    def to_dataset(self) -> "Dataset":
-        """A `datasets.Dataset` with one row per sequence.
-
-        Columns: "input_ids", "tokens" (text, or None), "order", "probabilities", "importance" (NaN for tokens that
-        cannot be masked), "scores" (of an attribution, or None), "area" (the AUC), "target" (JSON), "strategy", "mask",
-        "evaluations", "tokens_run".
-        """
-        from datasets import Dataset
-
-        return Dataset.from_list(
-            [
-                {
-                    "input_ids": result.input_ids.tolist(),
-                    "tokens": result.tokens_text,
-                    "order": result.order.tolist(),
-                    "probabilities": result.probabilities.tolist(),
-                    "importance": result.importance.tolist(),
-                    "scores": None if result.scores is None else result.scores.tolist(),
-                    "area": result.auc,
-                    "target": json.dumps(result.target),
-                    "strategy": result.strategy,
-                    "mask": result.mask,
-                    "evaluations": result.evaluations,
-                    "tokens_run": result.tokens,
-                }
-                for result in self._results
-            ]
-        )
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: concatenated tensors, and all other values as JSON in the metadata.

@@ -25,9 +25,7 @@ __all__ = [
     "resampled_kernel",
     "rescaling_factor",
     "selective_kernel",
-    "selective_kernel_reference",
     "tau",
-    "tau_reference",
 ]
 
 
@@ -308,36 +306,6 @@ def filter_norm(kernel: Tensor, order: int = 1) -> Tensor:
     return kernel.abs().sum(dim=-1).square() if order == 1 else kernel.square().sum(dim=-1)
 
 
-def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Reference for `tau(kernel, *lag_moments(inputs, mask))`: loops over channels, lags and rows, in float64.
-
-    Args:
-        kernel: `(D, L)`.
-        inputs: `(B, L, D)`.
-        mask: `(B, L)` or `None`.
-
-    Returns:
-        `(D,)`, float64.
-    """
-    batch, length, channels = inputs.shape
-    kernel, inputs = kernel.double(), inputs.double()
-    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
-    values = []
-    for d in range(channels):
-        spread, centre = kernel.new_zeros(()), kernel.new_zeros(())
-        for lag in range(length):
-            at = [(b, row[-1] - lag) for b, row in enumerate(rows) if row]
-            seen = [inputs[b, t, d] for b, t in at if t in rows[b]]
-            if seen:
-                samples = torch.stack(seen)
-                variance = ((samples - samples.mean()) ** 2).mean()
-                if variance > 0:
-                    spread = spread + kernel[d, lag].abs() * variance.sqrt()
-                centre = centre + kernel[d, lag] * samples.mean()
-        values.append((spread + centre.abs()) ** 2)
-    return torch.stack(values)
-
-
 def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
     """The time-varying kernel of a selective state space model, as seen from the last token.
 
@@ -366,18 +334,3 @@ def selective_kernel(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor |
         kernel = kernel + (2 * term.real if term.is_complex() else term)
     kernel = (kernel * delta).T
     return kernel if D is None else torch.cat([kernel[:, :1] + D.unsqueeze(-1), kernel[:, 1:]], dim=1)
-
-
-def selective_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
-    """Reference for `selective_kernel`: the recurrence applied to an impulse at each lag; same arguments."""
-    length, channels = B.shape[0], A.shape[0]
-    steps = delta.expand(length, channels)
-    columns = []
-    for lag in range(length):
-        state = steps[lag].unsqueeze(-1) * B[lag]
-        for later in range(lag - 1, -1, -1):
-            state = torch.exp(steps[later].unsqueeze(-1) * A) * state
-        output = (C * state).sum(-1)
-        output = 2 * output.real if output.is_complex() else output
-        columns.append(output if D is None or lag > 0 else output + D)
-    return torch.stack(columns, dim=1)

@@ -33,7 +33,7 @@ from hf_ssm.theory.moments import lag_moments
 from hf_ssm.theory.processes import lags_of
 from hf_ssm.utils.processes import Processes
 
-__all__ = ["mixed_tau", "mixed_tau_reference"]
+__all__ = ["mixed_tau"]
 
 
 def mixed_tau(
@@ -79,27 +79,3 @@ def mixed_tau(
     sizes = added(inputs, mask) if documents is None else documents.map(added, inputs)
     mean, variance = lag_moments(sizes, mask, length=kernel.shape[1], processes=processes, documents=documents)
     return tau(torch.ones_like(mean).T, mean, variance)
-
-
-def mixed_tau_reference(kernel: Tensor, mixing: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Reference for `mixed_tau`: the definition with the covariance matrix of each lag, in float64."""
-    kernel, mixing, inputs = kernel.double(), mixing.double(), inputs.double()
-    batch, length, _ = inputs.shape
-    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
-    values = []
-    for weights in mixing:
-        spread, centre = inputs.new_zeros(()), inputs.new_zeros(())
-        for lag in range(length):
-            seen = [inputs[b, row[-1] - lag] for b, row in enumerate(rows) if row and row[-1] - lag in row]
-            if not seen:
-                continue
-            samples = torch.stack(seen)
-            mean = samples.mean(0)
-            covariance = (samples - mean).T @ (samples - mean) / len(samples)
-            weighted = weights * kernel[:, lag]
-            size = weighted @ covariance @ weighted
-            if size > 0:
-                spread = spread + size.sqrt()
-            centre = centre + weighted @ mean
-        values.append((spread + centre.abs()) ** 2)
-    return torch.stack(values)

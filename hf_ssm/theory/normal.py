@@ -20,7 +20,6 @@ from torch import Tensor
 
 __all__ = [
     "normal_attention",
-    "normal_attention_reference",
     "normality_defect",
     "numerical_abscissa",
     "real_matrix_of_pairs",
@@ -135,22 +134,6 @@ def normal_attention(delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         decay = torch.exp(eigenvalues[:, m, None, None] * span)
         matrix = matrix + (queries[..., m, None] * decay * keys[..., None, :, m]).real
     return (matrix * d.unsqueeze(-2)).tril()
-
-
-def normal_attention_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """`normal_attention` by a matrix exponential for each step, without a diagonalisation; any A, same arguments."""
-    batch, length, _ = delta.shape
-    steps, A, B, C = delta.double().expand(-1, -1, len(A)), A.double(), B.double(), C.double()
-    matrix = torch.zeros(batch, len(A), length, length, dtype=torch.float64)
-    for row in range(batch):
-        for channel in range(len(A)):
-            for j in range(length):
-                state = steps[row, j, channel] * B[row, j]
-                for t in range(j, length):
-                    if t > j:
-                        state = torch.linalg.matrix_exp(steps[row, t, channel] * A[channel]) @ state
-                    matrix[row, channel, t, j] = C[row, t] @ state
-    return matrix
 
 
 def _double(A: Tensor) -> Tensor:

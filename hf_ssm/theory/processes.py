@@ -15,7 +15,6 @@ __all__ = [
     "lags_of",
     "normalized_process",
     "sub_gaussian_parameter",
-    "sub_gaussian_parameter_reference",
 ]
 
 
@@ -72,19 +71,6 @@ def sub_gaussian_parameter(values: Tensor, mask: Tensor | None = None) -> Tensor
     rank = torch.arange(1, len(sizes) + 1, device=sizes.device, dtype=sizes.dtype).unsqueeze(1)
     exponent = torch.log(2 * count / rank).clamp(min=math.log(2))
     return (sizes.square() / (2 * exponent)).amax(dim=0).sqrt()
-
-
-def sub_gaussian_parameter_reference(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Reference for `sub_gaussian_parameter`: the condition at each of the numbers, in float64; same arguments."""
-    found = []
-    for channel in values.double().unbind(-1):
-        sample = (channel.flatten() if mask is None else channel[mask.bool()]).abs()
-        largest = 0.0
-        for u in sample.tolist():
-            tail = (sample >= u).double().mean().item()
-            largest = max(largest, u**2 / (2 * math.log(2 / tail)))
-        found.append(math.sqrt(largest))
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def hoelder_exponent(values: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -13,7 +13,6 @@ from hf_ssm.tokenization.words import (
     WORD_SPECIAL_TOKENS,
     build_listops_tokenizer,
     build_word_tokenizer,
-    frequent_words,
 )
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "build_listops_tokenizer",
     "build_plant_dna_tokenizer",
     "build_word_tokenizer",
-    "frequent_words",
     "needs_capitals",
     "reads_only_dna",
 ]

@@ -1,7 +1,7 @@
 """Tokenizers of whole words, with the vocabulary of ListOps and vocabularies of texts."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -48,7 +48,7 @@ def build_word_tokenizer(
     _check_words(words)
     backend = _backend(list(words), normalizers.Sequence([]))
     if prose:
-        backend.normalizer = _prose_normalizer()
+        backend.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return finish(backend, WORD_SPECIAL_TOKENS, model_max_length, padding_side, "[EOS]" if add_eos else None)
 
@@ -76,37 +76,6 @@ def build_listops_tokenizer(
     parentheses = normalizers.Sequence([normalizers.Replace("(", " "), normalizers.Replace(")", " ")])
     backend = _backend(LISTOPS_WORDS, parentheses)
     return finish(backend, WORD_SPECIAL_TOKENS, model_max_length, padding_side, "[EOS]" if add_eos else None)
-
-
-def frequent_words(texts: Iterable[str], size: int, min_count: int = 1) -> list[str]:
-    """The most frequent words of natural language texts, for `build_word_tokenizer(..., prose=True)`.
-
-    Args:
-        texts: The texts of the training split.
-        size: Maximum number of words.
-        min_count: Least frequency of a word.
-
-    Returns:
-        The words by descending frequency, then alphabetically.
-
-    Raises:
-        ValueError: `size` or `min_count` is not positive, or no word is frequent enough.
-    """
-    for name, value in (("size", size), ("min_count", min_count)):
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: give a positive number.")
-    normalizer, splitter = _prose_normalizer(), pre_tokenizers.BertPreTokenizer()
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
-    ordered = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
-    if not ordered:
-        raise ValueError(f"min_count={min_count!r}: no word of the texts occurs that often; lower min_count.")
-    return ordered[:size]
-
-
-def _prose_normalizer() -> normalizers.Normalizer:
-    return normalizers.BertNormalizer(lowercase=True, strip_accents=True)
 
 
 def _backend(words: Sequence[str], normalizer: normalizers.Normalizer) -> Tokenizer:

@@ -205,24 +205,3 @@ def _mean_correlation(first: np.ndarray, second: np.ndarray) -> float:
     first, second = first - first.mean(0), second - second.mean(0)
     norms = np.sqrt(np.square(first).sum(0) * np.square(second).sum(0))
     return float(np.divide((first * second).sum(0), norms, out=np.zeros_like(norms), where=norms > 0).mean())
-
-
-def frame_statistics(logits: Logits, labels: torch.Tensor) -> torch.Tensor:
-    """The `preprocess_logits_for_metrics` of video prediction: two means per frame in place of the frames.
-
-    Args:
-        logits: Predicted frames `(B, T, H, W, C)`; position t predicts frame t + 1.
-        labels: The videos, of the same shape.
-
-    Returns:
-        `(B, T - 1, 2)` float64: mean squared and mean absolute error of each frame but the first.
-    """
-    error = (_first(logits)[:, :-1].double() - labels[:, 1:].double()).flatten(2)
-    return torch.stack([error.square().mean(2), error.abs().mean(2)], dim=2)
-
-
-def frame_metrics(prediction: EvalPrediction) -> dict[str, Any]:
-    """`mse` and `mae` of all predicted frames, and the list `mse_by_frame`, from `frame_statistics`."""
-    errors = np.asarray(prediction.predictions, dtype=np.float64)
-    mse, mae = errors.mean(axis=(0, 1))
-    return {"mse": float(mse), "mae": float(mae), "mse_by_frame": errors[..., 0].mean(axis=0).tolist()}

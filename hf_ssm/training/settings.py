@@ -28,6 +28,7 @@ from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import merged_name
+from hf_ssm.data.loading import refuse_former_generator
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
@@ -438,6 +439,7 @@ def _check_data(settings: RunSettings) -> None:
     check_single_value("data.dataset", data["dataset"], str)
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
+    refuse_former_generator("data.dataset", data["dataset"])
     _check_types("data", data, data_types(data["dataset"]))
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")

@@ -43,7 +43,6 @@ from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
 from hf_ssm.training.settings import RunSettings, family_of
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
-from hf_ssm.tuning.baselines import linear_baseline
 
 __all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "LabelFrequency", "Recommendation", "diagnose"]
 
@@ -85,16 +84,12 @@ class Baseline:
         metric: The metric of the task.
         greater_is_better: Whether a larger value is better.
         constant: Value of the best constant prediction; `None` if the split has nothing to predict.
-        linear: Value of a linear model, or why there is none.
-        linear_model: What the linear model is; empty without one.
     """
 
     split: str
     metric: str
     greater_is_better: bool
     constant: float | None
-    linear: float | str
-    linear_model: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +164,7 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """The diagnosis as lines of text for a terminal."""
         return [
-            *_baseline_lines(self.baseline),
+            _baseline_line(self.baseline),
             f"τ at the start: {_listed(self.tau)}",
             *_scale_lines(self),
             *_frequency_lines(self),
@@ -185,7 +180,7 @@ def diagnose(settings: RunSettings) -> Diagnosis:
     """Diagnose the data and the fresh model of a run, in seconds and without training.
 
     Data and model are those of `hf-ssm train` with the same settings. Time scales and statistics are computed from at
-    most 256 evenly spaced training rows; only the baselines read another split, the validation split.
+    most 256 evenly spaced training rows; only the baseline reads another split, the validation split.
 
     Args:
         settings: Settings of a run, for any task.
@@ -242,9 +237,7 @@ def _baseline(task: str, data: RunData) -> Baseline:
     split = "validation" if "validation" in data.splits else "train"
     kind = TASKS[task]
     constant = chance_metrics(task, data, split).get(kind.best_metric)
-    linear = _or_reason(lambda: linear_baseline(task, data))
-    name, value = ("", linear) if isinstance(linear, str) else linear
-    return Baseline(split, kind.best_metric, kind.greater_is_better, constant, value, name)
+    return Baseline(split, kind.best_metric, kind.greater_is_better, constant)
 
 
 def _power_response(model: Any) -> Tensor:
@@ -333,10 +326,9 @@ def _recommendations(
     return tuple(chosen)
 
 
-def _baseline_lines(baseline: Baseline) -> list[str]:
-    linear = baseline.linear if isinstance(baseline.linear, str) else f"{baseline.linear:.4g} ({baseline.linear_model})"
+def _baseline_line(baseline: Baseline) -> str:
     constant = "none" if baseline.constant is None else f"{baseline.constant:.4g}"
-    return [f"Baselines, {baseline.metric} on the {baseline.split} split: constant {constant}; linear {linear}"]
+    return f"Baseline, {baseline.metric} on the {baseline.split} split: constant {constant}"
 
 
 def _scale_lines(diagnosis: Diagnosis) -> list[str]:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from theory_references import sub_gaussian_parameter_reference
 
 import hf_ssm
 from hf_ssm.analysis import assumption
@@ -12,12 +13,7 @@ from hf_ssm.analysis.recording import record_operators
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.theory.complexity import output_bound, tau
 from hf_ssm.theory.moments import lag_moments
-from hf_ssm.theory.processes import (
-    hoelder_constant,
-    hoelder_exponent,
-    normalized_process,
-    sub_gaussian_parameter_reference,
-)
+from hf_ssm.theory.processes import hoelder_constant, hoelder_exponent, normalized_process
 
 
 def inputs_of(model, batch) -> list[torch.Tensor]:

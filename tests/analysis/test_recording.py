@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from theory_references import selective_kernel_reference, tau_reference
 from torch import nn
 
 from hf_ssm.analysis import recording
 from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.modules import long_convolution
 from hf_ssm.modules.rows import Rows
-from hf_ssm.theory.complexity import selective_kernel_reference, tau, tau_reference
+from hf_ssm.theory.complexity import tau
 from hf_ssm.training.run import measure_tau
 
 # One data set in three batches of other sizes, lengths and sides of padding; the last is a single token.

@@ -253,3 +253,8 @@ def test_real_genome(shared_data, caplog):
     assert sum(split.num_rows for split in data.values()) == 450  # 500 windows, 50 of them in the gap
     assert "skipped 50 windows" in caplog.text
     assert data["test"].column_names == ["sequence", "name", "start"]
+
+
+def test_a_former_generator_is_named():
+    with pytest.raises(ValueError, match=r"source='majority': .* no longer part of hf_ssm.*examples/_tasks\.py"):
+        load_sequences("majority", length=9)

@@ -108,7 +108,6 @@ def test_tokens_that_depend_on_their_neighbours_are_read_as_texts(make_model: An
     module = OneHotModel(model, tokenizer)
     expected = torch.tensor([logits_of(model, tokenizer, text) for text in texts], dtype=torch.double)
     torch.testing.assert_close(module(one_hot_of(texts)), expected, rtol=1e-12, atol=1e-12)
-    assert not module.is_differentiable
     masked = make_model("S4", "ForMaskedLM", vocab_size=1040)
     with pytest.raises(ValueError, match="a dependency map needs a tokenizer with one token for each base"):
         hf_ssm.dependency_map(masked, tokenizer, "ACGGTGACGTAG", 2, 8)

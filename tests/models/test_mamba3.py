@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from theory_references import tau_reference
 from torch import Tensor
 
 import hf_ssm
@@ -19,7 +20,6 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.ops.backends import is_enabled, use_backend
 from hf_ssm.probes import attention_matrix
-from hf_ssm.theory.complexity import tau_reference
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},

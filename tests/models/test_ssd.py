@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from theory_references import tau_reference
 from transformers import AutoModelForCausalLM
 
 from hf_ssm import SSDConfig, SSDForCausalLM, SSDModel, cli, rescale_init_
@@ -19,7 +20,6 @@ from hf_ssm.models.conversion import convert_checkpoint
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.ops.backends import is_enabled
-from hf_ssm.theory.complexity import tau_reference
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 8, "num_hidden_layers": 2}
 THEIRS: dict[str, dict[str, Any]] = {

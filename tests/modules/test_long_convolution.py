@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from theory_references import tau_reference
 
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -9,7 +10,6 @@ from hf_ssm.modules.observers import Observer
 from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv_reference
-from hf_ssm.theory.complexity import tau_reference
 from hf_ssm.training.rescale import _Rescaler
 
 CHANNELS, LENGTH = 4, 11

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from theory_references import selective_kernel_reference, tau_reference
 
 from hf_ssm import SelectiveSSMConfig
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.theory.complexity import selective_kernel_reference, tau_reference
 
 LENGTH = 9
 KINDS = [{}, {"complex_state": True}, {"block": "plain"}]

@@ -5,10 +5,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-import rich.console
 import torch
 
-from hf_ssm.plotting import coloured_tokens, sequence_html, sequence_text, write_sequence_html
+from hf_ssm.plotting import coloured_tokens, sequence_html, write_sequence_html
 from hf_ssm.plotting.style import importance_background
 from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -84,13 +83,6 @@ def test_colours_show_the_share_of_the_probability_that_is_lost(make_result):
     assert [token.share for token in found[:4]] == pytest.approx([0.0, 0.75, 0.0, 0.25])
     assert math.isnan(found[4].share)
     assert [token.background for token in found[:4]] == [importance_background(share) for share in (0, 0.75, 0, 0.25)]
-    # The same in a terminal.
-    text = sequence_text(result)
-    assert text.plain == "ACGT[SEP]" and str(text.spans[1].style) == f"#FFFFFF on {found[1].background}"
-    console = rich.console.Console(force_terminal=True, color_system="truecolor", width=80)
-    with console.capture() as capture:
-        console.print(text)
-    assert "\x1b[" in capture.get()
     with pytest.raises(ValueError, match="`by`='ranks': give one of effect, rank"):
         coloured_tokens(result, "ranks")
 

@@ -1,54 +1,35 @@
-"""Sequences as rows of letters: positions, heights and colours."""
+"""Sequences as rows of tiles: positions, colours and annotations."""
 
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from hf_ssm.plotting import coloured_tokens, plot_sequence, plot_sequences, sequences
-from hf_ssm.plotting.style import NEVER_MASKED, importance_colour
+from hf_ssm.plotting import coloured_tokens, plot_sequences, sequences
 from hf_ssm.tokenization import build_dna_tokenizer
 
 
-def letters_of(figure):
-    """Boxes and colours of the letters, in the order of the sequence."""
+def texts_of(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def tiles_of(figure):
+    """Boxes and colours of the tiles of the only sequence, in its order."""
     (drawn,) = figure.axes[0].collections
     return [path.get_extents() for path in drawn.get_paths()], [to_hex(c).upper() for c in drawn.get_facecolor()]
 
 
-def test_height_and_colour_show_the_importance(make_result):
+@pytest.mark.parametrize("by", ["effect", "rank"])
+def test_the_colour_shows_the_importance(make_result, by):
     result = make_result("ACGTTGCAACGT" * 3)
-    boxes, colours = letters_of(plot_sequence(result, per_row=10, by="rank"))
-    assert len(boxes) == 36
-    assert colours == [importance_colour(share) for share in result.importance.tolist()]
-    # One letter only: round letters extend beyond the line.
-    places = [place for place, token in enumerate(result.tokens_text) if token == "T"]
-    by_height = sorted(places, key=lambda place: boxes[place].height)
-    assert by_height == sorted(places, key=lambda place: result.importance[place].item())
-    assert boxes[by_height[-1]].height > 1.5 * boxes[by_height[0]].height
-    for place, box in enumerate(boxes):
-        assert place % 10 <= box.x0 < box.x1 <= place % 10 + 1
-    feet = [box.y1 for place, box in enumerate(boxes) if result.tokens_text[place] == "T"]
-    assert len({round(foot, 6) for foot in feet}) == 4
-
-
-def test_the_effect_is_the_default(make_result):
-    result = make_result("ACGTTGCA")
-    figure = plot_sequence(result, title="row 3", class_names={1: "enhancer"})
-    _, colours = letters_of(figure)
-    lost = [share / result.probabilities[0].item() for share in result.effect.tolist()]
-    assert colours == [importance_colour(share) for share in lost]
-    texts = [text.get_text() for text in figure.axes[0].texts]
+    figure = plot_sequences([result], per_row=10, by=by, class_names={1: "enhancer"})
+    boxes, colours = tiles_of(figure)
+    assert colours == [token.background for token in coloured_tokens(result, by)]
+    assert len({round(box.y0, 6) for box in boxes}) == 4 and len({round(box.x0, 6) for box in boxes}) == 10
     start, end = result.probabilities[[0, -1]].tolist()
-    assert texts[:2] == ["row 3", f"class enhancer: probability {start:.2f}, with all tokens masked {end:.2f}"]
-    assert "height and colour: probability lost when the base is also masked: none" in texts
-    texts = [text.get_text() for text in plot_sequence(result, unit="tokens").axes[0].texts]
-    assert "height and colour: probability lost when the token is also masked: none" in texts
-    result.probabilities[-1] = 0.8
-    result.probabilities[0] = 1.0
-    texts = [text.get_text() for text in plot_sequence(result).axes[0].texts]
-    assert any(
-        text.startswith("The probability stays at 0.80 with all tokens masked: class 1 is the answer") for text in texts
-    )
+    texts = texts_of(figure)
+    assert f"class enhancer: probability {start:.2f}, with all tokens masked {end:.2f}" in texts
+    word = "probability lost when the base is also masked: none" if by == "effect" else "order of masking of the bases:"
+    assert any(text.startswith(word) for text in texts)
 
 
 def test_several_sequences_as_tiles(make_result, tmp_path):
@@ -83,71 +64,73 @@ def test_a_long_name_of_a_class_takes_two_lines(make_result):
     assert min(line.y0 for line in lines) > boxes["A"].y1
 
 
-def test_tokens_never_masked_are_grey(make_result):
+def test_tokens_never_masked_are_grey_and_the_target_is_framed(make_result):
     result = make_result("ACGTN", build_dna_tokenizer(add_eos=True), target={"kind": "token", "position": 3})
-    figure = plot_sequence(result)
-    boxes, colours = letters_of(figure)
-    # T (the target) and the N after it; [SEP] is a block with its name.
-    assert len(boxes) == 5 and colours[3:] == [NEVER_MASKED, NEVER_MASKED] and NEVER_MASKED not in colours[:3]
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    assert "SEP" in texts and "grey: never masked; framed: the target" in texts
-    framed = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
-    assert [frame.get_x() for frame in framed] == [3]
-
-
-def bars_of(figure) -> list[tuple[float, float, float]]:
-    thin = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_height() < 0.09]
-    return [(round(p.get_x()), round(p.get_x() + p.get_width()), round(p.get_y(), 3)) for p in thin]
+    figure = plot_sequences([result])
+    boxes, colours = tiles_of(figure)
+    # T (the target), the N after it, and [SEP].
+    grey = [token.background for token in coloured_tokens(result)][-1]
+    assert colours[3:] == [grey] * 3 and grey not in colours[:3] and "SEP" in texts_of(figure)
+    framed = [patch for patch in figure.axes[0].patches if not patch.get_fill() and patch.get_height() > 0.2]
+    assert [frame.get_x() for frame in framed] == pytest.approx([boxes[3].x0 - 0.004])
 
 
 def test_annotations_are_split_at_row_ends_and_do_not_overlap(make_result):
     annotations = [(7, 13, "motif"), (2, 4, "one"), (3, 6, "two")]
-    figure = plot_sequence(make_result("ACGTA" * 4), annotations=annotations, per_row=10)
-    (one, two, first, second) = bars_of(figure)
-    assert (one[:2], two[:2], first[:2], second[:2]) == ((2, 4), (3, 6), (7, 10), (0, 3))
-    assert one[2] == first[2] < two[2] < second[2]
-    assert [text.get_text() for text in figure.axes[0].texts].count("motif") == 1
+    figure = plot_sequences([make_result("ACGTA" * 4)], annotations=[annotations], per_row=10)
+    boxes, _ = tiles_of(figure)
+    left, width = boxes[0].x0, boxes[1].x0 - boxes[0].x0
+    thin = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and p.get_height() == 0.035]
+    # The first one belongs to the legend.
+    found = {
+        (round((p.get_x() - left) / width), round((p.get_x() + p.get_width() - left) / width)): round(p.get_y(), 3)
+        for p in sorted(thin, key=lambda p: p.get_y())[1:]
+    }
+    assert set(found) == {(2, 4), (3, 6), (7, 10), (0, 3)}
+    assert found[2, 4] == found[7, 10] < found[3, 6] < found[0, 3]
+    assert texts_of(figure).count("motif") == 1
 
 
 def test_positions_are_counted_from_the_first_letter(make_result):
-    def numbers(first: int) -> dict[str, float]:
-        texts = plot_sequence(make_result("ACGTA" * 5), first=first).axes[0].texts
-        return {text.get_text(): text.get_position()[0] for text in texts if text.get_text().isdigit()}
-
-    assert numbers(0) == {"1": 0.5, "10": 9.5, "20": 19.5}
-    assert numbers(2) == {"1": 2.5, "10": 11.5, "20": 21.5}
+    for first, expected in ((0, ["1", "11", "21"]), (2, ["1", "9", "19"])):
+        figure = plot_sequences([make_result("ACGTA" * 5)], first=[first], per_row=10)
+        assert [text for text in texts_of(figure) if text.isdigit()] == expected
 
 
-def test_blanks_dollars_and_characters_without_glyph(make_result):
+def test_blanks_dollars_and_long_titles(make_result):
     result = make_result("ACGTAC")
-    result.tokens_text = [" ", "語", "$", "ab", "Ġ", ""]
-    boxes, _ = letters_of(plot_sequence(result, title="cost in $ and $"))
-    assert len(boxes) == 5
+    result.tokens_text = [" ", "é", "$", "ab", "Ġ", ""]
+    figure = plot_sequences([result], title=f"cost in $ and $ {'word ' * 20}")
+    boxes, _ = tiles_of(figure)
+    texts = texts_of(figure)
+    assert len(boxes) == 6 and r"\$" in texts and any(text.startswith(r"cost in \$ and \$ word") for text in texts)
+    figure.draw_without_rendering()
+    assert all(text.get_window_extent().x1 <= figure.bbox.width for text in figure.axes[0].texts)
 
 
 def test_figure_height_depends_on_the_annotations(make_result):
-    plain, annotated = (plot_sequence(make_result("ACGTA" * 40), annotations=a) for a in ([], [(1, 3, "motif")]))
+    plain, annotated = (plot_sequences([make_result("ACGTA" * 40)], annotations=[a]) for a in ([], [(1, 3, "motif")]))
     assert 0 < annotated.get_size_inches()[1] - plain.get_size_inches()[1] < 0.3
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"annotations": [(3, 11, "motif")]}, r"the interval 3:11 of 'motif' is empty or outside of the 10 tokens"),
-        ({"annotations": [(3, 3, "motif")]}, r"`annotations`"),
+        ({"annotations": [[(3, 11, "motif")]]}, r"the interval 3:11 of 'motif' is empty or outside of the 10 tokens"),
+        ({"annotations": [[(3, 3, "motif")]]}, r"`annotations`"),
         ({"per_row": 0}, r"`per_row`=0"),
     ],
 )
 def test_invalid_arguments_are_rejected(make_result, arguments, message):
     with pytest.raises(ValueError, match=message):
-        plot_sequence(make_result(), **arguments)
+        plot_sequences([make_result()], **arguments)
 
 
 def test_words_and_long_sequences_are_rejected(make_result, monkeypatch):
     result = make_result("ACGT")
     result.tokens_text = ["a", "b", "movie", "c"]
     with pytest.raises(ValueError, match=r"the token 'movie' .* use `write_sequence_html`"):
-        plot_sequence(result)
+        plot_sequences([result])
     monkeypatch.setattr(sequences, "MAX_TOKENS", 3)
     with pytest.raises(ValueError, match=r"4 tokens, the maximum is 3"):
-        plot_sequence(make_result("ACGT"))
+        plot_sequences([make_result("ACGT")])

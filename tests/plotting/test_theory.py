@@ -30,17 +30,6 @@ def test_tau_is_logarithmic_unless_a_channel_has_none():
         assert list(mean.get_ydata()) == [pytest.approx(sum(taus) / 3)] and set(one.get_ydata()) == {1}
 
 
-def test_tau_before_and_after_the_rescaling():
-    figure = plotting.plot_tau([layer([0.5, 1.5])], before=[layer([10.0, 30.0])])
-    (axes,) = figure.axes
-    means = [line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "D"]
-    assert means == [20.0, 1.0]
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "before rescaling: range, quartiles, median" in texts and "τ = 1, as after rescaling" in texts
-    with pytest.raises(ValueError, match="must hold the same layers"):
-        plotting.plot_tau([layer([1.0])], before=[layer([1.0])] * 2)
-
-
 def test_parameter_change_has_a_bar_for_each_positive_change():
     figure = plotting.plot_parameter_change({"Im A": 0.25, "D": 0.0, "Sobolev order β": None})
     (axes,) = figure.axes

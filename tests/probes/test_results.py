@@ -152,16 +152,6 @@ def test_slices_keep_settings_and_numbers():
     assert results[1:].indices == [3, 5] and results[1:].settings == {"mask": "n"}
 
 
-def test_a_dataset_has_a_row_for_each_sequence():
-    dataset = MaskingResults([make(), make()]).to_dataset()
-    assert len(dataset) == 2
-    row = dataset[0]
-    assert row["order"] == [2, 0, 3] and row["tokens"] == ["A", "[SEP]", "C", "G"]
-    assert json.loads(row["target"]) == {"kind": "class", "label": 1}
-    assert row["area"] == make().area and math.isnan(row["importance"][1])
-    assert make().to_dataset().column_names == dataset.column_names
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 def test_files_have_the_mode_that_the_umask_says(tmp_path):
     before = os.umask(0o027)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import integrate
 from scipy.linalg import expm
+from theory_references import selective_kernel_reference, tau_reference
 
 from hf_ssm.theory.complexity import (
     filter_norm,
@@ -16,9 +17,7 @@ from hf_ssm.theory.complexity import (
     psi,
     rescaling_factor,
     selective_kernel,
-    selective_kernel_reference,
     tau,
-    tau_reference,
 )
 from hf_ssm.theory.moments import lag_moments
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from theory_references import mixed_tau_reference
 
 from hf_ssm.ops.documents import Documents
 from hf_ssm.theory.complexity import output_bound, tau
 from hf_ssm.theory.mimo import matrix_tau
-from hf_ssm.theory.mixing import mixed_tau, mixed_tau_reference
+from hf_ssm.theory.mixing import mixed_tau
 from hf_ssm.theory.moments import lag_moments
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import expm, schur
+from theory_references import normal_attention_reference
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
@@ -14,7 +15,6 @@ from hf_ssm.ops.selective_scan import scan_matrix
 from hf_ssm.theory.bounds import log_output_bound
 from hf_ssm.theory.normal import (
     normal_attention,
-    normal_attention_reference,
     normality_defect,
     numerical_abscissa,
     real_matrix_of_pairs,

@@ -5,16 +5,11 @@ import math
 import pytest
 import torch
 from scipy import integrate, stats
+from theory_references import sub_gaussian_parameter_reference
 
 from hf_ssm.theory.complexity import output_bound, rescaling_factor, tau
 from hf_ssm.theory.moments import lag_moments
-from hf_ssm.theory.processes import (
-    hoelder_constant,
-    hoelder_exponent,
-    normalized_process,
-    sub_gaussian_parameter,
-    sub_gaussian_parameter_reference,
-)
+from hf_ssm.theory.processes import hoelder_constant, hoelder_exponent, normalized_process, sub_gaussian_parameter
 
 STEP = 1 / 64
 

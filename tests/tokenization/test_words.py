@@ -3,7 +3,6 @@
 import gzip
 import random
 import re
-from collections import Counter
 
 import pytest
 
@@ -12,7 +11,6 @@ from hf_ssm.tokenization import (
     WORD_SPECIAL_TOKENS,
     build_listops_tokenizer,
     build_word_tokenizer,
-    frequent_words,
 )
 
 FIRST = len(WORD_SPECIAL_TOKENS)
@@ -67,31 +65,10 @@ def test_words_keep_their_order_and_pairs_are_joined() -> None:
     assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.sep_token_id] == [0, 4, 6]
 
 
-def test_frequent_words_equal_a_count_by_hand() -> None:
-    texts = ["The film, the FILM!", "A café; a cafe. film", "zebra"]
-    words = re.findall(r"[a-z]+|[^\sa-z]", " ".join(texts).lower().replace("é", "e"))
-    counts = Counter(words)
-    expected = sorted(counts, key=lambda word: (-counts[word], word))
-    assert frequent_words(texts, 100) == expected
-    assert frequent_words(texts, 2) == expected[:2] == ["film", "a"]
-    assert frequent_words(texts, 100, min_count=2) == ["film", "a", "cafe", "the"]
-    tokenizer = build_word_tokenizer(frequent_words(texts, 100), prose=True)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("THE Café?")["input_ids"]) == ["the", "cafe", "[UNK]"]
-
-
 @pytest.mark.parametrize("words", [[], "abc", ["a", "b", "a"], ["a", "[PAD]"], ["a b"], [""]])
 def test_bad_words_are_refused(words) -> None:
     with pytest.raises(ValueError, match="words"):
         build_word_tokenizer(words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [((["a"], 0), "size=0"), ((["a"], 5, 0), "min_count=0"), ((["a b"], 5, 2), "min_count=2: no word")],
-)
-def test_bad_counts_are_refused(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        frequent_words(*arguments)
 
 
 @pytest.mark.parametrize("build", [build_listops_tokenizer, lambda *args: build_word_tokenizer(["a"], *args)])

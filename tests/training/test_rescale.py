@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from theory_references import mixed_tau_reference
 
 from hf_ssm import rescale_init_, tau_loss
 from hf_ssm.analysis.mixing import measure_mixed_tau
-from hf_ssm.theory.mixing import mixed_tau_reference
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
 
 VARIANTS = [

@@ -2,26 +2,28 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from datasets import DatasetDict
 
-from hf_ssm.data import load_sequences
 from hf_ssm.theory.importance import similarity_importance
 
 SMALL = {"num_train": 200, "num_validation": 20, "num_test": 30}
 
 
-def rows_of(name: str, **options):
+def rows_of(generator: Callable[..., DatasetDict], **options):
     sizes = {**SMALL, **options}
-    data = load_sequences(name, **sizes)
+    data = generator(**sizes)
     assert {f"num_{split}": len(rows) for split, rows in data.items()} == {key: sizes[key] for key in SMALL}
     return data, [row for split in data.values() for row in split]
 
 
-def test_associative_recall_asks_for_the_value_behind_the_key() -> None:
-    data, rows = rows_of("associative-recall", num_pairs=5, num_values=4)
+def test_associative_recall_asks_for_the_value_behind_the_key(script: ModuleType) -> None:
+    data, rows = rows_of(script.associative_recall, num_pairs=5, num_values=4)
     names = data["train"].features["label"].names
     for row in rows:
         text = row["sequence"]
@@ -36,8 +38,8 @@ def test_associative_recall_asks_for_the_value_behind_the_key() -> None:
     assert {row["important_positions"][0] for row in rows} == {0, 2, 4, 6, 8}
 
 
-def test_induction_heads_ask_for_what_followed_the_marker() -> None:
-    data, rows = rows_of("induction-heads", length=12, num_values=6)
+def test_induction_heads_ask_for_what_followed_the_marker(script: ModuleType) -> None:
+    data, rows = rows_of(script.induction_heads, length=12, num_values=6)
     names = data["train"].features["label"].names
     for row in rows:
         text = row["sequence"]
@@ -48,8 +50,8 @@ def test_induction_heads_ask_for_what_followed_the_marker() -> None:
     assert {row["important_positions"][0] for row in rows} == set(range(10))
 
 
-def test_selective_copying_labels_the_blanks_with_the_tokens_in_order() -> None:
-    _, rows = rows_of("selective-copying", length=20, num_tokens=3, num_values=5)
+def test_selective_copying_labels_the_blanks_with_the_tokens_in_order(script: ModuleType) -> None:
+    _, rows = rows_of(script.selective_copying, length=20, num_tokens=3, num_values=5)
     values = "ABCDE"
     for row in rows:
         text, label = row["sequence"], row["label"]
@@ -60,8 +62,8 @@ def test_selective_copying_labels_the_blanks_with_the_tokens_in_order() -> None:
 
 
 @pytest.mark.parametrize("piecewise", [True, False])
-def test_smooth_function_depends_on_the_important_numbers(piecewise: bool) -> None:
-    _, rows = rows_of("smooth-function", length=16, num_important=3, smoothness=1.0, piecewise=piecewise)
+def test_smooth_function_depends_on_the_important_numbers(script: ModuleType, piecewise: bool) -> None:
+    _, rows = rows_of(script.smooth_function, length=16, num_important=3, smoothness=1.0, piecewise=piecewise)
     values = []
     for row in rows:
         numbers, places = row["sequence"], row["important_positions"]
@@ -86,8 +88,8 @@ def nearest(keys: list[float], query: float) -> list[int]:
     return sorted(range(len(keys)), key=lambda j: math.dist(points[j], points[-1]))
 
 
-def test_smooth_function_by_similarity_is_that_of_the_theory() -> None:
-    _, rows = rows_of("smooth-function", length=12, num_important=3, importance="similarity")
+def test_smooth_function_by_similarity_is_that_of_the_theory(script: ModuleType) -> None:
+    _, rows = rows_of(script.smooth_function, length=12, num_important=3, importance="similarity")
     for row in rows:
         angle = 2 * math.pi * torch.tensor([m for _, m in row["sequence"]], dtype=torch.float64)
         features = torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -97,9 +99,9 @@ def test_smooth_function_by_similarity_is_that_of_the_theory() -> None:
     assert len({tuple(row["important_positions"]) for row in rows}) > 80
 
 
-def test_octaves_have_the_amplitudes_of_their_smoothness() -> None:
+def test_octaves_have_the_amplitudes_of_their_smoothness(script: ModuleType) -> None:
     options = {"length": 4, "num_important": 2, "piecewise": False, "smoothness": 1.0, "num_train": 4000}
-    _, rows = rows_of("smooth-function", octaves=3, decay=0.5, **options)
+    _, rows = rows_of(script.smooth_function, octaves=3, decay=0.5, **options)
     x = np.array([[row["sequence"][j][0] for j in row["important_positions"]] for row in rows])
     labels = np.array([row["label"] for row in rows])
     assert labels.var() == pytest.approx(1, abs=0.1)
@@ -111,8 +113,8 @@ def test_octaves_have_the_amplitudes_of_their_smoothness() -> None:
     assert residue < 1e-8
 
 
-def test_in_context_neighbours_average_the_nearest_pairs() -> None:
-    _, rows = rows_of("in-context-neighbours", num_pairs=10, num_neighbours=3)
+def test_in_context_neighbours_average_the_nearest_pairs(script: ModuleType) -> None:
+    _, rows = rows_of(script.in_context_neighbours, num_pairs=10, num_neighbours=3)
     across = 0
     for row in rows:
         *pairs, (query, zero) = row["sequence"]
@@ -126,39 +128,58 @@ def test_in_context_neighbours_average_the_nearest_pairs() -> None:
     assert np.var(labels) == pytest.approx(1 / 3, rel=0.3)
 
 
-ALL = ["associative-recall", "in-context-neighbours", "induction-heads", "selective-copying", "smooth-function"]
+def bits(split) -> np.ndarray:
+    return np.array([[int(bit) for bit in row] for row in split["sequence"]])
+
+
+@pytest.mark.parametrize("length", [10, 25])
+def test_sparse_majority_labels_before_the_flips(script: ModuleType, length: int) -> None:
+    clean = script.sparse_majority(length=length, flip_rate=0.0, num_train=600)
+    for split in clean.values():
+        # A tie is no majority.
+        for row in split:
+            assert row["label"] == (row["sequence"].count("1") > row["sequence"].count("0"))
+        assert set(bits(split).sum(axis=1)) == set(range(length + 1))
+    flipped = script.sparse_majority(length=length, num_train=600)
+    for name, split in flipped.items():
+        assert split["label"][:] == clean[name]["label"][:]
+        before, after = bits(clean[name]), bits(split)
+        if name == "train":
+            assert (after <= before).all()
+            assert 1 - after.sum() / before.sum() == pytest.approx(0.1, abs=0.02)
+        else:
+            assert (after == before).all()
+
+
+def test_sparse_majority_places_ones_by_chance(script: ModuleType) -> None:
+    rows = bits(script.sparse_majority(num_train=1, num_validation=0)["test"])
+    # 201 counts in 1,000 rows: 4.98 each, and stratified never further away than 2.
+    share = np.bincount(rows.sum(axis=1), minlength=201)
+    assert share.min() >= 3 and share.max() <= 7
+    # By columns, the number of ones is 500 of 1,000; the standard deviation of a random place is about 13.
+    assert abs(rows.sum(axis=0) - 500).max() < 70
+
+
+ALL = [
+    "associative_recall",
+    "in_context_neighbours",
+    "induction_heads",
+    "selective_copying",
+    "smooth_function",
+    "sparse_majority",
+]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_seeds_and_sizes(name: str) -> None:
-    data, again = (load_sequences(name, seed=3, **SMALL) for _ in range(2))
-    other = load_sequences(name, seed=4, **SMALL)
-    more = load_sequences(name, seed=3, **{**SMALL, "num_train": 210})
+def test_seeds_and_sizes(script: ModuleType, name: str) -> None:
+    generator = getattr(script, name)
+    data, again = (generator(seed=3, **SMALL) for _ in range(2))
+    other = generator(seed=4, **SMALL)
+    more = generator(seed=3, **{**SMALL, "num_train": 210})
     for split in data:
         assert data[split]["sequence"][:] == again[split]["sequence"][:]
         assert data[split]["sequence"][:] != other[split]["sequence"][:]
-        assert more[split]["sequence"][: len(data[split])] == data[split]["sequence"][:]
-    assert set(load_sequences(name, num_validation=0, num_train=5, num_test=0)) == {"train"}
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("associative-recall", {"num_pairs": 27}, r"num_pairs=27: give a whole number from 1 to 26"),
-        ("associative-recall", {"num_values": 1}, r"num_values=1: give a whole number from 2 to 36"),
-        ("induction-heads", {"length": 2}, r"length=2: give a whole number of at least 3"),
-        ("selective-copying", {"length": 4, "num_tokens": 5}, r"num_tokens=5: give a whole number from 1 to 4"),
-        ("selective-copying", {"num_train": 0}, r"num_train=0: give a whole number of at least 1"),
-        ("smooth-function", {"num_important": 1}, r"num_important=1: give a whole number from 2 to 64"),
-        ("smooth-function", {"smoothness": float("nan")}, r"smoothness=nan: give a finite, non-negative number"),
-        ("smooth-function", {"decay": -1.0}, r"decay=-1.0: give a finite, non-negative number"),
-        ("smooth-function", {"octaves": 0}, r"octaves=0: give a whole number from 1 to 16"),
-        ("smooth-function", {"importance": "key"}, r"importance='key': give 'number' or 'similarity'"),
-        ("smooth-function", {"importance": "similarity", "piecewise": False}, "needs piecewise=True"),
-        ("in-context-neighbours", {"num_pairs": 2}, r"num_neighbours=3: give a whole number from 1 to 2"),
-        ("smooth-function", {"num_test": 1.5}, r"num_test=1.5: give a whole number of at least 0"),
-    ],
-)
-def test_bad_numbers(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_sequences(name, **options)
+        # The strings of `sparse_majority` are stratified over the rows of their own split.
+        if name != "sparse_majority" or split != "train":
+            assert more[split]["sequence"][: len(data[split])] == data[split]["sequence"][:]
+    assert set(generator(num_validation=0, num_train=5, num_test=0)) == {"train"}

@@ -1,11 +1,11 @@
-"""Tasks with known important positions: recall, neighbours, induction, selective copying, (piecewise) smooth functions.
+"""Generated tasks with known answers: recall, neighbours, induction, copying, (piecewise) smooth functions, majority.
 
-Nishikawa & Suzuki 2025 show that gated convolutions match attention on these tasks. The important positions are fixed
-(`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
+Nishikawa & Suzuki 2025 show that gated convolutions match attention on all but the last. Their important positions are
+fixed (`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
 `piecewise`), or determined by the last token (`associative_recall`, `in_context_neighbours`, `smooth_function` with
-`importance="similarity"`); the column `important_positions` has them. The rows of a split do not depend on the sizes of
-the other splits. All generators take the rows per split (`num_train`, `num_validation`, `num_test`; 0 omits a split)
-and a random `seed`, and raise a `ValueError` for an argument out of range.
+`importance="similarity"`); the column `important_positions` has them. All generators take the rows per split
+(`num_train`, `num_validation`, `num_test`; 0 omits a split) and a random `seed`. The rows of a split do not depend on
+the sizes of the other splits.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, DatasetDict, Features, List, Value
 
-from hf_ssm.data.checks import check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
 from hf_ssm.data.splits import generated
 
@@ -50,8 +49,6 @@ def associative_recall(
 
     Source: Ba et al. 2016; Nishikawa & Suzuki 2025, Appendix B.
     """
-    check_integer("num_pairs", num_pairs, 1, len(_KEYS))
-    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         keys = rng.permutation(len(_KEYS))[:num_pairs]
@@ -87,8 +84,6 @@ def induction_heads(
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.2; Nishikawa & Suzuki 2025, Appendix B.
     """
-    check_integer("length", length, 3)
-    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         tokens = rng.integers(num_values, size=length)
@@ -126,9 +121,6 @@ def selective_copying(
 
     Source: Gu & Dao 2023 (Mamba), Section 4.1.1; Nishikawa & Suzuki 2025, Appendix B.
     """
-    check_integer("length", length, 1)
-    check_integer("num_tokens", num_tokens, 1, length)
-    check_integer("num_values", num_values, 2, len(_VALUES))
 
     def row(rng: np.random.Generator) -> Row:
         places = np.sort(rng.permutation(length)[:num_tokens])
@@ -187,17 +179,6 @@ def smooth_function(
 
     Source: Nishikawa & Suzuki 2025, Definitions 2.1 to 2.4; "similarity": Appendix B, case (ii).
     """
-    check_integer("num_important", num_important, 2, length)
-    check_integer("octaves", octaves, 1, 16)
-    for name, value in (("smoothness", smoothness), ("decay", decay)):
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}={value!r}: give a finite, non-negative number.")
-    if importance not in ("number", "similarity"):
-        raise ValueError(f"importance={importance!r}: give 'number' or 'similarity'.")
-    if importance == "similarity" and not piecewise:
-        raise ValueError(
-            "importance='similarity' needs piecewise=True: with piecewise=False, the important positions are fixed."
-        )
     fixed = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]).permutation(length)[:num_important]
     weights = 2.0 ** (-smoothness * np.arange(num_important))
     powers = np.arange(octaves)
@@ -252,8 +233,6 @@ def in_context_neighbours(
 
     Source: Nishikawa & Suzuki 2025, Appendix B ("in-context learning with k-nearest neighbors algorithm").
     """
-    check_integer("num_pairs", num_pairs, 1)
-    check_integer("num_neighbours", num_neighbours, 1, num_pairs)
 
     def row(rng: np.random.Generator) -> Row:
         keys, numbers = rng.random(num_pairs + 1), rng.standard_normal(num_pairs + 1)
@@ -267,6 +246,40 @@ def in_context_neighbours(
 
     features = {"sequence": List(List(Value("float32"), length=2)), "label": Value("float32")}
     return _generate(row, (num_train, num_validation, num_test), seed, features, "in-context neighbours")
+
+
+def sparse_majority(
+    num_train: int = 1000,
+    num_validation: int = 500,
+    num_test: int = 1000,
+    length: int = 200,
+    flip_rate: float = 0.1,
+    seed: int = 0,
+) -> DatasetDict:
+    """Bit strings, with the label 1 where more than half of the bits are ones.
+
+    The number of ones is stratified over 0 ... `length`, and their positions are random. After labelling, each one of a
+    training row becomes a zero with the probability `flip_rate`. Short strings may repeat, also across splits.
+
+    Returns:
+        `sequence` (str, such as "0110"), `label` (`ClassLabel`).
+
+    Source: Honarpisheh et al. 2025, Section 5 and Appendix A.1 (after Trauger & Tewari 2024).
+    """
+
+    def columns_of(split: str, size: int, rng: np.random.Generator) -> dict[str, Any]:
+        # Stratified: one draw from each of `size` equal parts of the range.
+        ones = ((np.arange(size) + rng.random(size)) * (length + 1) / size).astype(np.int64)
+        # Rounding may exceed the range by one.
+        ones = rng.permutation(np.minimum(ones, length))
+        bits = rng.permuted((np.arange(length) < ones[:, None]).astype(np.uint8), axis=1)
+        bits *= rng.random(bits.shape) >= (flip_rate if split == "train" else 0.0)
+        texts = [(row + ord("0")).tobytes().decode() for row in bits]
+        return {"sequence": texts, "label": (2 * ones > length).astype(np.int64).tolist()}
+
+    features = Features({"sequence": Value("string"), "label": ClassLabel(names=["no majority", "majority"])})
+    streams = np.random.SeedSequence(seed).spawn(3)
+    return generated((num_train, num_validation, num_test), streams, columns_of, features, "Sparse majority.")
 
 
 def _nearest(keys: np.ndarray, query: float) -> np.ndarray:

@@ -1,0 +1,104 @@
+"""Slow references of functions of `hf_ssm.theory`: loops in float64."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def tau_reference(kernel: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Reference for `tau(kernel, *lag_moments(inputs, mask))`: loops over channels, lags and rows, in float64.
+
+    Args:
+        kernel: `(D, L)`.
+        inputs: `(B, L, D)`.
+        mask: `(B, L)` or `None`.
+
+    Returns:
+        `(D,)`, float64.
+    """
+    batch, length, channels = inputs.shape
+    kernel, inputs = kernel.double(), inputs.double()
+    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
+    values = []
+    for d in range(channels):
+        spread, centre = kernel.new_zeros(()), kernel.new_zeros(())
+        for lag in range(length):
+            at = [(b, row[-1] - lag) for b, row in enumerate(rows) if row]
+            seen = [inputs[b, t, d] for b, t in at if t in rows[b]]
+            if seen:
+                samples = torch.stack(seen)
+                variance = ((samples - samples.mean()) ** 2).mean()
+                if variance > 0:
+                    spread = spread + kernel[d, lag].abs() * variance.sqrt()
+                centre = centre + kernel[d, lag] * samples.mean()
+        values.append((spread + centre.abs()) ** 2)
+    return torch.stack(values)
+
+
+def selective_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
+    """Reference for `selective_kernel`: the recurrence applied to an impulse at each lag; same arguments."""
+    length, channels = B.shape[0], A.shape[0]
+    steps = delta.expand(length, channels)
+    columns = []
+    for lag in range(length):
+        state = steps[lag].unsqueeze(-1) * B[lag]
+        for later in range(lag - 1, -1, -1):
+            state = torch.exp(steps[later].unsqueeze(-1) * A) * state
+        output = (C * state).sum(-1)
+        output = 2 * output.real if output.is_complex() else output
+        columns.append(output if D is None or lag > 0 else output + D)
+    return torch.stack(columns, dim=1)
+
+
+def mixed_tau_reference(kernel: Tensor, mixing: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Reference for `mixed_tau`: the definition with the covariance matrix of each lag, in float64."""
+    kernel, mixing, inputs = kernel.double(), mixing.double(), inputs.double()
+    batch, length, _ = inputs.shape
+    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
+    values = []
+    for weights in mixing:
+        spread, centre = inputs.new_zeros(()), inputs.new_zeros(())
+        for lag in range(length):
+            seen = [inputs[b, row[-1] - lag] for b, row in enumerate(rows) if row and row[-1] - lag in row]
+            if not seen:
+                continue
+            samples = torch.stack(seen)
+            mean = samples.mean(0)
+            covariance = (samples - mean).T @ (samples - mean) / len(samples)
+            weighted = weights * kernel[:, lag]
+            size = weighted @ covariance @ weighted
+            if size > 0:
+                spread = spread + size.sqrt()
+            centre = centre + weighted @ mean
+        values.append((spread + centre.abs()) ** 2)
+    return torch.stack(values)
+
+
+def normal_attention_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """`normal_attention` by a matrix exponential for each step, without a diagonalisation; any A, same arguments."""
+    batch, length, _ = delta.shape
+    steps, A, B, C = delta.double().expand(-1, -1, len(A)), A.double(), B.double(), C.double()
+    matrix = torch.zeros(batch, len(A), length, length, dtype=torch.float64)
+    for row in range(batch):
+        for channel in range(len(A)):
+            for j in range(length):
+                state = steps[row, j, channel] * B[row, j]
+                for t in range(j, length):
+                    if t > j:
+                        state = torch.linalg.matrix_exp(steps[row, t, channel] * A[channel]) @ state
+                    matrix[row, channel, t, j] = C[row, t] @ state
+    return matrix
+
+
+def sub_gaussian_parameter_reference(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Reference for `sub_gaussian_parameter`: the condition at each of the numbers, in float64; same arguments."""
+    found = []
+    for channel in values.double().unbind(-1):
+        sample = (channel.flatten() if mask is None else channel[mask.bool()]).abs()
+        largest = 0.0
+        for u in sample.tolist():
+            tail = (sample >= u).double().mean().item()
+            largest = max(largest, u**2 / (2 * math.log(2 / tail)))
+        found.append(math.sqrt(largest))
+    return torch.tensor(found, dtype=torch.float64)
