@@ -195,10 +195,7 @@ def test_errors_come_before_the_scores(
         ),
         ("class", "o.vcf.gz", ["--target", "all"], "unsorted.vcf", "chr2:20 follows 1:61"),
         ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
-        ("class", "o.bcf", ["--target", "all"], "v.vcf", "one of .csv, .tsv, .parquet, .vcf, .vcf.gz."),
-        ("class", "o.csv", ["--target", "enhancer"], "v.vcf", "`target`='enhancer' is not known"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
-        ("lm", "o.csv", ["--target", "all"], "v.vcf", "needs a classifier or a regressor"),
         ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
         ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
     ]:

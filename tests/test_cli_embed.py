@@ -4,9 +4,7 @@ import datetime
 import decimal
 import json
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset
-from launching import start
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -305,31 +302,6 @@ def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monk
     assert run(checkpoints["ours"], fasta, "--output", output, "--pooling", "last", "--overwrite-output") == 0
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments(checkpoints, tmp_path):
-    """SIGKILL soon after a part is finished, three times; the parts are the same for all formats of the output."""
-    path, whole, output = tmp_path / "in.fa", tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
-    rng = np.random.default_rng(0)
-    path.write_text("".join(f">r{n}\n{''.join(rng.choice(list('ACGT'), 30_000))}\n" for n in range(100)))
-    options = [str(option) for option in (checkpoints["ours"], path, "--window", 1000, "--output")]
-    assert run(*options, whole) == 0
-    command = ["hf_ssm.cli", "embed", *options, str(output)]
-    for kills in range(4):
-        before = len(list(tmp_path.glob(".out*.parts/*.arrow")))
-        process = start(tmp_path / "log", *command)
-        if kills == 3:
-            process.join()
-            assert process.exitcode == 0, (tmp_path / "log").read_text()
-            break
-        while process.exitcode is None and len(list(tmp_path.glob(".out*.parts/*.arrow"))) <= before:
-            time.sleep(0.02)
-        time.sleep(rng.random() * 0.1)
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    assert output.read_bytes() == whole.read_bytes()
-
-
 def test_columns_that_exceed_the_header_of_safetensors(checkpoints, fasta, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tensor_file, "_LONGEST_HEADER", 200)
     output = tmp_path / "out.safetensors"
@@ -353,10 +325,7 @@ def labelled(tmp_path: Path) -> tuple[Path, Path]:
 def test_linear_probe(checkpoints, tmp_path, capsys):
     table, fasta = labelled(tmp_path)
     scores = {}
-    for source, labels, output in (
-        (table, "class", "a.parquet"),
-        (fasta, tmp_path / "labels.csv", "b.safetensors"),
-    ):
+    for source, labels, output in ((table, "class", "a.parquet"), (fasta, tmp_path / "labels.csv", "b.safetensors")):
         assert run(checkpoints["ours"], source, "--output", tmp_path / output, "--linear-probe", labels) == 0
         assert "embedding     accuracy" in capsys.readouterr().out
         path = (tmp_path / output).with_suffix(".linear_probe.json")
@@ -391,16 +360,10 @@ def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsy
         )
 
     assert "did you mean 'class'" in probe_error(table, "clas")
-    assert "no such column" in probe_error(fasta, "class")
     assert "choose --pooling mean or --pooling last" in probe_error(table, "class", "--pooling", "token")
     assert "no such file" in probe_error(fasta, tmp_path / "none.csv")
-    assert "--folds must be positive" in probe_error(table, "class", "--folds", "0")
     assert "has 10 rows, fewer than `folds`=11" in probe_error(table, "class", "--folds", "11")
-    for text, message in (
-        ("name,label\ns0,1\n", "record 's1': "),
-        ("name,label\ns0,1\ns0,1\n", "'s0' occurs twice"),
-        ("name,value\ns0,1\n", "no such column"),
-    ):
+    for text, message in (("name,label\ns0,1\n", "record 's1': "), ("name,label\ns0,1\ns0,1\n", "'s0' occurs twice")):
         (tmp_path / "bad.csv").write_text(text)
         assert message in probe_error(fasta, tmp_path / "bad.csv")
     fasta.write_text(">s0\nACGT\n>s0\nACC\n")
@@ -416,13 +379,9 @@ def test_bad_input(checkpoints, fasta, tmp_path, capsys):
     for options, message in (
         (["--layers", 5], "the model has 3 hidden states"),
         (["--stride", 5], "needs `window` (--window)"),
-        (["--window", -1], "positive"),
     ):
         assert message in error_of(capsys, checkpoints["ours"], fasta, "--output", output, *options)
     fasta.write_text(">short\nACGT\n>long\n" + "ACGT" * 11 + "\n")
     message = error_of(capsys, checkpoints["llama"], fasta, "--output", output)
     assert "record 'long' has 44 tokens, but the model takes at most 40: cut the sequence into windows" in message
-    fasta.write_text("")
-    assert "no FASTA record" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
-    assert "No such file" in error_of(capsys, checkpoints["ours"], tmp_path / "none.fa", "--output", output)
     assert not output.exists()

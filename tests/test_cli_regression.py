@@ -130,7 +130,6 @@ def test_wrong_labels_and_inputs(table, capsys, tmp_path):
     signals.write_text("\n".join(json.dumps({"sequence": [0.5, float(row)], "label": row / 2}) for row in range(20)))
     assert "reads texts, but" in (message := error(signals, *REGRESSION))
     assert "choose --task signal-regression, or" in message
-    assert "choose --task sequence-regression, or" in error(table, *column, "--task", "signal-regression")
     assert not (tmp_path / "run").exists()
 
 

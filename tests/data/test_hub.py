@@ -34,12 +34,6 @@ def test_splits_are_renamed_and_others_dropped(hub, caplog):
     assert "dropped 3 rows of split 'unsupervised'" in caplog.text
 
 
-def test_missing_splits_are_cut(hub):
-    hub(DatasetDict(train=split([0, 1] * 50)))
-    data = load_sequences("user/name")
-    assert {name: part.num_rows for name, part in data.items()} == {"train": 80, "validation": 10, "test": 10}
-
-
 def test_hidden_labels_are_dropped(hub, caplog):
     hub(DatasetDict(train=split([0, 1]), test=split([-1, -1], 5)))
     with caplog.at_level(logging.WARNING):

@@ -22,11 +22,7 @@ def base_counts(split) -> np.ndarray:
 
 
 def test_shape_of_the_default(default):
-    assert {name: split.num_rows for name, split in default.items()} == {
-        "train": 2000,
-        "validation": 500,
-        "test": 500,
-    }
+    assert {name: split.num_rows for name, split in default.items()} == {"train": 2000, "validation": 500, "test": 500}
     for split in default.values():
         assert split.column_names == ["sequence", "label", "motif_positions"]
         assert {len(sequence) for sequence in split["sequence"]} == {200}
@@ -148,21 +144,13 @@ def test_no_sequence_occurs_twice():
     ("options", "message"),
     [
         ({"num_labels": 1}, "num_labels=1"),
-        ({"num_train": 1}, "num_train=1"),
-        ({"num_test": -1}, "num_test=-1"),
-        ({"copies": 0}, "copies=0"),
         ({"order": 9}, "order=9"),
-        ({"order": True}, "order=True"),
         ({"mutation_rate": 0.5}, "mutation_rate=0.5"),
-        ({"mutation_rate": float("nan")}, "mutation_rate=nan"),
         ({"gc_spread": -0.1}, "gc_spread=-0.1"),
         ({"length": 23}, "length=23.*need 24 bases"),
         ({"motif": "ACGU"}, "motif='ACGU'"),
-        ({"motif": "ACG"}, "motif='ACG'"),
         ({"motif": "AAAAAA"}, "motif='AAAAAA'.*no decoy"),
-        ({"motif": ["ACGT", "TGCA"]}, "num_labels=2"),
         ({"motif": ["ACGT", "ACGT"], "num_labels": 3}, "different motifs"),
-        ({"motif_length": 3}, "motif_length=3"),
         ({"motif": "AATT", "mutation_rate": 0.25}, "accidental motif"),
     ],
 )

@@ -181,35 +181,6 @@ def test_parts_whose_output_or_settings_changed(tmp_path, change):
     assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
 
 
-@pytest.mark.parametrize("name", [".o.tmp.csv", ".o.csv.lock", ".o.csv.parts", "o.csv"])
-def test_planted_links_are_not_followed(tmp_path, name):
-    output, victim, folder = tmp_path / "o.csv", tmp_path / "victim", tmp_path / "victims"
-    victim.write_text("precious")
-    folder.mkdir()
-    (folder / "precious").write_text("precious")
-    (tmp_path / name).symlink_to(folder if name == ".o.csv.parts" else victim)
-    if name in (".o.tmp.csv", "o.csv"):
-        write(output, overwrite=True)
-        assert len(pd.read_csv(output)) == sum(range(1, 8)) and not output.is_symlink()
-    else:
-        with pytest.raises(FileExistsError, match=f"{name}'.*delete (it|this)"):
-            write(output, overwrite=True)
-    assert victim.read_text() == "precious"
-    assert [path.name for path in folder.iterdir()] == ["precious"]
-
-
-def test_a_link_inside_the_parts_is_not_followed(tmp_path):
-    output, victim = tmp_path / "o.csv", tmp_path / "victim"
-    victim.write_text("precious")
-    with pytest.raises(Interrupted):
-        write(output, function=FailsAt(1))
-    for name in (".000001.tmp.arrow", ".o.tmp.csv"):
-        (tmp_path / ".o.csv.parts" / name).symlink_to(victim)
-    write(output)
-    assert victim.read_text() == "precious"
-    assert len(pd.read_csv(output)) == sum(range(1, 8))
-
-
 def test_one_process_writes_an_output(tmp_path):
     output = tmp_path / "o.csv"
     with (
