@@ -135,12 +135,6 @@ def test_rows_are_shown_without_an_output(checkpoints, file, tmp_path, capfd, mo
     for number, row in enumerate(cells[1:]):
         assert row[:2] == [f"r{number}", "a/b a/b a/b a/b a/b a..."] and row[2] == expected["prediction"][number]
         assert row[3:] == [f"{value:.4g}" for value in expected.iloc[number, 3:]]
-    # A narrow terminal shows the first column and the prediction.
-    monkeypatch.setenv("COLUMNS", "40")
-    assert run(checkpoints["own"], table) == 0
-    out = capfd.readouterr().out.splitlines()
-    assert out[1].replace(" ", "").startswith("|name|prediction|") and max(map(len, out[1:-1])) <= 40
-    assert out[-1] == "10 of 12 rows and 2 of 6 columns; --output FILE writes all."
 
 
 def test_summaries_of_labels_and_values(checkpoints, file, tmp_path, capsys):
@@ -310,11 +304,3 @@ def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp
     assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
         f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"
     )
-
-
-def test_damaged_settings_of_the_training_do_not_end_the_command(checkpoints, file, tmp_path, capfd):
-    folder = tmp_path / "run"
-    shutil.copytree(checkpoints["own"], folder)
-    (folder / "train_config.yaml").write_text("lr: [")
-    assert run(folder, file("i.csv", CSV), "--output", tmp_path / "o.csv") == 0
-    assert "the settings of the training cannot be read and are not used: " in capfd.readouterr().err

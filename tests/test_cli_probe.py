@@ -424,8 +424,6 @@ def test_note_on_the_mask(mask, sequences, note):
         probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask)
         known = dataclasses.replace(data, unknown_bases=0.5)
         assert mask_note(probe, known) == "Tokens are masked by N, which replaced up to 50% of the bases in training."
-        probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), "A")
-        assert mask_note(probe, known).startswith("Tokens are masked by A, which occurs in ")
     if mask == "mask":
         probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
         assert "with which masked language models are trained" in mask_note(probe, data)

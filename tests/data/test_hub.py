@@ -41,14 +41,6 @@ def test_hidden_labels_are_dropped(hub, caplog):
     assert "labels are hidden" in caplog.text
 
 
-def test_strings_become_one_class_label_over_all_splits(hub):
-    hub(DatasetDict(train=split(["b", "a"]), test=split(["c"], 5)))
-    data = load_sequences("user/name", validation_fraction=0)
-    assert label_names(data) == ["a", "b", "c"]
-    assert (data["train"]["label"][:], data["test"]["label"][:]) == ([1, 0], [2])
-    assert data["train"].features == data["test"].features
-
-
 def test_class_labels_are_kept(hub):
     features = Features({"sequence": Value("string"), "label": ClassLabel(names=["a", "b", "unused"])})
     hub(DatasetDict(train=split([0, 1]).cast(features)))

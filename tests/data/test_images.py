@@ -1,8 +1,6 @@
 """Images as sequences of pixels: idx files, folders and Hub data sets."""
 
 import gzip
-import logging
-import shutil
 import struct
 import sys
 
@@ -131,15 +129,6 @@ def test_grayscale(folder):
     colours = np.asarray(Pillow.open(folder / "cat" / "0.png")).reshape(6, 3)
     # The weights of ITU-R 601, up to rounding to a byte.
     assert np.abs(np.array(row["sequence"]) - colours @ [0.299, 0.587, 0.114]).max() <= 1
-
-
-def test_folders_of_splits(folder, tmp_path, caplog):
-    for split in ("train", "test"):
-        shutil.copytree(folder, tmp_path / "split" / split)
-    with caplog.at_level(logging.WARNING):
-        data = load_sequences(tmp_path / "split", validation_fraction=0)
-    assert {name: part.num_rows for name, part in data.items()} == {"train": 20, "test": 20}
-    assert "20 sequences of split 'test' also occur in 'train'" in caplog.text
 
 
 def test_images_of_different_shapes(folder):

@@ -75,11 +75,6 @@ def test_labels_1_0_written_as_numbers_with_points_and_sequences_that_read_as_mi
     assert data["train"]["sequence"][:] == ["NAN", "NA", "null"]
 
 
-def test_no_label_column_for_language_modelling(table):
-    data = load_sequences(table(["AC", "GT"], "sequence"), label_column=None, validation_fraction=0, test_fraction=0)
-    assert data["train"].column_names == ["sequence"]
-
-
 def test_other_column_names(table):
     data = load_sequences(
         table(["hello there,3,train", "good bye,4,train", "more,0,dev"], "text,rating,part"),

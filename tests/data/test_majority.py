@@ -16,15 +16,6 @@ def default():
     return sparse_majority()
 
 
-def test_shape_of_the_default(default):
-    assert {name: split.num_rows for name, split in default.items()} == {"train": 1000, "validation": 500, "test": 1000}
-    for split in default.values():
-        assert split.column_names == ["sequence", "label"]
-        assert {len(sequence) for sequence in split["sequence"]} == {200}
-        assert set("".join(split["sequence"])) == {"0", "1"}
-        assert "10% of the ones of the training rows" in split.info.description
-
-
 @pytest.mark.parametrize("length", [1, 10, 25])
 def test_the_label_is_the_majority_and_a_tie_is_none(length):
     data = sparse_majority(length=length, flip_rate=0.0, num_train=600)

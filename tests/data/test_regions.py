@@ -78,21 +78,6 @@ def test_errors(tmp_path: Path, genome: Genome, name: str, text: str, message: s
         read_regions(tmp_path / name, genome)
 
 
-@pytest.mark.parametrize(("name", "count"), [("ecoli_k12_mg1655", 4494), ("celegans_1pct", None)])
-def test_real_annotation(shared_data: Path, tmp_path: Path, name: str, count: int | None) -> None:
-    fasta = next(path for path in shared_data.glob(f"{name}.f*") if path.name.endswith((".fa.gz", ".fna.gz")))
-    with gzip.open(shared_data / f"{name}.gff.gz", "rt") as file:
-        lines = file.read().splitlines()
-    with Genome(fasta, tmp_path) as genome:
-        found = read_regions(shared_data / f"{name}.gff.gz", genome).regions
-        rows = [line.split("\t") for line in lines if "\tgene\t" in line]
-        rows = [row for row in rows if row[2] == "gene" and row[0] in genome]
-    assert len(found) == len(rows) == (count or len(rows)) > 100
-    for region, row in zip(found, rows, strict=True):
-        assert (region.chrom, region.start, region.stop) == (row[0], int(row[3]) - 1, int(row[4]))
-        assert f"Name={region.name}" in row[8]
-
-
 def some_regions() -> Regions:
     spans = [("a", 3, 9), ("a", 0, 4), ("a", 9, 10), ("b", 5, 6), ("a", 3, 9), ("b", 30, 40), ("a", 15, 30)]
     return Regions([Region(chrom, start, stop, f"r{n}") for n, (chrom, start, stop) in enumerate(spans)])

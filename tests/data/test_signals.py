@@ -1,7 +1,6 @@
 """Numbers as sequences: tables of them, labels of every kind, scaling, padding."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -45,18 +44,6 @@ def test_a_table_of_numbers(table, channels):
     assert is_signal(data["train"].features["sequence"])
     found = {tuple(np.ravel(row["sequence"]).tolist()): row["label"] for split in data.values() for row in split}
     assert found == {tuple(np.float32(np.ravel(signal)).tolist()): row % 2 for row, signal in enumerate(signals)}
-
-
-def test_whole_numbers_are_numbers(table):
-    data = load_sequences(table([{"sequence": [1, 2], "label": 0}, {"sequence": [0.5, 3], "label": 1}]), **ALL)
-    assert data["train"]["sequence"][:] == [[1.0, 2.0], [0.5, 3.0]]
-
-
-def test_equal_signals_in_two_splits_are_counted(table, caplog):
-    rows = [{"sequence": [1.0, row], "label": row % 2, "split": "train"} for row in range(4)]
-    with caplog.at_level(logging.WARNING):
-        load_sequences(table([*rows, {**rows[2], "split": "test"}]), validation_fraction=0)
-    assert "1 sequences of split 'test' also occur in 'train'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -178,12 +165,6 @@ def test_bad_extractors(arguments):
         SignalFeatureExtractor(*arguments)
 
 
-def test_an_extractor_survives_its_folder(tmp_path):
-    SignalFeatureExtractor([0.1], [3.0]).save_pretrained(tmp_path)
-    found = SignalFeatureExtractor.from_pretrained(tmp_path)
-    assert (found.mean, found.std) == ([0.1], [3.0])
-
-
 def test_normalizations():
     rng = np.random.default_rng(0)
     values = rng.integers(0, 256, (30, 7, 2)).astype(np.uint8)
@@ -244,14 +225,6 @@ def test_labels_of_tokens_skip_the_special_ones(builder):
         special = [token in tokenizer.all_special_ids for token in row["input_ids"]]
         assert [label for label, mark in zip(row["labels"], special, strict=True) if not mark] == labels
         assert all(label == -100 for label, mark in zip(row["labels"], special, strict=True) if mark)
-
-
-def test_labels_of_cut_rows_are_cut():
-    tokenizer = build_dna_tokenizer()
-    data = DatasetDict(train=Dataset.from_dict({"sequence": ["ACGTACGT"], "label": [[0, 1, 0, 1, 0, 1, 0, 1]]}))
-    (row,) = align_labels(tokenize(data, tokenizer, max_length=4), tokenizer, 4)["train"]
-    kept = [label for label in row["labels"] if label != -100]
-    assert len(row["labels"]) == 4 and kept == [0, 1, 0, 1][: len(kept)]
 
 
 @pytest.mark.parametrize(("side", "kept"), [("right", [0, 1, 2, 3]), ("left", [2, 3, 4, 5])])

@@ -91,17 +91,6 @@ def test_unreadable_tables(write, name, data, message):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-COMPRESSED = gzip.compress(ROWS.encode() * 100, mtime=0)
-
-
-@pytest.mark.parametrize(("data", "message"), [(COMPRESSED[:-30], "ended before")])
-def test_bad_gzip(tmp_path, data, message):
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=message):
-        read_table(path, [])
-
-
 def test_a_missing_file_and_a_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.csv'.*no such file"):
         read_table(tmp_path / "absent.csv", [])

@@ -34,12 +34,6 @@ def test_other_column_names():
     ].to_dict() == {"labels": [3], "input_ids": [[7]]}
 
 
-def test_labels_may_have_the_name_of_a_count():
-    for name in ("length", "unknown", "cut"):
-        data = tokenize(splits(sequence=["ACGT", "A"], **{name: [1, 0]}), build_dna_tokenizer(), label_column=name)
-        assert data["train"].to_dict() == {"labels": [1, 0], "input_ids": [[7, 8, 9, 10], [7]]}
-
-
 def test_class_names_survive():
     data = tokenize(planted_motifs(num_train=4, num_validation=0, num_test=2), build_dna_tokenizer())
     assert isinstance(data["train"].features["labels"], ClassLabel)

@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -263,16 +262,6 @@ class TestCache:
         tokens = tokenize(data, build_dna_tokenizer())
         assert tokens["train"].cache_files
         assert [len(ids) for ids in tokens["train"]["input_ids"]] == [len(text) for text in data["train"]["sequence"]]
-
-
-def test_places_of_the_windows(genome):
-    windows = load_sequences(genome, window=128, lazy=True, validation_fraction=0.0, test_fraction=0.0)["train"]
-    places = windows.places
-    lengths = places.ends - places.starts
-    assert np.array_equal(lengths, [len(row["sequence"]) for row in windows])
-    assert windows.longest == lengths.max() == 128
-    # The windows that `genome` makes equal.
-    assert len(np.unique(places.keys)) == len(windows) - 2
 
 
 def test_other_letters_than_those_of_the_file_are_not_read(tmp_path):

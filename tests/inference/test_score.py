@@ -274,22 +274,6 @@ def test_the_horizon_ends_the_windows_of_variants(model_of, genome: Genome) -> N
     assert abs(found["llr"] - whole["llr"]) > 1e-6
 
 
-def test_saturation_evaluates_few_tokens(model_of) -> None:
-    model = model_of("SSD")
-    tokens = []
-    for share in (True, False):
-        saturation = Saturation(
-            SequenceModel(model, TOKENIZER), window=200, horizon=8, share_prefixes=share, both_strands=False
-        )
-        with evaluating(model):
-            saturation.table(GENOME, 100, 148)
-        tokens.append(saturation.model.tokens)
-    # Each of 144 mutants reads at most 8 tokens from the substitution on and 15 before it, of which the last is only
-    # predicted; the reference is read once.
-    assert tokens[0] <= 144 * 22 + 160
-    assert tokens[1] > 5 * tokens[0]
-
-
 def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
     model = model_of("S4")
     with pytest.raises(ValueError, match="`scores`='lr' is not known"):
