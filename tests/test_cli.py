@@ -36,16 +36,6 @@ def run(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that bad input gets, without its prefix; progress bars may come before it."""
-    assert run(*arguments) == 2
-    written = capsys.readouterr().err
-    assert "Traceback" not in written
-    last = written.strip().splitlines()[-1]
-    assert last.startswith("hf-ssm: error: ")
-    return last.removeprefix("hf-ssm: error: ")
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a two-epoch run with rescaling and regulariser; tests must not change it."""
@@ -130,8 +120,8 @@ def unfinished(finished: Path, output: Path) -> Path:
     return output
 
 
-def test_resume_without_a_checkpoint(capsys, tmp_path):
-    assert "contains no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
+def test_resume_without_a_checkpoint(error_of, tmp_path):
+    assert "contains no checkpoint" in error_of("train", "--resume", "--output", tmp_path / "none")
 
 
 def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
@@ -145,16 +135,16 @@ def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_resume_with_other_data_is_refused(capsys, caplog, table, tmp_path):
+def test_resume_with_other_data_is_refused(error_of, caplog, table, tmp_path):
     output = tmp_path / "run"
     assert run("train", "--dataset", table, *TINY, "--output", output) == 0
     header, *rows = table.read_text(encoding="utf-8").splitlines()
     for changed, message in ((rows[::-1], "other rows, or another order"), (rows[:30], "28 rows then, 21 rows now")):
         table.write_text("\n".join([header, *changed]), encoding="utf-8")
-        found = error_of(capsys, "train", "--resume", "--output", output)
+        found = error_of("train", "--resume", "--output", output)
         assert f"the train split differs from the split with which the run began ({message})" in found
     (output / "data_fingerprint.json").write_text('{"train": 1}')
-    assert "data_fingerprint.json' is damaged" in error_of(capsys, "train", "--resume", "--output", output)
+    assert "data_fingerprint.json' is damaged" in error_of("train", "--resume", "--output", output)
     table.write_text("\n".join([header, *rows]), encoding="utf-8")
     (output / "data_fingerprint.json").unlink()
     assert run("train", "--resume", "--output", output) == 0
@@ -170,31 +160,31 @@ def test_resume_by_another_number_of_processes_warns(caplog, finished, tmp_path)
     assert "another number of processes saved this checkpoint" in caplog.text
 
 
-def test_resume_with_another_model(capsys, finished):
-    message = error_of(capsys, "train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
+def test_resume_with_another_model(error_of, finished):
+    message = error_of("train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
     assert message.startswith("--resume: model.hidden_size was 8 when the run began and is 32 now")
 
 
-def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
+def test_output_that_is_not_empty_is_refused_before_any_work(error_of, tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
-    message = error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
+    message = error_of("train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
     assert "is not empty" in message and "--resume" in message and "--overwrite-output" in message
-    assert "is a file" in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "precious.txt")
+    assert "is a file" in error_of("train", *PLANTED, "--output", tmp_path / "precious.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
 @pytest.mark.parametrize("command", ["train", "demo", "probe", "report"])
-def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_path):
+def test_output_of_a_run_in_progress_is_refused(error_of, command, finished, tmp_path):
     subject = {"train": PLANTED, "demo": []}.get(command, [finished])
     output = tmp_path / "run"
     with locked(output):
-        assert f"--output {str(output)!r} is in use" in error_of(capsys, command, *subject, "--output", output)
+        assert f"--output {str(output)!r} is in use" in error_of(command, *subject, "--output", output)
         assert [path.name for path in output.iterdir()] == [_LOCK_NAME]
 
 
-def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_path):
+def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(error_of, tmp_path):
     output = tmp_path / "run"
-    message = error_of(capsys, "train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
+    message = error_of("train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
     assert (
         "training diverged: the loss of step 3 is nan; " in message and "lower learning_rate (it was 1e+09)" in message
     )
@@ -203,15 +193,15 @@ def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_
     weights = load_file(output / "checkpoint-2" / "model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
     flags = ["--epochs", 1, "--batch-size", 32, "--learning-rate", "1e30", "--set=training.warmup_steps=0"]
-    message = error_of(capsys, "train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
+    message = error_of("train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
     assert message.startswith("the loss of the validation split is nan")
 
 
-def test_overwriting_removes_the_old_run_and_nothing_else(capsys, finished, tmp_path):
+def test_overwriting_removes_the_old_run_and_nothing_else(error_of, finished, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(finished, output)
     (output / "notes.txt").write_text("mine")
-    error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", output, "--overwrite-output")
+    error_of("train", "--dataset", "missing.csv", *TINY, "--output", output, "--overwrite-output")
     assert (output / "model.safetensors").exists()
     assert run("train", *PLANTED, *TINY, "--output", output, "--overwrite-output") == 0
     assert (output / "notes.txt").read_text() == "mine"
@@ -238,9 +228,9 @@ def test_overwriting_removes_the_old_run_and_nothing_else(capsys, finished, tmp_
         (["--set", "training.report_to=wandb"], "report_to='wandb': WandbCallback requires wandb to be installed"),
     ],
 )
-def test_mistyped_settings(capsys, tmp_path, arguments, message):
-    assert message in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "run", *arguments)
-    assert "the dataset is missing: give --dataset" in error_of(capsys, "train", "--output", tmp_path / "run")
+def test_mistyped_settings(error_of, tmp_path, arguments, message):
+    assert message in error_of("train", *PLANTED, "--output", tmp_path / "run", *arguments)
+    assert "the dataset is missing: give --dataset" in error_of("train", "--output", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -251,10 +241,10 @@ def test_mistyped_settings(capsys, tmp_path, arguments, message):
         ("a: [", "neither YAML nor JSON"),
     ],
 )
-def test_bad_settings_file(capsys, tmp_path, content, message):
+def test_bad_settings_file(error_of, tmp_path, content, message):
     path = tmp_path / "settings.yaml"
     path.write_text(content, encoding="utf-8")
-    assert message in error_of(capsys, "train", *PLANTED, "--config", path, "--output", tmp_path / "run")
+    assert message in error_of("train", *PLANTED, "--config", path, "--output", tmp_path / "run")
 
 
 def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
@@ -285,10 +275,10 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
         ),
     ],
 )
-def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
+def test_unreadable_data(error_of, tmp_path, name, content, arguments, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    found = error_of(capsys, "train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
+    found = error_of("train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
     assert message in found
     assert not (tmp_path / "run").exists()
 
@@ -319,19 +309,19 @@ def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
         ("training_log.json", {}, "is not the log of a run"),
     ],
 )
-def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch, name, changes, message):
+def test_damaged_and_foreign_checkpoints(error_of, finished, tmp_path, monkeypatch, name, changes, message):
     monkeypatch.setattr("builtins.input", _forbidden)
     if name == "training_log.json":
         folder = Path(shutil.copytree(finished, tmp_path / "model"))
         (folder / name).write_text('[{"step"')
     else:
         folder = edited(finished, tmp_path / "model", name, **changes)
-    assert message in error_of(capsys, "report", folder)
+    assert message in error_of("report", folder)
     if name == "tokenizer_config.json" or "auto_map" in changes:
-        assert message in error_of(capsys, "probe", folder, "--output", tmp_path / "probe")
+        assert message in error_of("probe", folder, "--output", tmp_path / "probe")
         arguments = ["--model", folder, "--output", tmp_path / "tuned"]
         assert "trust_remote_code" not in message
-        error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments)
+        error_of("train", *PLANTED, *TINY_TRAINING, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -349,12 +339,12 @@ def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_anticipated_errors_are_one_line(capsys, monkeypatch, error, message):
+def test_anticipated_errors_are_one_line(error_of, monkeypatch, error, message):
     def fail(*args: object, **kwargs: object) -> None:
         raise error
 
     monkeypatch.setattr("hf_ssm.cli.train.resolved", fail)
-    assert error_of(capsys, "train", *PLANTED, "--output", "out").startswith(message)
+    assert error_of("train", *PLANTED, "--output", "out").startswith(message)
 
 
 def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
@@ -388,14 +378,14 @@ def test_language_model_then_classifier_from_it(table, tmp_path):
     assert "base_model" not in (tuned / "README.md").read_text()
 
 
-def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
+def test_fine_tuning_with_other_sizes_is_refused(error_of, finished, tmp_path):
     arguments = ["--model", finished, "--set", "model.hidden_size=16"]
-    found = error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
     assert "have other shapes in the checkpoint" in found
-    found = error_of(capsys, "train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
     assert "is of family 'hyena'" in found
     arguments = ["--model", finished, "--set", "model.hiden_size=16"]
-    found = error_of(capsys, "train", *PLANTED, *arguments, "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, *arguments, "--output", tmp_path / "run")
     assert "did you mean `hidden_size`?" in found
 
 

@@ -29,17 +29,6 @@ def run(*arguments: object) -> int:
     return cli.main(["embed", *(str(argument) for argument in arguments)])
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that bad input gets, without its prefix."""
-    capsys.readouterr()
-    assert run(*arguments) == 2
-    written = capsys.readouterr().err
-    assert "Traceback" not in written
-    last = written.strip().splitlines()[-1]
-    assert last.startswith("hf-ssm: error: ")
-    return last.removeprefix("hf-ssm: error: ")
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of a model of hf_ssm and one of transformers, with a tokenizer of DNA."""
@@ -173,21 +162,21 @@ def test_anndata_of_columns_of_other_types(checkpoints, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("facts", ".npz"), ("a/b", ".h5ad"), ("_index", ".h5ad")])
-def test_names_that_a_format_cannot_have(checkpoints, tmp_path, capsys, monkeypatch, name, suffix):
+def test_names_that_a_format_cannot_have(checkpoints, tmp_path, error_of, monkeypatch, name, suffix):
     """The error comes before the model runs, for sequences and for variants."""
     pytest.importorskip("anndata", reason="anndata is not installed")
     monkeypatch.setattr("hf_ssm.cli.embed.write_in_parts", None)
     for header, row in (("sequence", "ACGT"), ("ref_sequence,alt_sequence", "ACGT,ACGA")):
         source = tmp_path / "in.csv"
         source.write_text(f"{header},{name}\n{row},1\n")
-        error = error_of(capsys, checkpoints["ours"], source, "--output", tmp_path / f"out{suffix}")
+        error = error_of("embed", checkpoints["ours"], source, "--output", tmp_path / f"out{suffix}")
         assert f"the input has a column {name!r}" in error and "rename the column" in error
 
 
 VCF = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
 
 
-def test_variants(checkpoints, tmp_path, capsys):
+def test_variants(error_of, checkpoints, tmp_path, capsys):
     pytest.importorskip("pysam", reason="pysam is not installed")
     genome, vcf, table = tmp_path / "g.fa", tmp_path / "v.vcf", tmp_path / "v.csv"
     genome.write_text(">c\nACGTTGCATCGAggcttaACGTACGT\n")
@@ -220,8 +209,8 @@ def test_variants(checkpoints, tmp_path, capsys):
         (["--linear-probe", "x"], "--linear-probe is for sequences"),
         (["--pooling", "token"], "the alleles may have different tokens"),
     ):
-        assert message in error_of(capsys, checkpoints["ours"], vcf, *options, "--output", output, *more)
-    assert "give `genome` (--genome FASTA)" in error_of(capsys, checkpoints["ours"], vcf, "--output", output)
+        assert message in error_of("embed", checkpoints["ours"], vcf, *options, "--output", output, *more)
+    assert "give `genome` (--genome FASTA)" in error_of("embed", checkpoints["ours"], vcf, "--output", output)
     assert not output.exists()
 
 
@@ -259,7 +248,7 @@ def check_tensors(path: Path, others: pa.Table, embeddings: np.ndarray) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".safetensors", ".npz", ".h5ad"])
 @pytest.mark.usefixtures("small_parts")
-def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, capsys, suffix):
+def test_interrupted_after_each_part(error_of, checkpoints, fasta, tmp_path, monkeypatch, capsys, suffix):
     if suffix == ".h5ad":
         pytest.importorskip("anndata", reason="anndata is not installed")
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
@@ -286,26 +275,26 @@ def test_interrupted_after_each_part(checkpoints, fasta, tmp_path, monkeypatch, 
     assert run(*command, output) == 0
     assert len(computed) == 4
     assert output.read_bytes() == whole.read_bytes()
-    assert "exists" in error_of(capsys, *command, output)
+    assert "exists" in error_of("embed", *command, output)
     assert output.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monkeypatch, capsys):
+def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monkeypatch, error_of):
     output = tmp_path / "out.parquet"
     with monkeypatch.context() as patch:
         patch.setattr(parts.Parts, "join", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(checkpoints["ours"], fasta, "--output", output) == 130
-    message = error_of(capsys, checkpoints["ours"], fasta, "--output", output, "--pooling", "last")
+    message = error_of("embed", checkpoints["ours"], fasta, "--output", output, "--pooling", "last")
     assert "other settings (pooling)" in message
-    assert "other settings (checkpoint)" in error_of(capsys, checkpoints["llama"], fasta, "--output", output)
+    assert "other settings (checkpoint)" in error_of("embed", checkpoints["llama"], fasta, "--output", output)
     assert run(checkpoints["ours"], fasta, "--output", output, "--pooling", "last", "--overwrite-output") == 0
 
 
-def test_columns_that_exceed_the_header_of_safetensors(checkpoints, fasta, tmp_path, monkeypatch, capsys):
+def test_columns_that_exceed_the_header_of_safetensors(checkpoints, fasta, tmp_path, monkeypatch, error_of):
     monkeypatch.setattr(tensor_file, "_LONGEST_HEADER", 200)
     output = tmp_path / "out.safetensors"
-    assert "write a .parquet file" in error_of(capsys, checkpoints["ours"], fasta, "--output", output)
+    assert "write a .parquet file" in error_of("embed", checkpoints["ours"], fasta, "--output", output)
     assert not output.exists()
 
 
@@ -351,12 +340,12 @@ def test_linear_probe_of_an_interrupted_command(checkpoints, tmp_path, monkeypat
     assert scores.exists() and output.exists()
 
 
-def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsys):
+def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, error_of):
     table, fasta = labelled(tmp_path)
 
     def probe_error(source: Path, labels: object, *more: str) -> str:
         return error_of(
-            capsys, checkpoints["ours"], source, "--output", tmp_path / "o.parquet", "--linear-probe", labels, *more
+            "embed", checkpoints["ours"], source, "--output", tmp_path / "o.parquet", "--linear-probe", labels, *more
         )
 
     assert "did you mean 'class'" in probe_error(table, "clas")
@@ -371,17 +360,17 @@ def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, capsy
     assert not list(tmp_path.glob("*o.parquet*"))
 
 
-def test_bad_input(checkpoints, fasta, tmp_path, capsys):
+def test_bad_input(checkpoints, fasta, tmp_path, error_of):
     output = tmp_path / "out.parquet"
     assert "suffix must be one of .parquet, .safetensors, .npz, .h5ad" in error_of(
-        capsys, checkpoints["ours"], fasta, "--output", tmp_path / "out.csv"
+        "embed", checkpoints["ours"], fasta, "--output", tmp_path / "out.csv"
     )
     for options, message in (
         (["--layers", 5], "the model has 3 hidden states"),
         (["--stride", 5], "needs `window` (--window)"),
     ):
-        assert message in error_of(capsys, checkpoints["ours"], fasta, "--output", output, *options)
+        assert message in error_of("embed", checkpoints["ours"], fasta, "--output", output, *options)
     fasta.write_text(">short\nACGT\n>long\n" + "ACGT" * 11 + "\n")
-    message = error_of(capsys, checkpoints["llama"], fasta, "--output", output)
+    message = error_of("embed", checkpoints["llama"], fasta, "--output", output)
     assert "record 'long' has 44 tokens, but the model takes at most 40: cut the sequence into windows" in message
     assert not output.exists()

@@ -31,14 +31,6 @@ def run(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that bad input gets, without its prefix; progress bars may come before it."""
-    assert run(*arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("hf-ssm: error: ")
-    return last.removeprefix("hf-ssm: error: ")
-
-
 def write_digits(folder: Path, count: int = 64) -> Path:
     """Idx files of 5 x 4 images in two classes, the second of them brighter."""
     labels = np.arange(count) % 2
@@ -222,27 +214,27 @@ def test_regression(kind, tmp_path):
         (["--set", "data.label_column=null"], "needs labels: name their column with data.label_column"),
     ],
 )
-def test_bad_input(capsys, digits, tmp_path, arguments, message):
+def test_bad_input(error_of, digits, tmp_path, arguments, message):
     where = ["--output", tmp_path / "run"]
-    assert message in error_of(capsys, "train", "--dataset", digits, *TINY, *arguments, *where)
+    assert message in error_of("train", "--dataset", digits, *TINY, *arguments, *where)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_of_text_does_not_read_images(capsys, digits, tmp_path):
+def test_a_model_of_text_does_not_read_images(error_of, digits, tmp_path):
     rows = [{"sequence": "ACGT" + "A" * row, "label": row % 2} for row in range(40)]
     table = write_rows(tmp_path / "a.jsonl", rows)
     assert run("train", "--dataset", table, *TINY, "--output", tmp_path / "text") == 0
     arguments = ["--dataset", digits, "--model", tmp_path / "text", "--output", tmp_path / "run"]
-    assert "has no preprocessor_config.json" in error_of(capsys, "train", *arguments)
-    found = error_of(capsys, "train", *arguments, "--set", "data.normalization=fixed")
+    assert "has no preprocessor_config.json" in error_of("train", *arguments)
+    found = error_of("train", *arguments, "--set", "data.normalization=fixed")
     assert "the model reads token ids, but the data are 1 channel of numbers" in found
 
 
-def test_labels_that_do_not_fit(capsys, tmp_path):
+def test_labels_that_do_not_fit(error_of, tmp_path):
     def error(label, *arguments):
         rows = [{"sequence": x.tolist(), "label": label(row)} for row, x in enumerate(signals())]
         table = write_rows(tmp_path / "a.jsonl", rows)
-        return error_of(capsys, "train", "--dataset", table, *TINY, *arguments, "--output", tmp_path / "run")
+        return error_of("train", "--dataset", table, *TINY, *arguments, "--output", tmp_path / "run")
 
     regression = ["--task", "signal-regression"]
     per_position = "5 labels for 6 positions; give one label for each"
@@ -256,15 +248,15 @@ def test_labels_that_do_not_fit(capsys, tmp_path):
     assert "0.5" in error(lambda row: row / 2)
 
 
-def test_text_where_numbers_belong(capsys, finished, tmp_path):
+def test_text_where_numbers_belong(error_of, finished, tmp_path):
     rows = [{"sequence": "ACGT" + "A" * row, "label": row % 2} for row in range(40)]
     table = write_rows(tmp_path / "a.jsonl", rows)
     where = ["--output", tmp_path / "run"]
-    found = error_of(capsys, "train", "--dataset", table, *TINY, "--set", "data.normalization=train", *where)
+    found = error_of("train", "--dataset", table, *TINY, "--set", "data.normalization=train", *where)
     assert "is for images and numbers" in found
-    found = error_of(capsys, "train", "--dataset", table, *TINY, "--task", "signal-regression", *where)
+    found = error_of("train", "--dataset", table, *TINY, "--task", "signal-regression", *where)
     assert "reads numbers, but" in found
-    found = error_of(capsys, "train", "--dataset", table, "--model", finished, "--tokenizer", "dna", *where)
+    found = error_of("train", "--dataset", table, "--model", finished, "--tokenizer", "dna", *where)
     assert "the model reads 1 channel of numbers, but the data are token ids" in found
-    found = error_of(capsys, "train", "--dataset", table, "--model", finished, *where)
+    found = error_of("train", "--dataset", table, "--model", finished, *where)
     assert "has no tokenizer that can be loaded, and the data are texts" in found

@@ -106,36 +106,11 @@ def test_ratios_are_peer_over_ours_and_ours_over_the_floor(load) -> None:
     assert (absolute.quantity, absolute.values, absolute.unit) == ("ours", [1000.0, 2000.0], "ms")
 
 
-def test_contenders_take_turns_and_short_ones_are_repeated(load) -> None:
-    measure, seen = load("_measure"), []
-    contenders = {name: lambda name=name: (seen.append(name), ())[1] for name in "abc"}
-    times = measure.race(contenders, dict.fromkeys("abc", 0.0), 3, turn=0.0)
-    assert "".join(seen) == "abc" + "abc" + "bca" + "cab"
-    assert all(len(values) == 3 and min(values) >= 0 for values in times.values())
-    seen.clear()
-    measure.race({"a": contenders["a"]}, {"a": 0.0}, 1, turn=1e-3)
-    assert len(seen) > 10
-
-
 def test_peak_memory_includes_allocations(memory) -> None:
     """200 MB, kept or freed within the call; the peak is reset between calls."""
     for call in (lambda: torch.ones(50_000_000), lambda: torch.ones(50_000_000).sum()):
         assert memory.measure(call)["extra"] == pytest.approx(200e6, rel=0.05)
         assert memory.measure(lambda: torch.ones(1000))["extra"] < 10e6
-
-
-@pytest.mark.slow
-def test_memory_in_a_new_process(memory, monkeypatch) -> None:
-    sizes = {"batch": 4, "channels": 64, "length": 16384, "backward": False}
-    found = memory.measure_apart("convolution", "torch.fft", sizes, {**sizes, "batch": 1, "length": 1024})
-    # In units of the input: the padded spectrum, the product and its inverse transform take 2 each.
-    unit = 4 * 64 * 16384 * 4
-    assert 4 * unit < found["extra"] < 10 * unit
-    assert found["total"] > found["extra"] + 100e6
-    failed = subprocess.CompletedProcess([], 1, "", "KeyError: 'nobody'")
-    monkeypatch.setattr(memory.subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(RuntimeError, match=r"peak memory of nobody in convolution: exit 1\nKeyError"):
-        memory.measure_apart("convolution", "nobody", sizes, sizes)
 
 
 def test_matrix_products_have_the_shapes_of_the_model(load) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hf_ssm import HyenaConfig
 from hf_ssm.training.settings import RunSettings, read_settings_file, resolve
-from hf_ssm.tuning import Baseline, Outcome, Recommendation, SearchSpace, TuningResult, tune
+from hf_ssm.tuning import Baseline, Outcome, Recommendation, TuningResult, tune
 from hf_ssm.tuning.report import lines_of, write_report
 
 pytest.importorskip("optuna", reason="the extra tuning is not installed")
@@ -109,14 +108,6 @@ def test_changes_replace_other_names_of_their_fields(tmp_path):
     fields = settings.with_changes(STEPS.changes).config_fields
     assert fields == {"d_model": 8, "time_step_min": 0.02, "time_step_max": 1.0}
     assert settings.with_changes({"training": {"learning_rate": 0.1}}).config_fields == settings.config_fields
-
-
-def test_a_given_space(tmp_path):
-    config = HyenaConfig(hidden_size=4, num_hidden_layers=1, filter_type="s4d")
-    settings = resolve({"data": {"dataset": "planted-motifs"}, "model": {"family": "hyena", "filter_type": "s4d"}})
-    simulation = Simulation()
-    tuned(simulation, tmp_path, settings, space=SearchSpace(config, alpha=True), trials=2, seeds=2)
-    assert len(simulation.calls) == 3 and "frequency_scale" in simulation.calls[1][0].model
 
 
 def test_trials_that_diverge_or_fail(tmp_path):
