@@ -4,7 +4,6 @@ import datetime
 import decimal
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -326,18 +325,6 @@ def test_linear_probe(checkpoints, tmp_path, capsys):
     of_windows = (checkpoints["ours"], fasta, "--window", 10, "--linear-probe", tmp_path / "labels.csv")
     assert run(*of_windows, "--folds", 4, "--output", tmp_path / "c.parquet") == 0
     assert json.loads((tmp_path / "c.linear_probe.json").read_text())["rows"] == 60
-
-
-def test_linear_probe_of_an_interrupted_command(checkpoints, tmp_path, monkeypatch):
-    table, _ = labelled(tmp_path)
-    output, scores = tmp_path / "out.parquet", tmp_path / "out.linear_probe.json"
-    command = (checkpoints["ours"], table, "--output", output, "--linear-probe", "class")
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["hf_ssm.cli.embed"], "linear_probe", lambda *_, **__: 1 / 0)
-        assert run(*command) == 1
-    assert not scores.exists() and not output.exists()
-    assert run(*command) == 0
-    assert scores.exists() and output.exists()
 
 
 def test_bad_labels_are_found_before_the_model_runs(checkpoints, tmp_path, error_of):

@@ -127,11 +127,6 @@ def test_a_default_that_diverges_is_replaced(tmp_path):
     assert result.decision.gain == pytest.approx(0.7 + 0.07 - 0.5)
 
 
-def test_a_trial_that_fails_with_fresh_seeds_is_not_adopted(tmp_path):
-    result = tuned(Simulation({0: 0.8}, fresh=(0.1, 0.1, -0.4)), tmp_path)
-    assert result.winner == "default" and "1 of 3 seeds fail, and 0 with the default" in result.reason
-
-
 @pytest.mark.parametrize("after", [0, 1, 3, 6, 8])
 def test_a_tuning_that_was_interrupted_continues(tmp_path, after):
     """With the same trials, and without a run twice."""
