@@ -14,8 +14,6 @@ import torch
 import hf_ssm
 from hf_ssm.cli import main
 from hf_ssm.inference import base_likelihoods
-from hf_ssm.inference.predict import Predictor
-from hf_ssm.inference.tracks import BaseTracks
 
 pytest.importorskip("pysam", reason="pysam is not installed")
 pyBigWig = pytest.importorskip("pyBigWig", reason="pyBigWig is not installed")
@@ -155,57 +153,6 @@ def test_likelihood_and_entropy(folder: Path) -> None:
         assert int(row["entropy_bases"]) == len(values)
         assert float(row["entropy_sum"]) == pytest.approx(math.fsum(values), rel=1e-6)
     assert 'locus="a:11-30"' in Path("s.xml").read_text()
-
-
-class Interrupted(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("command", ["predict", "score", "score as bedGraph"])
-def test_interrupted_commands_give_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    names = ["out.csv", "t.bw", "r.csv", "s.xml"]
-    more = ["--regions", "genes.gtf", "--by-region", "r.csv", "--session", "s.xml"]
-    if command == "predict":
-        monkeypatch.setattr("hf_ssm.inference.windows._MOST_ITEMS", 3)
-        run = predict("value", "--window", "10", "--track", "t.bw", *more)
-        monkeypatch_name, method = Predictor, "table_of_groups"
-    else:
-        monkeypatch.setattr("hf_ssm.inference.tracks._BASES_PER_CALL", 20)
-        run = score("--track", "likelihood", "entropy", "--output", "t.bw", *more)
-        names = ["t.likelihood.bw", "t.entropy.bw", "r.csv", "s.xml"]
-        if "bedGraph" in command:
-            run[run.index("t.bw")] = "t.bedgraph.gz"
-            names = ["t.likelihood.bedgraph.gz", "t.entropy.bedgraph.gz.tbi", "t.likelihood.bedgraph.gz.tbi", "r.csv"]
-        monkeypatch_name, method = BaseTracks, "table"
-    before = {path.name for path in folder.iterdir()}
-    assert main(run) == 0
-    written = sorted({path.name for path in folder.iterdir()} - before)
-    expected = [Path(name).read_bytes() for name in names]
-    for name in written:
-        Path(name).unlink()
-    compute, calls = getattr(monkeypatch_name, method), [0]
-
-    def interrupted(self: Any, *arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] in (2, 4):
-            raise Interrupted
-        return compute(self, *arguments)
-
-    monkeypatch.setattr(monkeypatch_name, method, interrupted)
-    for _ in range(2):
-        with pytest.raises(Interrupted):
-            main(run)
-        assert not [name for name in written if Path(name).exists()]
-    # Killed between the files of the tracks and the output.
-    with monkeypatch.context() as patch:
-        patch.setattr("hf_ssm.cli.tracks.write_session", lambda *_: (_ for _ in ()).throw(Interrupted()))
-        with pytest.raises(Interrupted):
-            main(run)
-    assert Path("r.csv").exists() and not Path(names[0]).exists()
-    assert main(run) == 0
-    assert [Path(name).read_bytes() for name in names] == expected
-    assert sorted({path.name for path in folder.iterdir()} - before) == written
-    assert main(run) == 2
 
 
 def test_effects_of_saturation(folder: Path) -> None:
