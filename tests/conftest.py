@@ -105,6 +105,23 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`error_of("train", ...)`: the one line that bad input gets, without its prefix; progress bars may come before."""
+    from hf_ssm import cli
+
+    def error(*arguments: object) -> str:
+        capsys.readouterr()
+        assert cli.main([str(argument) for argument in arguments]) == 2
+        written = capsys.readouterr().err
+        assert "Traceback" not in written
+        last = written.strip().splitlines()[-1]
+        assert last.startswith("hf-ssm: error: ")
+        return last.removeprefix("hf-ssm: error: ")
+
+    return error
+
+
 FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
 

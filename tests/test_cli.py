@@ -1,35 +1,26 @@
 """`hf-ssm train` and `demo`: their files, resumption, and errors for bad input."""
 
 import errno
-import gzip
-import io
 import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import transformers
-import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, modeling_utils
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import hf_ssm
-from hf_ssm import cli, plotting
+from hf_ssm import cli
 from hf_ssm.checkpoint import bundle
 from hf_ssm.cli import demo
 from hf_ssm.cli import train as train_command
-from hf_ssm.hub.reload import prove_export
-from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.folder import _LOCK_NAME, locked
-from hf_ssm.training.rescale import rescale_init_
-from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.versions import TESTED
 
 TINY_MODEL = ["--set", "model.hidden_size=8", "--set", "model.num_hidden_layers=1"]
@@ -38,20 +29,11 @@ TINY = [*TINY_MODEL, *TINY_TRAINING]
 DATA = {"length": 40, "num_train": 32, "num_validation": 16, "num_test": 16, "motif_length": 8, "copies": 1}
 PLANTED = ["--dataset", "planted-motifs", *(f"--set=data.{name}={value}" for name, value in DATA.items())]
 GENOME = "".join(random.Random(0).choices("ACGT", k=1600))
+TABLE = "\n".join(["sequence,label", *(f"{GENOME[i : i + 12]},{i % 2}" for i in range(40))]).encode()
 
 
 def run(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that bad input gets, without its prefix; progress bars may come before it."""
-    assert run(*arguments) == 2
-    written = capsys.readouterr().err
-    assert "Traceback" not in written
-    last = written.strip().splitlines()[-1]
-    assert last.startswith("hf-ssm: error: ")
-    return last.removeprefix("hf-ssm: error: ")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a two-epoch run with rescaling and regulariser; tests must not change it."""
     output = tmp_path_factory.mktemp("finished") / "run"
     flags = ["--set", "model.rescale_init=true", "--set", "model.tau_weight=1e-4"]
-    assert run("train", *PLANTED, *TINY, *flags, "--epochs", 2, "--output", output) == 0
+    assert run("train", *PLANTED, *TINY, *flags, "--epochs", 2, "--svg", "--output", output) == 0
     return output
 
 
@@ -79,7 +61,7 @@ def test_output_is_in_hub_layout(finished):
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"),
         *("train_config.yaml", "data_fingerprint.json", "training_log.json", "training_log.png"),
         *("checkpoint-2", "checkpoint-4"),
-        *("frequency_response.json", "frequency_response.png"),
+        *("frequency_response.json", "frequency_response.png", "frequency_response.svg", "training_log.svg"),
     }
     card = ModelCard.load(finished / "README.md")
     assert {result.metric_type for result in card.data.eval_results} == {"accuracy", "f1", "matthews_correlation"}
@@ -96,16 +78,6 @@ def test_log_has_the_parts_and_every_split(finished):
     assert max(entry["step"] for entry in log) == 4
 
 
-@pytest.mark.slow
-def test_folder_loads_in_a_new_process_with_equal_logits(finished):
-    model = AutoModelForSequenceClassification.from_pretrained(finished)
-    prove_export(finished, model, "AutoModelForSequenceClassification")
-    with torch.no_grad():
-        model.classifier.bias += 1e-3
-    with pytest.raises(OSError, match="gives other outputs without hf_ssm than the model"):
-        prove_export(finished, model, "AutoModelForSequenceClassification")
-
-
 def test_settings_file_repeats_the_run(finished, tmp_path):
     assert run("train", "--config", finished / "train_config.yaml", "--output", tmp_path / "again") == 0
     first, second = (load_file(folder / "model.safetensors") for folder in (finished, tmp_path / "again"))
@@ -119,6 +91,8 @@ def test_resume_equals_an_uninterrupted_run(finished, tmp_path, monkeypatch):
     shutil.copytree(finished, output)
     shutil.rmtree(output / "checkpoint-4")
     (output / "checkpoint-9").mkdir()  # cut off while it was written: must not be taken for the last
+    for folder in (output, output / "checkpoint-9"):
+        (folder / "modeling_hf_ssm_hyena.py").write_text("")
     for name in ("model.safetensors", "README.md", "training_log.json"):
         (output / name).unlink()
     monkeypatch.setattr("hf_ssm.training.trainer.rescale_init_", _forbidden)
@@ -126,7 +100,10 @@ def test_resume_equals_an_uninterrupted_run(finished, tmp_path, monkeypatch):
     first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert json.loads((output / "config.json").read_text())["rescaled"] is True
-    assert (output / "README.md").exists()
+    # The option --svg belongs to a command, not to the run.
+    expected = {path.name for path in finished.iterdir() if path.suffix != ".svg"}
+    assert {path.name for path in output.iterdir()} == expected
+    assert (output / "modeling_hf_ssm_hyena.py").stat().st_size > 0
 
 
 def _forbidden(*args: object) -> None:
@@ -143,105 +120,8 @@ def unfinished(finished: Path, output: Path) -> Path:
     return output
 
 
-class FullDisk:
-    """Makes writing a file of some name below `folder` fail after its first byte."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, name: str):
-        self.folder, self.name, self.open = folder, name, io.open
-        for module in ("builtins", "io"):
-            monkeypatch.setattr(f"{module}.open", self)
-        monkeypatch.setattr(torch, "save", self.save)
-        monkeypatch.setattr(modeling_utils, "safe_save_file", self.save_file)
-
-    def check(self, path: object) -> None:
-        if isinstance(path, str | Path) and self.name in Path(path).name and self.folder in Path(path).parents:
-            with self.open(path, "wb") as file:
-                file.write(b"#")
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    def __call__(self, path: object, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if set(mode) & set("wxa"):
-            self.check(path)
-        return self.open(path, mode, *args, **kwargs)
-
-    def save(self, value: object, path: object, *args: Any, **kwargs: Any) -> None:
-        self.check(path)
-        torch.serialization.save(value, path, *args, **kwargs)
-
-    def save_file(self, tensors: dict[str, torch.Tensor], path: object, *args: Any, **kwargs: Any) -> None:
-        self.check(path)
-        safetensors.torch.save_file(tensors, path, *args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("model.safetensors", "trainer_state.json"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("modeling_hf_ssm_hyena", "optimizer.pt", "README.md")
-        ),
-    ],
-)
-def test_run_is_resumed_after_a_full_disk(name, capsys, finished, tmp_path, monkeypatch):
-    output = unfinished(finished, tmp_path / "run")
-    with monkeypatch.context() as patch:
-        FullDisk(patch, output, name)
-        message = error_of(capsys, "train", "--resume", "--output", output)
-    assert "No space left on device" in message
-    assert run("train", "--resume", "--output", output) == 0
-    first, second = (load_file(folder / "model.safetensors") for folder in (finished, output))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert {path.name for path in output.iterdir()} == {path.name for path in finished.iterdir()}
-
-
-def test_resume_keeps_the_learning_rate_of_an_earlier_default(finished, tmp_path):
-    output = unfinished(finished, tmp_path / "run")
-    written = (output / "train_config.yaml").read_text()
-    assert "  learning_rate: 0.003\n" in written
-    earlier = written.replace("learning_rate: 0.003", "learning_rate: 0.001")
-    (output / "train_config.yaml").write_text(earlier)
-    assert run("train", "--resume", "--output", output) == 0
-    assert (output / "train_config.yaml").read_text() == earlier
-    assert "| training.learning_rate | `0.001` |" in (output / "README.md").read_text()
-
-
-@pytest.mark.parametrize("option", ["--resume", "--overwrite-output"])
-def test_partial_code_in_a_checkpoint_does_not_block_the_run(option, finished, tmp_path):
-    output = unfinished(finished, tmp_path / "run")
-    (output / "checkpoint-4").mkdir()
-    for folder in (output, output / "checkpoint-4"):
-        (folder / "modeling_hf_ssm_hyena.py").write_text("")
-    arguments = [option] if option == "--resume" else [option, "--config", finished / "train_config.yaml"]
-    assert run("train", *arguments, "--output", output) == 0
-    assert (output / "modeling_hf_ssm_hyena.py").stat().st_size > 0
-    assert (output / "checkpoint-4" / "trainer_state.json").exists()
-
-
-def test_rescaling_is_done_once_in_a_fresh_run(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr("hf_ssm.training.trainer.rescale_init_", lambda *args: calls.append(1) or rescale_init_(*args))
-    assert run("train", *PLANTED, *TINY, "--set", "model.rescale_init=true", "--output", tmp_path / "run") == 0
-    assert calls == [1]
-
-
-def test_resume_without_a_checkpoint(capsys, tmp_path):
-    assert "contains no checkpoint" in error_of(capsys, "train", "--resume", "--output", tmp_path / "none")
-
-
-@pytest.mark.parametrize("name", ["trainer_state.json", "rng_state.pth", "optimizer.pt", "scheduler.pt"])
-def test_resume_names_the_damaged_file(capsys, name, finished, tmp_path):
-    output = unfinished(finished, tmp_path / "run")
-    file = output / "checkpoint-2" / name
-    content = file.read_bytes()
-    for damaged in (content[:-9], None):
-        file.unlink()
-        if damaged is not None:
-            file.write_bytes(damaged)
-        message = error_of(capsys, "train", "--resume", "--output", output)
-        assert f"checkpoint-2 is incomplete: {'it lacks ' if damaged is None else ''}{name}" in message
-        assert (output / "checkpoint-2").is_dir()
-        file.touch()
+def test_resume_without_a_checkpoint(error_of, tmp_path):
+    assert "contains no checkpoint" in error_of("train", "--resume", "--output", tmp_path / "none")
 
 
 def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
@@ -255,16 +135,16 @@ def test_resume_falls_back_to_the_checkpoint_before(caplog, finished, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_resume_with_other_data_is_refused(capsys, caplog, table, tmp_path):
+def test_resume_with_other_data_is_refused(error_of, caplog, table, tmp_path):
     output = tmp_path / "run"
     assert run("train", "--dataset", table, *TINY, "--output", output) == 0
     header, *rows = table.read_text(encoding="utf-8").splitlines()
     for changed, message in ((rows[::-1], "other rows, or another order"), (rows[:30], "28 rows then, 21 rows now")):
         table.write_text("\n".join([header, *changed]), encoding="utf-8")
-        found = error_of(capsys, "train", "--resume", "--output", output)
+        found = error_of("train", "--resume", "--output", output)
         assert f"the train split differs from the split with which the run began ({message})" in found
     (output / "data_fingerprint.json").write_text('{"train": 1}')
-    assert "data_fingerprint.json' is damaged" in error_of(capsys, "train", "--resume", "--output", output)
+    assert "data_fingerprint.json' is damaged" in error_of("train", "--resume", "--output", output)
     table.write_text("\n".join([header, *rows]), encoding="utf-8")
     (output / "data_fingerprint.json").unlink()
     assert run("train", "--resume", "--output", output) == 0
@@ -280,36 +160,31 @@ def test_resume_by_another_number_of_processes_warns(caplog, finished, tmp_path)
     assert "another number of processes saved this checkpoint" in caplog.text
 
 
-def test_resume_with_another_model(capsys, finished):
-    message = error_of(capsys, "train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
+def test_resume_with_another_model(error_of, finished):
+    message = error_of("train", "--resume", "--output", finished, "--set", "model.hidden_size=32")
     assert message.startswith("--resume: model.hidden_size was 8 when the run began and is 32 now")
 
 
-def test_output_that_is_not_empty_is_refused_before_any_work(capsys, tmp_path):
+def test_output_that_is_not_empty_is_refused_before_any_work(error_of, tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
-    message = error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
+    message = error_of("train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
     assert "is not empty" in message and "--resume" in message and "--overwrite-output" in message
+    assert "is a file" in error_of("train", *PLANTED, "--output", tmp_path / "precious.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
-def test_output_with_dollar_signs(tmp_path):
-    assert run("train", *PLANTED, *TINY, "--svg", "--output", tmp_path / "cost_$5_{$") == 0
-    pictures = {f"{name}.{form}" for name in ("training_log", "frequency_response") for form in ("png", "svg")}
-    assert {"README.md", *pictures} <= {path.name for path in (tmp_path / "cost_$5_{$").iterdir()}
-
-
 @pytest.mark.parametrize("command", ["train", "demo", "probe", "report"])
-def test_output_of_a_run_in_progress_is_refused(capsys, command, finished, tmp_path):
+def test_output_of_a_run_in_progress_is_refused(error_of, command, finished, tmp_path):
     subject = {"train": PLANTED, "demo": []}.get(command, [finished])
     output = tmp_path / "run"
     with locked(output):
-        assert f"--output {str(output)!r} is in use" in error_of(capsys, command, *subject, "--output", output)
+        assert f"--output {str(output)!r} is in use" in error_of(command, *subject, "--output", output)
         assert [path.name for path in output.iterdir()] == [_LOCK_NAME]
 
 
-def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_path):
+def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(error_of, tmp_path):
     output = tmp_path / "run"
-    message = error_of(capsys, "train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
+    message = error_of("train", *PLANTED, *TINY, "--epochs", 4, "--learning-rate", "1e9", "--output", output)
     assert (
         "training diverged: the loss of step 3 is nan; " in message and "lower learning_rate (it was 1e+09)" in message
     )
@@ -318,29 +193,19 @@ def test_divergence_ends_the_run_and_keeps_the_last_good_checkpoint(capsys, tmp_
     weights = load_file(output / "checkpoint-2" / "model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
     flags = ["--epochs", 1, "--batch-size", 32, "--learning-rate", "1e30", "--set=training.warmup_steps=0"]
-    message = error_of(capsys, "train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
+    message = error_of("train", *PLANTED, *TINY, *flags, "--output", tmp_path / "one step")
     assert message.startswith("the loss of the validation split is nan")
 
 
-def test_output_that_is_a_file(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "is a file" in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "file")
-
-
-def test_overwriting_removes_the_old_run_and_nothing_else(finished, tmp_path):
+def test_overwriting_removes_the_old_run_and_nothing_else(error_of, finished, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(finished, output)
     (output / "notes.txt").write_text("mine")
+    error_of("train", "--dataset", "missing.csv", *TINY, "--output", output, "--overwrite-output")
+    assert (output / "model.safetensors").exists()
     assert run("train", *PLANTED, *TINY, "--output", output, "--overwrite-output") == 0
     assert (output / "notes.txt").read_text() == "mine"
     assert sorted(path.name for path in output.glob("checkpoint-*")) == ["checkpoint-2"]
-
-
-def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, tmp_path):
-    output = tmp_path / "run"
-    shutil.copytree(finished, output)
-    error_of(capsys, "train", "--dataset", "missing.csv", *TINY, "--output", output, "--overwrite-output")
-    assert (output / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
@@ -348,10 +213,7 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
     [
         (["--family", "hiena"], "unknown family 'hiena': did you mean 'hyena'?"),
         (["--task", "casual-lm"], "unknown task 'casual-lm': did you mean 'causal-lm'?"),
-        (["--set", "model.hiden_size=8"], "did you mean `hidden_size`?"),
-        (["--set", "training.learning_rat=1"], "did you mean 'learning_rate'?"),
         (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
-        (["--set", "modle.hidden_size=8"], "unknown section 'modle': did you mean 'model'?"),
         (["--set", "hidden_size=8"], "--set takes section.key=value"),
         (["--set", "training.learning_rate=fast"], "training.learning_rate must be of type float, got 'fast'"),
         (["--set", "training.output_dir=x"], "use --output"),
@@ -363,33 +225,26 @@ def test_overwriting_with_unreadable_data_leaves_the_old_run(capsys, finished, t
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--set", "training.report_to=tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
-        (
-            ["--set", "training.report_to=wandb"],
-            "report_to='wandb': WandbCallback requires wandb to be installed",
-        ),
+        (["--set", "training.report_to=wandb"], "report_to='wandb': WandbCallback requires wandb to be installed"),
     ],
 )
-def test_mistyped_settings(capsys, tmp_path, arguments, message):
-    assert message in error_of(capsys, "train", *PLANTED, "--output", tmp_path / "run", *arguments)
-
-
-def test_no_dataset(capsys, tmp_path):
-    assert "the dataset is missing: give --dataset" in error_of(capsys, "train", "--output", tmp_path / "run")
+def test_mistyped_settings(error_of, tmp_path, arguments, message):
+    assert message in error_of("train", *PLANTED, "--output", tmp_path / "run", *arguments)
+    assert "the dataset is missing: give --dataset" in error_of("train", "--output", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("modle: {}", "unknown section 'modle'"),
         ("- 1", "must hold a mapping with the sections model, data, training"),
         ("model: 3", "section 'model'"),
         ("a: [", "neither YAML nor JSON"),
     ],
 )
-def test_bad_settings_file(capsys, tmp_path, content, message):
+def test_bad_settings_file(error_of, tmp_path, content, message):
     path = tmp_path / "settings.yaml"
     path.write_text(content, encoding="utf-8")
-    assert message in error_of(capsys, "train", *PLANTED, "--config", path, "--output", tmp_path / "run")
+    assert message in error_of("train", *PLANTED, "--config", path, "--output", tmp_path / "run")
 
 
 def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
@@ -407,17 +262,10 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
     ("name", "content", "arguments", "message"),
     [
         ("data.csv", b"bases,label\nACGT,0\n", [], "sequence_column='sequence'"),
-        ("data.csv", b"sequence,class\nACGT,0\n", [], "label_column='label'"),
-        (
-            "data.csv.gz",
-            gzip.compress(b"sequence,label\nACGT,0\n" * 99, mtime=0)[:40],
-            [],
-            "ended before the end-of-stream",
-        ),
-        ("data.csv", b"\xff\xfe\x00", [], "'utf-8' codec"),
-        ("data.csv", b"", [], "No columns"),
-        ("data.fa", b">a\n" + GENOME.encode(), ["--set", "data.window=32"], "label_column='label': the FASTA records"),
         ("data.xyz", b"ACGT", [], "unknown file format"),
+        ("no.csv", None, [], "no such file"),
+        ("data.csv", TABLE, ["--set", "model.max_position_embeddings=9"], "tokens, but the model takes at most 9"),
+        ("data.csv", TABLE, ["--set", "model.num_labels=3"], "model.num_labels=3, but the data have 2 classes (0, 1)"),
         (
             "data.csv",
             b"sequence,label\nMKVLIEEFPQ,0\nACGT,1\n",
@@ -427,28 +275,12 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
         ),
     ],
 )
-def test_unreadable_data(capsys, tmp_path, name, content, arguments, message):
-    (tmp_path / name).write_bytes(content)
-    found = error_of(capsys, "train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
+def test_unreadable_data(error_of, tmp_path, name, content, arguments, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    found = error_of("train", "--dataset", tmp_path / name, *TINY, *arguments, "--output", tmp_path / "run")
     assert message in found
     assert not (tmp_path / "run").exists()
-
-
-def test_missing_data_file(capsys, tmp_path):
-    found = error_of(capsys, "train", "--dataset", tmp_path / "no.csv", *TINY, "--output", tmp_path / "run")
-    assert "no such file" in found
-
-
-def test_sequences_longer_than_the_model(capsys, table, tmp_path):
-    limit = ["--set", "model.max_position_embeddings=16"]
-    found = error_of(capsys, "train", "--dataset", table, *TINY, *limit, "--output", tmp_path / "run")
-    assert "longest sequence has 22 tokens, but the model takes at most 16" in found and "--max-length 16" in found
-
-
-def test_number_of_classes_comes_from_the_data(capsys, table, tmp_path):
-    labels = ["--set", "model.num_labels=3"]
-    found = error_of(capsys, "train", "--dataset", table, *TINY, *labels, "--output", tmp_path / "run")
-    assert "model.num_labels=3, but the data have 2 classes (0, 1)" in found
 
 
 def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
@@ -477,19 +309,19 @@ def edited(finished: Path, folder: Path, name: str, **changes: object) -> Path:
         ("training_log.json", {}, "is not the log of a run"),
     ],
 )
-def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch, name, changes, message):
+def test_damaged_and_foreign_checkpoints(error_of, finished, tmp_path, monkeypatch, name, changes, message):
     monkeypatch.setattr("builtins.input", _forbidden)
     if name == "training_log.json":
         folder = Path(shutil.copytree(finished, tmp_path / "model"))
         (folder / name).write_text('[{"step"')
     else:
         folder = edited(finished, tmp_path / "model", name, **changes)
-    assert message in error_of(capsys, "report", folder)
+    assert message in error_of("report", folder)
     if name == "tokenizer_config.json" or "auto_map" in changes:
-        assert message in error_of(capsys, "probe", folder, "--output", tmp_path / "probe")
+        assert message in error_of("probe", folder, "--output", tmp_path / "probe")
         arguments = ["--model", folder, "--output", tmp_path / "tuned"]
         assert "trust_remote_code" not in message
-        error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments)
+        error_of("train", *PLANTED, *TINY_TRAINING, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -507,12 +339,12 @@ def test_damaged_and_foreign_checkpoints(capsys, finished, tmp_path, monkeypatch
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_anticipated_errors_are_one_line(capsys, monkeypatch, error, message):
+def test_anticipated_errors_are_one_line(error_of, monkeypatch, error, message):
     def fail(*args: object, **kwargs: object) -> None:
         raise error
 
     monkeypatch.setattr("hf_ssm.cli.train.resolved", fail)
-    assert error_of(capsys, "train", *PLANTED, "--output", "out").startswith(message)
+    assert error_of("train", *PLANTED, "--output", "out").startswith(message)
 
 
 def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
@@ -526,15 +358,6 @@ def test_a_defect_keeps_its_traceback(capsys, monkeypatch):
 def test_debug_shows_the_traceback(capsys, tmp_path):
     assert run("train", "--debug", "--output", tmp_path / "run") == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_interruption_says_how_to_go_on(capsys, tmp_path, monkeypatch):
-    def interrupt(*args: object, **kwargs: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hf_ssm.training.run.train", interrupt)
-    assert run("train", *PLANTED, "--output", tmp_path / "run") == 130
-    assert "--resume" in capsys.readouterr().err
 
 
 def test_language_model_then_classifier_from_it(table, tmp_path):
@@ -555,14 +378,14 @@ def test_language_model_then_classifier_from_it(table, tmp_path):
     assert "base_model" not in (tuned / "README.md").read_text()
 
 
-def test_fine_tuning_with_other_sizes_is_refused(capsys, finished, tmp_path):
+def test_fine_tuning_with_other_sizes_is_refused(error_of, finished, tmp_path):
     arguments = ["--model", finished, "--set", "model.hidden_size=16"]
-    found = error_of(capsys, "train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, *TINY_TRAINING, *arguments, "--output", tmp_path / "run")
     assert "have other shapes in the checkpoint" in found
-    found = error_of(capsys, "train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, "--model", finished, "--family", "s4", "--output", tmp_path / "run")
     assert "is of family 'hyena'" in found
     arguments = ["--model", finished, "--set", "model.hiden_size=16"]
-    found = error_of(capsys, "train", *PLANTED, *arguments, "--output", tmp_path / "run")
+    found = error_of("train", *PLANTED, *arguments, "--output", tmp_path / "run")
     assert "did you mean `hidden_size`?" in found
 
 
@@ -573,30 +396,11 @@ def test_masked_language_model_of_the_other_family_on_bytes(tmp_path):
     assert config["model_type"] == "hf_ssm_s4" and config["vocab_size"] == 263
 
 
-def test_causal_language_model_of_the_selective_family_generates(tmp_path):
-    arguments = ["--family", "selective", "--task", "causal-lm", "--set", "model.tau_weight=1e-4"]
-    assert run("train", *PLANTED, *arguments, *TINY, "--output", tmp_path / "run") == 0
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
-    assert type(model) is hf_ssm.SelectiveSSMForCausalLM
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
-    prompt = tokenizer("ACGTAC", return_tensors="pt", add_special_tokens=False)
-    assert model.generate(**prompt, min_new_tokens=5, max_new_tokens=5).shape == (1, 11)
-    assert "state space model (`selective`)" in (tmp_path / "run" / "README.md").read_text()
-
-
 def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
     data = ["--dataset", table, "--set", "data.validation_fraction=0.0"]
     assert run("train", *data, *TINY, "--output", tmp_path / "run") == 0
     card = (tmp_path / "run" / "README.md").read_text()
     assert "no split was used to choose it" in card and "data.validation_fraction" in card
-
-
-def test_without_matplotlib_the_run_ends_well(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(plotting, "can_plot", lambda: False)
-    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "run") == 0
-    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
-    assert not (tmp_path / "run" / "training_log.png").exists()
-    assert "training_log.png" not in (tmp_path / "run" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -609,31 +413,9 @@ def test_demo(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "disable_tqdm", True)
     assert run("demo", "--output", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
-    for part in (
-        "accuracy, test",
-        "plain    rescaled",
-        "before the first step",
-        "Its logits are equal to those of the model in memory",
-        "sequence",
-        "needed",
-        "Next:",
-    ):
+    parts = ("accuracy, test", "plain    rescaled", "before the first step", "sequence", "needed", "Next:")
+    for part in (*parts, "Its logits are equal to those of the model in memory"):
         assert part in printed
-
-
-def test_help_names_every_family_of_sequences_and_task(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run("train", "--help")
-    # argparse also breaks lines behind hyphens.
-    text = " ".join(capsys.readouterr().out.split()).replace("- ", "-")
-    # The command has no task for videos.
-    families = [
-        entry.short_name
-        for entry in FAMILIES.values()
-        if entry.config_class().frame_shape is None and not entry.config_class().reads_series
-    ]
-    for name in (*families, *TASKS):
-        assert name in text
 
 
 def test_version(capsys):
@@ -647,10 +429,3 @@ def test_version(capsys):
 def test_version_is_that_of_the_project_file():
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{hf_ssm.__version__}"' in text
-
-
-def test_written_settings_are_yaml_without_defaults_left_out(finished):
-    content = yaml.safe_load((finished / "train_config.yaml").read_text(encoding="utf-8"))
-    assert set(content) == {"model", "data", "training"}
-    assert content["training"]["learning_rate"] == 3e-3
-    assert content["data"]["tokenizer"] == "dna"

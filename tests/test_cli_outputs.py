@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,23 +89,19 @@ def test_a_failed_command_leaves_the_earlier_output(place, monkeypatch):
     assert len(Path("out.csv").read_text().splitlines()) == 21
 
 
+def test_a_run_is_repeated_from_its_own_settings(place):
+    Path("run").mkdir()
+    Path("run/train_config.yaml").write_text("data: {dataset: data/x.csv, validation_fraction: 0, test_fraction: 0}\n")
+    words = ["--config", "run/train_config.yaml", "--output", "run", "--overwrite-output", "--dry-run"]
+    assert cli.main(["train", "--family", "s4", *words]) == 0
+
+
 def test_every_option_that_names_a_file_is_compared_with_the_output():
     """A new option of type path has to be added to the inputs or to these outputs; settings are read at once."""
     for name in COMMANDS:
         (commands,) = (action for action in build_parser(name)._actions if isinstance(action.choices, dict))
         paths = {action.dest for action in commands.choices[name]._actions if action.type is Path}
         assert paths - {"output", "target", "folder", "config"} <= {*cli._FILES, *cli._MODELS, *cli._OTHER_OUTPUTS}
-
-
-def test_processes_of_a_command_import_nothing_from_the_working_directory(monkeypatch, capsys):
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    assert cli.main(["train", "--help-settings", "s4"]) == 0
-    assert "PYTHONSAFEPATH" not in os.environ
-    monkeypatch.setenv("PYTHONSAFEPATH", "")
-    monkeypatch.delenv("PYTHONSAFEPATH")
-    monkeypatch.setattr(sys, "argv", ["hf-ssm", "train", "--help-settings", "s4"])
-    assert cli.main() == 0
-    assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
 @pytest.mark.parametrize("command", ["export MODEL y", "report MODEL --output y"])
@@ -127,10 +122,3 @@ def test_weights_of_the_model_are_not_replaced_by_embeddings(place, capsys):
     assert Path("lm/model.safetensors").read_bytes() == before
     assert cli.main([*words, "--output", "model/hidden.safetensors"]) == 0
     assert cli.main([*words, "--output", "model/hidden.safetensors"]) == 0
-
-
-def test_a_run_is_repeated_from_its_own_settings(place):
-    words = ["train", "--epochs", "1", "--family", "s4", "--set", "model.hidden_size=4", "--overwrite-output"]
-    Path("run").mkdir()
-    Path("run/train_config.yaml").write_text("data: {dataset: data/x.csv, validation_fraction: 0, test_fraction: 0}\n")
-    assert cli.main([*words, "--config", "run/train_config.yaml", "--output", "run", "--dry-run"]) == 0

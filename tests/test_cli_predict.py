@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,12 +135,6 @@ def test_rows_are_shown_without_an_output(checkpoints, file, tmp_path, capfd, mo
     for number, row in enumerate(cells[1:]):
         assert row[:2] == [f"r{number}", "a/b a/b a/b a/b a/b a..."] and row[2] == expected["prediction"][number]
         assert row[3:] == [f"{value:.4g}" for value in expected.iloc[number, 3:]]
-    # A narrow terminal shows the first column and the prediction.
-    monkeypatch.setenv("COLUMNS", "40")
-    assert run(checkpoints["own"], table) == 0
-    out = capfd.readouterr().out.splitlines()
-    assert out[1].replace(" ", "").startswith("|name|prediction|") and max(map(len, out[1:-1])) <= 40
-    assert out[-1] == "10 of 12 rows and 2 of 6 columns; --output FILE writes all."
 
 
 def test_summaries_of_labels_and_values(checkpoints, file, tmp_path, capsys):
@@ -162,13 +153,6 @@ def test_summaries_of_labels_and_values(checkpoints, file, tmp_path, capsys):
             counts = {label or "none": labels.count(label) for label in ["LABEL_0", "LABEL_1", "LABEL_2", ""]}
             shown = dict(text.split(" ") for text in summary.removeprefix("rows of each class: ").split(", "))
             assert {name: int(shown.get(name, 0)) for name in counts} == counts
-
-
-@pytest.mark.parametrize("option", [["--track", "t.bw"], ["--regions", "r.bed"], ["--overwrite-output"]])
-def test_options_that_need_an_output(checkpoints, file, capfd, option):
-    genome = [] if option == ["--overwrite-output"] else ["--genome", file("g.fa", ">chr1\nACGT\n")]
-    message = error_of(capfd, checkpoints["own"], file("i.fa", FASTA), *genome, *option)
-    assert message == f"{option[0]} needs a file for the predictions: give --output FILE"
 
 
 def test_intervals_of_a_genome(checkpoints, file, tmp_path, capfd):
@@ -234,22 +218,8 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("i.csv", "sequence,name\nACGT,a\n,b\n", "i.csv, row 2 has no sequence"),
-        (
-            "i.tsv",
-            "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n",
-            "i.tsv, row 2: 7 of the 10 letters of 'MKVLIEEFPQ'",
-        ),
-        (
-            "i.csv",
-            "sequence\nACGT\nhello world\n",
-            "6 of the 11 letters of 'hello world' are not letters of DNA (e, l, o)",
-        ),
-        ("i.jsonl", '{"sequence": "ACGT"}\n{"sequence": null}\n', "i.jsonl, row 2 has no sequence"),
+        ("i.tsv", "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n", "i.tsv, row 2: 7 of the 10 letters of 'MKVLIEEFPQ'"),
         ("i.json", '[{"dna": "ACGT"}]', "Try: hf-ssm predict "),
-        ("i.fa", ">p\nMKVLIEEFPQ\n", "i.fa, record 'p': 7 of the 10 letters of 'MKVLIEEFPQ'"),
-        ("i.fa", ">a\nACGT\n>b\n", "i.fa' cannot be read: the record 'b' has no sequence"),
-        ("i.fa", "", "i.fa' cannot be read: the file has no FASTA record"),
         ("i.vcf", "", "i.vcf': the suffix must be one of"),
     ],
 )
@@ -258,20 +228,11 @@ def test_wrong_inputs(checkpoints, file, name, text, message, capfd, tmp_path):
     assert not (tmp_path / "o.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["i.csv.gz", "i.fa.gz", "i.jsonl.gz"])
-def test_truncated_inputs_are_refused_before_anything_is_computed(checkpoints, file, name, capfd, monkeypatch):
-    monkeypatch.setattr(Predictor, "table_of_groups", lambda *arguments: pytest.fail("computed"))
-    path = file(name, FASTA * 2000 if "fa" in name else CSV * 2000)
-    path.write_bytes(path.read_bytes()[:-9])
-    message = error_of(capfd, checkpoints["own"], path, "--output", path.parent / "o.csv")
-    assert f"{name}' cannot be read" in message and "end-of-stream" in message
-
-
 def test_wrong_options(checkpoints, file, tmp_path, capfd):
     path, output = file("i.fa", FASTA), tmp_path / "o.csv"
     own, end = checkpoints["own"], ("--output", output)
     assert "use hf-ssm score" in error_of(capfd, checkpoints["causal"], path, *end)
-    assert "`window`=0" in error_of(capfd, own, path, *end, "--window", "0")
+    assert "--track needs a file for the predictions: give --output" in error_of(capfd, own, path, "--track", "t.bw")
     assert "`stride`=3 needs `window`" in error_of(capfd, own, path, *end, "--stride", "3")
     assert "`aggregate`='max'" in error_of(capfd, checkpoints["tokens"], path, *end, "--aggregate", "max")
     assert "--genome" in error_of(capfd, own, path, *end, "--genome", path)
@@ -312,80 +273,6 @@ def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
     assert sorted(found.name for found in tmp_path.iterdir()) == ["i.fa", "o.csv", "whole.csv"]
 
 
-def test_parts_of_another_command_are_refused(checkpoints, file, tmp_path, monkeypatch, capfd):
-    path, output = file("i.fa", FASTA), tmp_path / "o.csv"
-    with monkeypatch.context() as patch:
-        patch.setattr(windows_module, "_MOST_ITEMS", 2)
-        patch.setattr("hf_ssm.inference.parts.Parts.join", lambda *arguments: exec("raise KeyboardInterrupt"))
-        assert run(checkpoints["own"], path, "--output", output) == 130
-    for command, changed in (
-        ([checkpoints["own"], path, "--both-strands"], "(both_strands)"),
-        ([checkpoints["llama"], path], "(checkpoint)"),
-        ([checkpoints["own"], file("j.fa", FASTA)], "(input)"),
-    ):
-        message = error_of(capfd, *command, "--output", output)
-        assert f"parts of a run with other settings {changed}" in message
-    assert run(checkpoints["own"], path, "--output", output) == 0
-
-
-# Processes that are forked, so that each begins at once, and killed at random moments.
-KILLED = """
-import os, random, signal, sys, time
-from hf_ssm import cli
-from hf_ssm.cli import predict
-from transformers.models.llama import modeling_llama
-from hf_ssm.inference import windows
-
-windows._MOST_ITEMS = 3
-chance, whole, output, parts = random.Random(0), *sys.argv[1:4]
-
-def start(path):
-    process = os.fork()
-    if not process:
-        os._exit(cli.main(["predict", *sys.argv[4:], "--output", path]))
-    return process
-
-def written():
-    return len([name for name in os.listdir(parts) if name[0] != "."]) if os.path.isdir(parts) else 0
-
-def is_running(process):
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-assert os.waitpid(start(whole), 0)[1] == 0
-kills, counts = 0, set()
-while True:
-    process = start(output)
-    if kills < 10:
-        # Before the next part, or some time after one of the next parts; however long a part takes.
-        least = written() + chance.randint(0, 2)
-        while written() < least and is_running(process):
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-        os.kill(process, signal.SIGKILL)
-    if os.waitpid(process, 0)[1] == 0:
-        break
-    assert kills < 10
-    kills += 1
-    counts.add(written())
-print(kills, len(counts))
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments(checkpoints, file, tmp_path):
-    chance = random.Random(0)
-    text = "".join(f">{n}\n{''.join(chance.choices('ACGTN', k=chance.randint(1, 150)))}\n" for n in range(300))
-    whole, output, parts = tmp_path / "whole.csv", tmp_path / "o.csv", tmp_path / ".o.csv.parts"
-    command = [checkpoints["llama"], file("i.fa", text), "--window", "64", "--stride", "40", "--both-strands"]
-    process = [sys.executable, "-c", KILLED, whole, output, parts, *command]
-    done = subprocess.run(list(map(str, process)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    kills, counts = map(int, done.stdout.splitlines()[-1].split())
-    assert kills >= 3 and counts >= 3
-    assert output.read_bytes() == whole.read_bytes()
-    assert sorted(found.name for found in tmp_path.iterdir()) == sorted(["i.fa", output.name, whole.name])
-
-
 def test_letters_that_name_no_base_are_marked(checkpoints, file, tmp_path, capsys):
     output = tmp_path / "o.csv"
     path = file("i.fa", f">gap\n{'N' * 60}\n>half\n{'NA' * 30}\n>known\n{'ACGT' * 15}\n")
@@ -417,18 +304,3 @@ def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp
     assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
         f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"
     )
-
-
-def test_damaged_settings_of_the_training_do_not_end_the_command(checkpoints, file, tmp_path, capfd):
-    folder = tmp_path / "run"
-    shutil.copytree(checkpoints["own"], folder)
-    (folder / "train_config.yaml").write_text("lr: [")
-    assert run(folder, file("i.csv", CSV), "--output", tmp_path / "o.csv") == 0
-    assert "the settings of the training cannot be read and are not used: " in capfd.readouterr().err
-
-
-def test_windows_on_the_screen_have_their_place(checkpoints, file, capfd, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    assert run(checkpoints["own"], file("long.fa", f">a\n{'ACGT' * 10}\n"), "--window", "10") == 0
-    header = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("| "))
-    assert [name.strip() for name in header.split("|")[1:4]] == ["name", "start", "end"]

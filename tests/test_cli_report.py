@@ -14,7 +14,6 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 import hf_ssm
 from hf_ssm import cli, plotting
 from hf_ssm.analysis.parameter_change import relative_change
-from hf_ssm.analysis.report import TheoryReport
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.modules.roles import parameter_roles
 
@@ -29,16 +28,6 @@ FILES = ["hankel.png", "movement.png", "report.json", "responses.png", "spectrum
 
 def run(*arguments: object) -> int:
     return cli.main([str(argument) for argument in arguments])
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that bad input gets, without its prefix; progress bars may come before it."""
-    assert run(*arguments) == 2
-    written = capsys.readouterr().err
-    assert "Traceback" not in written
-    last = written.strip().splitlines()[-1]
-    assert last.startswith("hf-ssm: error: ")
-    return last.removeprefix("hf-ssm: error: ")
 
 
 def write_table(path: Path, rows: int = 40) -> Path:
@@ -128,7 +117,7 @@ def test_screen_json_and_pictures(capsys, trained, tmp_path):
     assert before == {path.name: path.read_bytes() for path in trained.iterdir() if path.is_file()}
 
 
-def test_all_rows_give_tau_of_the_split(trained, tmp_path, monkeypatch):
+def test_all_rows_give_tau_of_the_split(capsys, trained, tmp_path, monkeypatch):
     """Rows, batches and padding are a matter of memory, not of the result."""
     monkeypatch.setattr(plotting, "can_plot", lambda: False)
     values = []
@@ -137,11 +126,13 @@ def test_all_rows_give_tau_of_the_split(trained, tmp_path, monkeypatch):
         assert run("report", trained, "--split", "test", "--batch-size", size, "--output", output) == 0
         values.append(json.loads((output / "report.json").read_text(encoding="utf-8")))
     assert values[0]["data"]["rows"] == 8 and values[0]["data"]["num_sequences"] == 24
+    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
+    assert [path.name for path in output.iterdir()] == ["report.json"]
     small, large = ([layer["tau"] for layer in found["complexity"]] for found in values)
     assert small == pytest.approx(large, rel=1e-5)
 
 
-def test_card_section_is_added_on_demand_and_replaced(capsys, checkpoint):
+def test_card_section_is_added_on_demand_and_replaced(error_of, checkpoint):
     card = checkpoint / "README.md"
     before, _, rest = card.read_text(encoding="utf-8").partition("Not measured yet: `hf-ssm report")
     after = rest.partition("<!-- hf-ssm report: end -->")[2]
@@ -156,28 +147,18 @@ def test_card_section_is_added_on_demand_and_replaced(capsys, checkpoint):
         assert f"](report/{name}.png)" in first
     assert run("report", checkpoint, "--rows", 8, "--update-card") == 0
     second = card.read_text(encoding="utf-8")
+    card.write_text("<!-- hf-ssm report: begin -->")
+    assert "each once" in error_of("report", checkpoint, "--dataset", "missing.csv", "--update-card")
     assert second.startswith(before) and second.endswith(after) and second.count("## Theory report") == 1
     assert "curve.png" not in second
     assert "for 8 sequences" in second and "for 4 sequences" not in second and "](report/" not in second
 
 
-def test_pictures_of_the_run_outlive_a_report_beside_them(checkpoint):
-    before = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file()}
-    assert run("report", checkpoint, "--rows", 4, "--output", checkpoint, "--overwrite-output") == 0
-    assert before == {name: (checkpoint / name).read_bytes() for name in before}
-    assert {path.name for path in checkpoint.iterdir()} == {*before, *FILES}
-
-
-def test_card_that_cannot_take_the_section_is_refused_before_any_work(capsys, checkpoint):
-    (checkpoint / "README.md").write_text("<!-- hf-ssm report: begin -->")
-    assert "each once" in error_of(capsys, "report", checkpoint, "--dataset", "missing.csv", "--update-card")
-
-
-def test_output_that_is_not_empty(capsys, checkpoint, tmp_path):
+def test_output_that_is_not_empty(error_of, capsys, checkpoint, tmp_path):
     output = tmp_path / "report"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
-    message = error_of(capsys, "report", checkpoint, "--dataset", "missing.csv", "--output", output)
+    message = error_of("report", checkpoint, "--dataset", "missing.csv", "--output", output)
     assert "is not empty" in message and "--overwrite-output" in message
     assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output", "--svg") == 0
     assert {"movement.png", "movement.svg", "responses.svg", "tau.svg"} <= {path.name for path in output.iterdir()}
@@ -186,39 +167,17 @@ def test_output_that_is_not_empty(capsys, checkpoint, tmp_path):
     # A picture of the report that was replaced is not left beside the new one.
     assert sorted(path.name for path in output.iterdir()) == sorted({*FILES, "notes.txt"} - {"movement.png"})
     assert "no training_log.json" in capsys.readouterr().out
-    assert "is a file" in error_of(capsys, "report", checkpoint, "--output", output / "notes.txt")
+    assert "is a file" in error_of("report", checkpoint, "--output", output / "notes.txt")
 
 
-def test_nothing_is_half_written(capsys, checkpoint, tmp_path, monkeypatch):
-    output = tmp_path / "report"
-    assert run("report", checkpoint, "--rows", 4, "--output", output) == 0
-    before = {path.name: path.read_bytes() for path in output.iterdir()}
-
-    def broken(self: TheoryReport, folder: Path, unit: str) -> list[Path]:
-        Path(folder, "tau.png").write_text("half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(TheoryReport, "save_pictures", broken)
-    message = error_of(capsys, "report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output")
-    assert message == "disk full"
-    assert before == {path.name: path.read_bytes() for path in output.iterdir()}
-
-
-def test_without_matplotlib(capsys, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(plotting, "can_plot", lambda: False)
-    assert run("report", checkpoint, "--rows", 4, "--output", tmp_path / "report") == 0
-    assert 'pip install "hf_ssm[plots]"' in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.json"]
-
-
-def test_tokenizer(capsys, checkpoint, table):
+def test_tokenizer(error_of, checkpoint, table):
     for path in checkpoint.glob("tokenizer*"):
         path.unlink()
-    assert "has no tokenizer: give --tokenizer" in error_of(capsys, "report", checkpoint)
+    assert "has no tokenizer: give --tokenizer" in error_of("report", checkpoint)
     assert run("report", checkpoint, "--tokenizer", "dna", "--rows", 4) == 0
 
 
-def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
+def test_data_of_the_run_and_other_data(error_of, capsys, checkpoint, tmp_path):
     other = write_table(tmp_path / "other.csv", 10)
     settings = checkpoint / "train_config.yaml"
     content = yaml.safe_load(settings.read_text(encoding="utf-8"))
@@ -229,7 +188,7 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0
     assert "for 10 sequences" in capsys.readouterr().out
     settings.unlink()
-    assert "has no train_config.yaml that names its data: give --dataset" in error_of(capsys, "report", checkpoint)
+    assert "has no train_config.yaml that names its data: give --dataset" in error_of("report", checkpoint)
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0
 
 
@@ -238,75 +197,45 @@ def test_data_of_the_run_and_other_data(capsys, checkpoint, tmp_path):
     [
         (["--rows", "0"], "--rows must be positive, got 0"),
         (["--svg"], "--svg needs --output DIR"),
-        (["--batch-size", "-1"], "--batch-size must be positive, got -1"),
         (["--split", "tset"], "--split 'tset': the data have the splits train, validation, test"),
         (["--set", "model.hidden_size=8"], "a report takes settings of the section data only"),
-        (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
-        (["--task", "casual-lm"], "did you mean 'causal-lm'?"),
-        (["--dataset", "missing.csv"], "missing.csv"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
     ],
 )
-def test_mistyped_options(capsys, trained, arguments, message):
-    assert message in error_of(capsys, "report", trained, *arguments)
+def test_mistyped_options(error_of, trained, arguments, message):
+    assert message in error_of("report", trained, *arguments)
 
 
-def test_checkpoints_of_others(capsys, trained, tmp_path, table):
+def test_checkpoints_of_others(error_of, trained, tmp_path, table):
     BertConfig(hidden_size=8, num_attention_heads=1).save_pretrained(tmp_path / "bert")
-    message = error_of(capsys, "report", tmp_path / "bert", "--dataset", table)
+    message = error_of("report", tmp_path / "bert", "--dataset", table)
     assert "is a 'bert' model, which is not a model of hf_ssm" in message
-    message = error_of(capsys, "report", table, "--dataset", table)
+    message = error_of("report", table, "--dataset", table)
     assert "is a file: give the folder of a checkpoint" in message
-    assert "nowhere" in error_of(capsys, "report", tmp_path / "nowhere", "--dataset", table)
-    assert "--update-card needs a local folder" in error_of(capsys, "report", "user/name", "--update-card")
-
-
-@pytest.mark.parametrize("name", ["absent", "/absent", "./some/folder", ""])
-def test_checkpoint_that_is_not_there(capsys, name):
-    assert "there is no folder" in error_of(capsys, "report", name)
-
-
-def test_adapter_without_its_model(capsys, tmp_path, table):
+    assert "nowhere" in error_of("report", tmp_path / "nowhere", "--dataset", table)
+    for name in ("/absent", ""):
+        assert "there is no folder" in error_of("report", name)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "merge_and_unload" in error_of(capsys, "report", tmp_path, "--dataset", table)
+    assert "merge_and_unload" in error_of("report", tmp_path, "--dataset", table)
+    assert "--update-card needs a local folder" in error_of("report", "user/name", "--update-card")
 
 
-def test_interrupted(capsys, trained, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hf_ssm.training.inputs.load_data", interrupt)
-    assert run("report", trained) == 130
-    written = capsys.readouterr().err
-    # There is no such option here.
-    assert "interrupted" in written and "--resume" not in written
-
-
-def test_log_is_there_although_the_responses_fail(capsys, table, tmp_path, monkeypatch):
-    def fail(*_):
-        raise ValueError("no responses")
-
-    monkeypatch.setattr("hf_ssm.training.run.frequency_responses", fail)
-    message = error_of(capsys, "train", "--dataset", table, *SPLIT, *TINY, "--output", tmp_path / "run")
-    assert message == "no responses" and (tmp_path / "run" / "training_log.json").is_file()
-
-
-def test_broken_weights(capsys, checkpoint):
+def test_broken_weights(error_of, checkpoint):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
-    assert "the weights of" in error_of(capsys, "report", checkpoint)
+    assert "the weights of" in error_of("report", checkpoint)
     model = AutoModelForSequenceClassification.from_config(hf_ssm.S4Config(hidden_size=8, num_hidden_layers=1))
     model.model.save_pretrained(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["S4ForSequenceClassification"]}))
-    assert "it lacks classifier." in error_of(capsys, "report", checkpoint)
+    assert "it lacks classifier." in error_of("report", checkpoint)
 
 
-def test_sequences_longer_than_the_model(capsys, tmp_path, table):
+def test_sequences_longer_than_the_model(error_of, tmp_path, table):
     config = hf_ssm.HyenaConfig(hidden_size=8, num_hidden_layers=1, max_position_embeddings=12, filter_order=4)
     hf_ssm.HyenaForCausalLM(config).save_pretrained(tmp_path / "hyena")
     arguments = ["--dataset", table, "--tokenizer", "dna", "--rows", 4]
-    assert "--max-length 12" in error_of(capsys, "report", tmp_path / "hyena", *arguments)
+    assert "--max-length 12" in error_of("report", tmp_path / "hyena", *arguments)
     assert run("report", tmp_path / "hyena", *arguments, "--max-length", 12) == 0
 
 

@@ -146,24 +146,18 @@ def test_windows_of_fasta_without_a_validation_split(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            [],
-            "training.num_train_epochs does not give a number of steps: set training.max_steps, or data.",
-        ),
+        ([], "training.num_train_epochs does not give a number of steps: set training.max_steps, or data."),
         (["--set=data.classes=null", "--max_steps", 2], "its classes are unknown"),
         (["--set=data.max_length=null"], "the length of the longest row is unknown in advance; set data.max_length"),
         (["--set=data.validation_fraction=0.2"], "data.validation_fraction=0.2 has no effect on a stream of texts"),
         (["--set=data.normalization=train"], "data.normalization='train' is for images and numbers"),
         (["--set=data.seed=3"], "data.seed=3 has no effect on a stream"),
-        (["--set=data.shuffle_buffer=-1"], "data.shuffle_buffer=-1: give a whole number of at least 0"),
         (["--set=data.epoch_rows=0"], "data.epoch_rows=0: give a whole number of at least 1"),
         (["--task", "token-classification"], "needs all rows in advance: leave data.streaming out"),
         (["--task", "causal-lm"], "model.task='causal-lm' has no classes: leave data.classes out"),
         (["--dataset", "planted-motifs"], "'planted-motifs' is generated in memory"),
         (["--set=data.streaming=false"], "data.classes=['a', 'b'] is for streams: set data.streaming=true"),
         (["--set=training.chunk_length=8", "--max_steps", 2], "training.chunk_length=8 needs rows whose tokens"),
-        (["--set=data.classes=[a]", "--max_steps", 2], "is not one of the classes ['a']"),
-        (["--set=data.sequence_column=seqs", "--max_steps", 2], "sequence_column='seqs'"),
     ],
 )
 def test_errors(capsys, shards, tmp_path, options, message):

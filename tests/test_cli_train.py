@@ -159,16 +159,6 @@ def test_resuming_does_not_ignore_another_setting_of_the_optimizer(capsys, finis
     assert (output / "train_config.yaml").read_text() == before
 
 
-def test_a_folder_that_cannot_be_made(capsys, monkeypatch, tmp_path):
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    assert run("train", *PLANTED, *TINY, "--output", tmp_path / "foo") == 2
-    message = capsys.readouterr().err
-    assert f"--output {str(tmp_path / 'foo')!r}: the folder cannot be made (No such file" in message
-
-
 def test_interruption_names_the_folder(capsys, tmp_path, monkeypatch):
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
@@ -176,12 +166,6 @@ def test_interruption_names_the_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_ssm.training.run.train", interrupt)
     assert run("train", *PLANTED, *TINY, "--output", tmp_path / "my run") == 130
     assert f"`hf-ssm train --resume --output '{tmp_path / 'my run'}'` continues" in capsys.readouterr().err
-
-
-def test_demo_does_not_advise_what_it_does_not_have(capsys, finished):
-    assert run("demo", "--output", finished) == 2
-    message = capsys.readouterr().err
-    assert "--overwrite-output" in message and "--resume" not in message
 
 
 def test_progress_in_a_terminal(tmp_path):

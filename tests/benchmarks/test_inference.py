@@ -1,11 +1,6 @@
 """The benchmark of throughput: a tiny run, and agreement of the numbers."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "inference.py"
 
 
 @pytest.mark.slow
@@ -18,13 +13,10 @@ def test_tiny(run_script, capsys) -> None:
     assert names == [(f"| {task}", model) for task in ("predict", "embed", "score") for model in ("S4D", "Llama")]
 
 
-def test_different_numbers_are_an_error(make_model) -> None:
-    spec = importlib.util.spec_from_file_location("inference_benchmark", SCRIPT)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+def test_different_numbers_are_an_error(script, make_model) -> None:
     model = make_model("S4", "ForCausalLM")
-    calls = benchmark.embed_call(model, ["ACGTACGT", "GATTACAG"])
-    assert len(benchmark.compare(calls, 1)[0]) == 1
-    wrong = {**calls, "hf_ssm": benchmark.embed_call(model, ["ACGTACGT", "GATTACAC"])["hf_ssm"]}
+    calls = script.embed_call(model, ["ACGTACGT", "GATTACAG"])
+    assert len(script.compare(calls, 1)[0]) == 1
+    wrong = {**calls, "hf_ssm": script.embed_call(model, ["ACGTACGT", "GATTACAC"])["hf_ssm"]}
     with pytest.raises(RuntimeError, match="result 0 of hf_ssm differs from loop"):
-        benchmark.compare(wrong, 1)
+        script.compare(wrong, 1)

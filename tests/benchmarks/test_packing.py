@@ -1,23 +1,14 @@
 """The benchmark of packed rows: both ways train on the same documents, and the script runs."""
 
-import importlib
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 
-@pytest.fixture
-def packing(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("packing")
-
-
 @pytest.mark.slow
-def test_tiny(packing, capsys) -> None:
-    packing.main(["--tiny"])
+def test_tiny(script, capsys) -> None:
+    script.main(["--tiny"])
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \d", capsys.readouterr().out, flags=re.MULTILINE)
     named = [name for name, quantity in rows if quantity == "tokens per second"]
     assert named == ["S4D", "S4", "Hyena", "Mamba blocks", "plain selective blocks"]
@@ -26,14 +17,14 @@ def test_tiny(packing, capsys) -> None:
     assert layouts.count("masked transforms of the row") == 1
 
 
-def test_both_batches_hold_the_same_documents(packing) -> None:
-    padded, packed = packing.batches_of([3, 1, 5])
+def test_both_batches_hold_the_same_documents(script) -> None:
+    padded, packed = script.batches_of([3, 1, 5])
     assert padded["input_ids"].shape == (3, 5)
     assert torch.equal(padded["input_ids"][padded["attention_mask"].bool()], packed["input_ids"][0])
     assert packed["seq_idx"].tolist() == [[0, 0, 0, 1, 2, 2, 2, 2, 2]]
 
 
-def test_lengths_of_a_table(packing, tmp_path) -> None:
+def test_lengths_of_a_table(script, tmp_path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("sequence,label\nACGT,0\nAC,1\nACGTACGTACGT,1\n")
-    assert packing.lengths_of_tables([str(table)], "sequence", 10) == [4, 2, 10]
+    assert script.lengths_of_tables([str(table)], "sequence", 10) == [4, 2, 10]

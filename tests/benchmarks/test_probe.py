@@ -1,27 +1,14 @@
 """The benchmark of the probe runs in its tiny setting, compares orders, and extrapolates the plain loop."""
 
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "probe.py"
-
-
-@pytest.fixture
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("probe_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.mark.slow
-def test_tiny(benchmark, capsys) -> None:
-    benchmark.main(["--tiny"])
+def test_tiny(script, capsys) -> None:
+    script.main(["--tiny"])
     title, _, header, rule, *rows = capsys.readouterr().out.strip().splitlines()
     assert title.endswith("length 10, hidden size 8, 2 layers; plain loop whole")
     assert header == "| family | reads | CPU time | wall time | tokens |"
@@ -31,24 +18,24 @@ def test_tiny(benchmark, capsys) -> None:
         assert re.fullmatch(rf"\| {family} \| {head} \| \d+\.\d \| \d+\.\d \| \d\.\d \|", row)
 
 
-def test_tiny_evaluators(benchmark, capsys) -> None:
-    benchmark.main(["--tiny", "--evaluators", "--families", "S4", "--heads", "mean"])
+def test_tiny_evaluators(script, capsys) -> None:
+    script.main(["--tiny", "--evaluators", "--families", "S4", "--heads", "mean"])
     assert re.search(r"^\| S4 \| mean( \| \d+\.\d\d){3} \|$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_part_of_the_plain_loop_is_extrapolated(benchmark, monkeypatch) -> None:
+def test_a_part_of_the_plain_loop_is_extrapolated(script, monkeypatch) -> None:
     """Each call takes a second; one step of 4 candidates is 4 of the 10 calls."""
     seconds = iter([0.0, 4.0])
-    monkeypatch.setattr(benchmark, "clocks", lambda: (now := next(seconds), 2 * now))
-    model = benchmark.build_model("S4", "last", 8, 4)
-    cost, order = benchmark.plain_loop(model, torch.tensor([7, 8, 9, 10]), 1, 1)
+    monkeypatch.setattr(script, "clocks", lambda: (now := next(seconds), 2 * now))
+    model = script.build_model("S4", "last", 8, 4)
+    cost, order = script.plain_loop(model, torch.tensor([7, 8, 9, 10]), 1, 1)
     assert cost == (10.0, 20.0, 40.0)
     assert len(order) == 1
 
 
-def test_another_order_is_an_error(benchmark, monkeypatch) -> None:
-    exact = benchmark.exact
-    monkeypatch.setattr(benchmark, "exact", lambda *args: (exact(*args)[0], [0, 0, 0, 0]))
-    model = benchmark.build_model("S4", "last", 8, 4)
+def test_another_order_is_an_error(script, monkeypatch) -> None:
+    exact = script.exact
+    monkeypatch.setattr(script, "exact", lambda *args: (exact(*args)[0], [0, 0, 0, 0]))
+    model = script.build_model("S4", "last", 8, 4)
     with pytest.raises(RuntimeError, match="order differs from the plain loop"):
-        benchmark.compare(model, torch.tensor([7, 8, 9, 10]), 1, False, 4)
+        script.compare(model, torch.tensor([7, 8, 9, 10]), 1, False, 4)

@@ -1,11 +1,6 @@
 """The benchmark of saturation mutagenesis: a tiny run, and agreement of the scores."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "score.py"
 
 
 @pytest.mark.slow
@@ -20,18 +15,15 @@ def test_tiny(run_script, capsys) -> None:
     assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in models]
 
 
-def test_different_scores_are_an_error(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("score_benchmark", SCRIPT)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
+def test_different_scores_are_an_error(script, make_model, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text, region = make_model("S4", "ForCausalLM"), "ACGTTGACCTGATTAGCAAC", range(8, 12)
-    tokens, _ = benchmark.compare("S4", model, text, region, 1, window=8, horizon=4)
+    tokens, _ = script.compare("S4", model, text, region, 1, window=8, horizon=4)
     assert tokens[0] > 1
-    measured = benchmark.measured
+    measured = script.measured
 
     def wrong(model, text, region, share, **options):
         return measured(model, text.replace("A", "G", int(share)), region, share, **options)
 
-    monkeypatch.setattr(benchmark, "measured", wrong)
+    monkeypatch.setattr(script, "measured", wrong)
     with pytest.raises(RuntimeError, match="S4: llr differs by"):
-        benchmark.compare("S4", model, "A" + text[1:], region, 1, window=32, horizon=4)
+        script.compare("S4", model, "A" + text[1:], region, 1, window=32, horizon=4)

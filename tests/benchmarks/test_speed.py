@@ -71,22 +71,13 @@ def memory_is_measured(load) -> bool:
     return load("_memory").can_measure("cpu")
 
 
-def test_an_unknown_section_is_an_error(load, capsys) -> None:
-    with pytest.raises(SystemExit):
-        load("speed").main(["scan", "scam"])
-    assert "unknown section scam: choose from scan, training" in capsys.readouterr().err
-
-
 OURS = torch.tensor([1.0, -2.0, 4.0])
 
 
 @pytest.mark.parametrize(
     ("peer", "message"),
     [
-        (
-            (OURS + 0.01,),
-            r"result 0 of peer differs from ours by 0\.01; .* the largest value 4 is",
-        ),
+        ((OURS + 0.01,), r"result 0 of peer differs from ours by 0\.01; .* the largest value 4 is"),
         ((OURS[:2],), r"result 0 of peer has shape \(2,\), ours \(3,\)"),
         ((OURS * torch.tensor([1.0, float("nan"), 1.0]),), r"differs .* by nan"),
         ((OURS, OURS), r"peer returned 2 results, ours 1"),
@@ -105,16 +96,6 @@ def test_agreement_is_relative_and_exact_for_integers(load) -> None:
         check({"ours": lambda: (torch.tensor([5, 6]),), "peer": lambda: (torch.tensor([5, 7]),)}, 1.0)
 
 
-def test_contenders_that_differ_are_not_timed(load, monkeypatch) -> None:
-    speed = load("speed")
-    wrong = speed.Contest({"ours": lambda: (OURS,), "peer": lambda: (-OURS,)})
-    monkeypatch.setitem(speed.CONTESTS, "wrong", lambda: wrong)
-    bench = speed.Bench("cpu", 3, True, print)
-    with pytest.raises(RuntimeError, match=r"peer differs"):
-        bench.times("section", "what", "wrong", {})
-    assert bench.rows == []
-
-
 def test_ratios_are_peer_over_ours_and_ours_over_the_floor(load) -> None:
     speed = load("speed")
     contest = speed.Contest(dict.fromkeys(("ours", "peer", "a", "b"), tuple), floor=("a", "b"))
@@ -125,51 +106,11 @@ def test_ratios_are_peer_over_ours_and_ours_over_the_floor(load) -> None:
     assert (absolute.quantity, absolute.values, absolute.unit) == ("ours", [1000.0, 2000.0], "ms")
 
 
-def test_the_middle_half(load) -> None:
-    row = load("_measure").Row("section", "forward", "peer / ours", [9.0, 1.0, 1.1, 1.2, 1.3])
-    assert row.middle == (1.1, 1.2, 1.3)
-    assert str(row) == "| forward | peer / ours | 1.2 (1.1 to 1.3) | 5 |"
-
-
-def test_contenders_take_turns_and_short_ones_are_repeated(load) -> None:
-    measure, seen = load("_measure"), []
-    contenders = {name: lambda name=name: (seen.append(name), ())[1] for name in "abc"}
-    times = measure.race(contenders, dict.fromkeys("abc", 0.0), 3, turn=0.0)
-    assert "".join(seen) == "abc" + "abc" + "bca" + "cab"
-    assert all(len(values) == 3 and min(values) >= 0 for values in times.values())
-    seen.clear()
-    measure.race({"a": contenders["a"]}, {"a": 0.0}, 1, turn=1e-3)
-    assert len(seen) > 10
-
-
-def test_growth_is_time_per_token_relative_to_the_shortest_input(load, monkeypatch) -> None:
-    speed = load("speed")
-    monkeypatch.setitem(speed.CONTESTS, "some", lambda length: speed.Contest({"ours": tuple}))
-    monkeypatch.setattr(speed, "race", lambda *args: {"L = 10": [1.0, 2.0], "L = 40": [8.0, 8.0]})
-    bench = speed.Bench("cpu", 2, True, lambda row: None)
-    bench.growth("some", "some", [10, 40], {})
-    assert [(row.quantity, row.values) for row in bench.rows] == [("L = 40 / L = 10", [2.0, 1.0])]
-
-
 def test_peak_memory_includes_allocations(memory) -> None:
     """200 MB, kept or freed within the call; the peak is reset between calls."""
     for call in (lambda: torch.ones(50_000_000), lambda: torch.ones(50_000_000).sum()):
         assert memory.measure(call)["extra"] == pytest.approx(200e6, rel=0.05)
         assert memory.measure(lambda: torch.ones(1000))["extra"] < 10e6
-
-
-@pytest.mark.slow
-def test_memory_in_a_new_process(memory, monkeypatch) -> None:
-    sizes = {"batch": 4, "channels": 64, "length": 16384, "backward": False}
-    found = memory.measure_apart("convolution", "torch.fft", sizes, {**sizes, "batch": 1, "length": 1024})
-    # In units of the input: the padded spectrum, the product and its inverse transform take 2 each.
-    unit = 4 * 64 * 16384 * 4
-    assert 4 * unit < found["extra"] < 10 * unit
-    assert found["total"] > found["extra"] + 100e6
-    failed = subprocess.CompletedProcess([], 1, "", "KeyError: 'nobody'")
-    monkeypatch.setattr(memory.subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(RuntimeError, match=r"peak memory of nobody in convolution: exit 1\nKeyError"):
-        memory.measure_apart("convolution", "nobody", sizes, sizes)
 
 
 def test_matrix_products_have_the_shapes_of_the_model(load) -> None:

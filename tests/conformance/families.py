@@ -12,18 +12,11 @@ _TINY = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "state_siz
 # Arguments of the configuration by family and variant. A registered family without an entry is tested in its default
 # configuration.
 _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "Hyena": {
-        "implicit": {"max_position_embeddings": 64, "filter_order": 16},
-        "s4d": {"filter_type": "s4d"},
-    },
+    "Hyena": {"implicit": {"max_position_embeddings": 64, "filter_order": 16}, "s4d": {"filter_type": "s4d"}},
     # By the name in a file, which transformers looks up there.
     "Hyena2": {
         "short": {"num_hidden_layers": 2, "mixer_types": ["short_conv", "full_attention"]},
-        "medium": {
-            "num_hidden_layers": 2,
-            "mixer_types": ["medium_conv", "long_conv"],
-            "medium_filter_length": 12,
-        },
+        "medium": {"num_hidden_layers": 2, "mixer_types": ["medium_conv", "long_conv"], "medium_filter_length": 12},
     },
     # By the name in a file, as above.
     "Hybrid": {

@@ -1,4 +1,4 @@
-"""Run transformers' own model tests on all families, and print how many passed, failed and were skipped, and why.
+"""Run transformers' own model tests on all families; pytest prints which failed, and why others were skipped.
 
     python tests/conformance/run.py [--family Hyena] [--cache FOLDER]
 
@@ -9,16 +9,13 @@ a folder of the environment. The exit code is 0 if no test failed.
 import argparse
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zlib
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -49,85 +46,6 @@ STAND_INS = {
 }
 """,
 }
-
-
-@dataclass
-class Result:
-    """Outcomes of the phases and of the subtests of one test."""
-
-    outcomes: set[str] = field(default_factory=set)
-    subtests: set[str] = field(default_factory=set)
-    reasons: set[str] = field(default_factory=set)
-
-    @property
-    def outcome(self) -> str:
-        """`"failed"` if any part failed, `"skipped"` if the test or all of its subtests were, otherwise `"passed"`."""
-        if "failed" in self.outcomes | self.subtests:
-            return "failed"
-        if "skipped" in self.outcomes or self.subtests == {"skipped"}:
-            return "skipped"
-        return "passed"
-
-
-class Results:
-    """Pytest plugin that records the outcome of each test.
-
-    Attributes:
-        tests: Results by family and name of the test. The family is the name of the test class up to the first
-            underscore.
-        broken: Reasons why tests could not run at all.
-    """
-
-    def __init__(self) -> None:
-        self.tests: defaultdict[str, dict[str, Result]] = defaultdict(dict)
-        self.broken: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        _, class_name, name = str(report.nodeid).rsplit("::", 2)
-        result = self.tests[class_name.partition("_")[0]].setdefault(f"{class_name}::{name}", Result())
-        # Only reports of subtests have a context.
-        (result.subtests if hasattr(report, "context") else result.outcomes).add(report.outcome)
-        if report.skipped and isinstance(report.longrepr, tuple):
-            reason = report.longrepr[2].removeprefix("Skipped: ")
-            result.reasons.add(re.sub(r"<class '[^']*'>", "the class", reason))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.broken.append(f"not collected: {report.nodeid}")
-
-    def names(self, family: str, outcome: str) -> list[str]:
-        """Names of the tests of a family with an outcome."""
-        return [name for name, result in self.tests[family].items() if result.outcome == outcome]
-
-    @property
-    def exit_code(self) -> int:
-        """0 if tests ran and none failed, otherwise 1."""
-        outcomes = {result.outcome for results in self.tests.values() for result in results.values()}
-        return int("failed" in outcomes or "passed" not in outcomes or bool(self.broken))
-
-
-def _short(names: Sequence[str]) -> str:
-    """Names of tests without class and parameters, each with its number of parameters."""
-    # The package `parameterized` appends the index of the parameters.
-    bare = Counter(re.sub(r"_\d+(_.*)?$", "", name.rpartition("::")[2]) for name in names)
-    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(bare.items()))
-
-
-def summary(results: Results) -> str:
-    """Counts per family, the failed tests, and the skipped ones by reason."""
-    lines = []
-    for family in sorted(results.tests):
-        passed, failed, skipped = (results.names(family, outcome) for outcome in ("passed", "failed", "skipped"))
-        lines += ["", f"{family}: {len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped"]
-        lines += [f"  failed: {name}" for name in failed]
-        by_reason: defaultdict[str, list[str]] = defaultdict(list)
-        for name in skipped:
-            by_reason["; ".join(sorted(results.tests[family][name].reasons))].append(name)
-        lines += [
-            f"  skipped, {len(names):3d}: {reason}\n                {_short(names)}"
-            for reason, names in sorted(by_reason.items())
-        ]
-    return "\n".join([*lines, *results.broken])
 
 
 def _pip(*arguments: str | Path) -> None:
@@ -168,14 +86,11 @@ def fetch(cache: Path) -> Path:
     return ready
 
 
-def run_tests(targets: Sequence[str | Path]) -> Results:
+def run_tests(targets: Sequence[str | Path]) -> int:
     """Run pytest on the targets with the settings of `conformance.ini` instead of the settings of the project."""
-    results = Results()
     settings = ("-c", HERE / "conformance.ini", "--rootdir", HERE, "--confcutdir", HERE)
-    code = pytest.main([str(argument) for argument in (*settings, *targets)], plugins=[results])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        results.broken.append(f"pytest ended early: {code!s}")
-    return results
+    # The reasons of skipped tests, and the failed ones.
+    return int(pytest.main([str(argument) for argument in (*settings, "-rsf", *targets)]))
 
 
 def main() -> int:
@@ -198,9 +113,7 @@ def main() -> int:
     os.environ |= {"HF_HUB_OFFLINE": "1", "RUN_SLOW": "1"}
     wanted = [row for row in ROWS if arguments.family in (None, row.family.name)]
     module = HERE / "model_tests.py"
-    results = run_tests([f"{module}::{row.name}_{kind}" for row in wanted for kind in row.kinds])
-    print(summary(results))
-    return results.exit_code
+    return run_tests([f"{module}::{row.name}_{kind}" for row in wanted for kind in row.kinds])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 
 from hf_ssm.data.augment import with_random_reverse_complement, with_random_unknown_bases
-from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.tokenization import build_dna_tokenizer, build_listops_tokenizer
 
 TOKENIZER = build_dna_tokenizer()
 
@@ -19,11 +19,6 @@ def turned(texts: list[str], probability: float = 1.0) -> list[str]:
 
 def test_bases_are_reversed_and_complemented() -> None:
     assert turned(["ACGTN", "AAC", "T"]) == ["NACGT", "GTT", "A"]
-
-
-def test_twice_is_the_identity() -> None:
-    texts = ["ACCGTTTANNGA", "GATTACA"]
-    assert turned(turned(texts)) == texts
 
 
 def test_special_tokens_stay_where_they_are() -> None:
@@ -62,25 +57,8 @@ def test_unknown_bases_replace_a_random_share_and_follow_another_transform() -> 
 def test_bad_input() -> None:
     tokens = Dataset.from_dict({"input_ids": [[7, 8]]})
     with pytest.raises(ValueError, match="no token for the bases"):
-        with_random_reverse_complement(tokens, build_byte_tokenizer_without_bases())
+        with_random_reverse_complement(tokens, build_listops_tokenizer())
     with pytest.raises(ValueError, match="probability=2"):
         with_random_reverse_complement(tokens, TOKENIZER, 2)
     with pytest.raises(ValueError, match="no such column"):
         with_random_reverse_complement(Dataset.from_dict({"ids": [[7]]}), TOKENIZER)
-
-
-def build_byte_tokenizer_without_bases():
-    """A tokenizer that knows no single letters."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"[UNK]": 0}, "[UNK]")), unk_token="[UNK]")
-
-
-def test_a_byte_tokenizer_has_bases_too() -> None:
-    tokenizer = build_byte_tokenizer()
-    rows = with_random_reverse_complement(
-        Dataset.from_dict({"input_ids": [tokenizer("AACG")["input_ids"]]}), tokenizer, 1.0
-    )
-    assert tokenizer.decode(rows[0]["input_ids"]) == "CGTT"

@@ -44,13 +44,6 @@ def test_malformed_files_are_refused(fasta, text, message):
         list(read_fasta(fasta(text)))
 
 
-def test_truncated_gzip_is_refused(fasta):
-    path = fasta(">a\n" + "ACGT\n" * 5000, "a.fa.gz")
-    path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(ValueError, match="truncated"):
-        list(read_fasta(path))
-
-
 def test_windows_cover_the_records_without_overlap(fasta):
     columns = load_fasta(fasta(">a\nACGTACGTAC\n>b\nGGG\n>c\nTT\n"), window=4, stride=4, min_window=3)
     assert columns.to_dict() == {"sequence": ["ACGT", "ACGT", "GGG"], "name": ["a", "a", "b"], "start": [0, 4, 0]}

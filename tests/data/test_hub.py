@@ -34,25 +34,11 @@ def test_splits_are_renamed_and_others_dropped(hub, caplog):
     assert "dropped 3 rows of split 'unsupervised'" in caplog.text
 
 
-def test_missing_splits_are_cut(hub):
-    hub(DatasetDict(train=split([0, 1] * 50)))
-    data = load_sequences("user/name")
-    assert {name: part.num_rows for name, part in data.items()} == {"train": 80, "validation": 10, "test": 10}
-
-
 def test_hidden_labels_are_dropped(hub, caplog):
     hub(DatasetDict(train=split([0, 1]), test=split([-1, -1], 5)))
     with caplog.at_level(logging.WARNING):
         assert list(load_sequences("user/name", validation_fraction=0, test_fraction=0)) == ["train"]
     assert "labels are hidden" in caplog.text
-
-
-def test_strings_become_one_class_label_over_all_splits(hub):
-    hub(DatasetDict(train=split(["b", "a"]), test=split(["c"], 5)))
-    data = load_sequences("user/name", validation_fraction=0)
-    assert label_names(data) == ["a", "b", "c"]
-    assert (data["train"]["label"][:], data["test"]["label"][:]) == ([1, 0], [2])
-    assert data["train"].features == data["test"].features
 
 
 def test_class_labels_are_kept(hub):

@@ -65,7 +65,6 @@ def test_too_few_rows_are_an_error_and_a_share_of_zero_gives_no_split():
     ("fractions", "message"),
     [
         ((-0.1, 0.1), "validation_fraction=-0.1"),
-        ((0.1, 1.0), "test_fraction=1.0"),
         ((0.1, float("nan")), "test_fraction=nan"),
         ((0.6, 0.4), "leave no rows to train on"),
     ],

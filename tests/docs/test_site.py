@@ -115,11 +115,3 @@ def test_figures_of_stored_results_are_drawn(name: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(figures, "ASSETS", tmp_path)
     figures.main([name])
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-
-
-def test_stored_figures_are_small() -> None:
-    figures = loaded("figures")
-    results = ROOT / "examples" / "results"
-    for name in figures.FIGURES:
-        if name not in figures.RESULTS or (results / f"{figures.RESULTS[name]}.json").is_file():
-            assert (DOCS / "assets" / f"{name}.png").stat().st_size < 100_000

@@ -44,10 +44,6 @@ def kinds(notebook: Any) -> list[list[Any]]:
     ]
 
 
-def test_there_are_ten():
-    assert len(TUTORIALS) == 10
-
-
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_stored_outputs_are_complete(path):
     notebook = read(path)

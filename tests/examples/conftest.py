@@ -16,9 +16,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def script(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """`waves.py` for `test_waves.py`, with its neighbours found as when Python runs it."""
     name = request.path.stem.removeprefix("test_")
+    path = next(EXAMPLES.rglob(f"{name}.py"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
-        spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         patch.setitem(sys.modules, name, module)  # where dataclasses look for their module

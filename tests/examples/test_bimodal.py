@@ -56,14 +56,6 @@ def test_edge_of_the_flow_without_ripple(script: ModuleType) -> None:
     assert found == pytest.approx(exact, abs=0.1)
 
 
-def test_ripple_traps_in_l2_and_not_by_equation_9(script: ModuleType) -> None:
-    plain = script.GradientFlow(script.NOISY)
-    assert [plain.destination(start) for start in (-30.0, 3.0, 15.0, 30.0)] == ["large", "neither", "neither", "small"]
-    assert abs(plain.trajectory(15.0)[-1, 0]) < 2 * np.pi
-    weighted = script.GradientFlow(script.NOISY, 2, "eq. (9)")
-    assert [weighted.destination(start) for start in (-30.0, 3.0, 15.0, 30.0)] == ["large"] * 4
-
-
 @pytest.mark.slow
 def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     output, picture = tmp_path / "bimodal.json", tmp_path / "bimodal.png"

@@ -58,14 +58,3 @@ def test_runs_are_continued(
     script.main([*words, "--targets", *targets])
     with pytest.raises(SystemExit, match="holds runs with other settings"):
         script.main([*words, "--targets", "smooth", "--noise", "1"])
-
-
-def test_causes(script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    variants = []
-    monkeypatch.setattr(script, "run", lambda args, *_: variants.append(args) or {"error": 0.5, "constant": 1.0})
-    script.main(["--causes"])
-    assert [(args.frequency_scale, args.unit_scale) for args in variants] == [
-        *((scale, unit) for unit in (True, False) for scale in (4.0, 1.0))
-    ]
-    assert {(args.octaves, args.noise, args.layers) for args in variants} == {(1, 0.0, 2)}
-    assert "| neither | 0.5000 | 1.0000 |" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import gzip
 import random
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -14,19 +13,6 @@ from hf_ssm.data.records import read_records, reverse_complement
 DATA = Path(__file__).parents[2] / "examples" / "data"
 
 
-def test_the_shipped_table_is_balanced_dna() -> None:
-    path = DATA / "coding_or_intergenic.csv.gz"
-    data = load_sequences(path, validation_fraction=0.0)
-    assert {name: split.num_rows for name, split in data.items()} == {"train": 2229, "test": 771}
-    rows = [row for split in data.values() for row in split]
-    assert all(len(row["sequence"]) == 200 and not row["sequence"].strip("ACGT") for row in rows)
-    groups = [(row["label"], row["species"]) for row in rows]
-    assert len(set(groups)) == 6
-    assert {groups.count(group) for group in set(groups)} == {500}
-    assert len({row["sequence"] for row in rows}) == 3000
-    assert path.stat().st_size < 200_000
-
-
 def test_the_shipped_variants_are_of_the_shipped_genome(script: ModuleType, tmp_path: Path) -> None:
     genome, shipped = DATA / "lambda_phage.fa.gz", DATA / "lambda_phage_variants.vcf"
     script.main(["random_variants", "--output", str(tmp_path)])
@@ -35,52 +21,6 @@ def test_the_shipped_variants_are_of_the_shipped_genome(script: ModuleType, tmp_
     rows = [line.split("\t") for line in shipped.read_text().splitlines() if not line.startswith("#")]
     assert len(rows) == 50
     assert all(sequence[int(place) - 1] == ref != alt for _, place, _, ref, alt, *_ in rows)
-
-
-def test_the_shipped_operon_has_a_promoter_and_genes() -> None:
-    operon = next(iter(read_records(DATA / "lac_operon.fa.gz"))).sequence
-    parts = [line.split("\t") for line in (DATA / "lac_promoter.bed").read_text().splitlines()]
-    bases = {name: operon[int(start) : int(end)] for _, start, end, name, *_ in parts}
-    assert (bases["CRP"], bases["-35"], bases["-10"]) == ("TGTGAGTTAGCTCACT", "TTTACA", "TATGTT")
-    # The parts follow one another, and the last one ends before the first base of the transcript.
-    promoter = "".join(bases.values())
-    assert len(promoter) == 75 and operon.count(f"{promoter}AATTGTGAGCGG") == 1
-    genes = [line.split("\t") for line in (DATA / "lac_genes.bed").read_text().splitlines()]
-    assert [name for *_, name, _, _ in genes] == ["lacI", "lacZ", "lacY", "lacA"]
-    for _, start, end, *_ in genes:
-        assert operon[int(start) : int(start) + 3] in ("ATG", "GTG", "TTG")
-        assert operon[int(end) - 3 : int(end)] in ("TAA", "TAG", "TGA")
-
-
-@pytest.mark.slow
-def test_the_promoters_are_mutants_of_the_operon(script: ModuleType, tmp_path: Path) -> None:
-    from _lac_promoter import LAC_PROMOTER
-
-    try:
-        script.lac_promoter(tmp_path)
-    except subprocess.CalledProcessError:
-        pytest.skip("the package with the data cannot be downloaded from the package index")
-    operon = next(iter(read_records(DATA / "lac_operon.fa.gz"))).sequence
-    promoter = operon[slice(*LAC_PROMOTER)]
-    data = load_sequences(tmp_path / "lac_promoter.csv.gz", validation_fraction=0.0)
-    assert {name: split.num_rows for name, split in data.items()} == {"train": 6000, "validation": 500, "test": 2000}
-    rows = [row for split in data.values() for row in split]
-    assert len({row["sequence"] for row in rows}) == 8500 and sum(row["label"] for row in rows) == 4250
-    assert all(len(row["sequence"]) == 75 and not row["sequence"].strip("ACGT") for row in rows)
-    mutations = [sum(a != b for a, b in zip(row["sequence"], promoter, strict=True)) for row in rows]
-    assert 7 < sum(mutations) / len(mutations) < 10
-
-
-def test_the_shipped_variants_lie_in_the_promoter() -> None:
-    operon = next(iter(read_records(DATA / "lac_operon.fa.gz"))).sequence
-    lines = (DATA / "lac_promoter_variants.vcf").read_text().splitlines()
-    rows = [line.split("\t") for line in lines if not line.startswith("#")]
-    wrong = [name for _, place, name, ref, *_ in rows if not operon.startswith(ref, int(place) - 1)]
-    assert len(rows) == 20 and wrong == ["wrong_reference"]
-    assert all(1382 < int(place) <= 1457 for _, place, *_ in rows)
-    (place,) = (int(place) for _, place, name, *_ in rows if name == "UV5")
-    # The -10 box of the consensus.
-    assert operon[1445 : place - 1] + "AA" + operon[place + 1 : 1451] == "TATAAT"
 
 
 def test_windows_follow_the_annotation(script: ModuleType, tmp_path: Path) -> None:

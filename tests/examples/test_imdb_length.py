@@ -51,15 +51,6 @@ def test_the_recipe_learns_and_accuracy_counts() -> None:
     assert trend.accuracy(model, ids, 1 - labels) == 0.0
 
 
-def test_the_papers_gap_by_an_independent_fit() -> None:
-    paper = [{"T": length, "gap": train - test} for length, (train, test) in imdb.PAPER.items()]
-    x = np.array([row["T"] for row in paper]) / 1000
-    y = np.array([row["gap"] for row in paper])
-    trends = imdb.gap_trends(paper)
-    assert trends["all T"].slope == pytest.approx(np.polyfit(x, y, 1)[0])
-    assert trends["T >= 300"].slope == pytest.approx(np.polyfit(x[2:], y[2:], 1)[0])
-
-
 def test_a_tiny_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, output = tmp_path / "reviews.csv", tmp_path / "out.json"
     words = {0: "bad dull film", 1: "good fine film"}

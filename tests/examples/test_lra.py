@@ -43,15 +43,6 @@ SMALL = {
     "pathfinder": (6, 128, 64, 0, 0.004, 64, 40, 0.01),
     "pathx": (4, 96, 64, 0, 0.0005, 64, 50, 0.05),
 }
-# Depth, features, norm, pre-norm, α, rate, batch, epochs, decay, range of Δ: Yu et al. 2025, Table 4.
-YU = {
-    "listops": (8, 256, "batch", False, 3, 0.002, 50, 80, 0.05, 1e-3, 1.0),
-    "text": (6, 256, "batch", True, 5, 0.01, 32, 300, 0.05, 1e-3, 0.1),
-    "retrieval": (6, 128, "batch", True, 3, 0.004, 64, 40, 0.03, 1e-3, 0.1),
-    "image": (6, 512, "layer", False, 3, 0.01, 50, 1000, 0.01, 1e-3, 0.1),
-    "pathfinder": (6, 256, "batch", True, 3, 0.004, 64, 300, 0.03, 1e-3, 0.1),
-    "pathx": (6, 128, "batch", True, 5, 0.001, 20, 80, 0.03, 1e-4, 0.1),
-}
 
 
 def liu_li_values(settings: RunSettings) -> tuple[Any, ...]:
@@ -70,26 +61,6 @@ def test_the_numbers_of_liu_and_li(task: str, kernel: str) -> None:
     assert liu_li_values(settings) == LIU_LI[task]
     assert settings.model["kernel_type"] == kernel
     assert settings.model["rescale_init"] or settings.model["tau_weight"] > 0
-
-
-@pytest.mark.parametrize("task", YU)
-def test_the_numbers_of_yu_and_others(task: str) -> None:
-    settings = resolve(read_settings_file(FOLDER / f"{task}_s4d_sobolev.yaml"))
-    model, training = settings.model, settings.training
-    names = ("num_hidden_layers", "hidden_size", "norm_type", "norm_first", "frequency_scale")
-    found = (
-        *(model[name] for name in names),
-        *(training[name] for name in ("learning_rate", "per_device_train_batch_size", "num_train_epochs")),
-        training["weight_decay"],
-        model["time_step_min"],
-        model["time_step_max"],
-    )
-    assert found == YU[task]
-    assert (model["sobolev_trainable"], model["sobolev_order"], model["state_size"]) == (
-        True,
-        0,
-        2 if task == "listops" else 64,
-    )
 
 
 def commands() -> list[str]:

@@ -21,21 +21,11 @@ def test_tiny_run(script: ModuleType, shared_data: Path, tmp_path: Path, capsys:
 
 
 def test_what_the_table_says(script: ModuleType) -> None:
-    grid = {
-        (1.0, -0.5): [0.5, 0.7],
-        (1.0, 0.0): [0.4, 0.4],
-        (4.0, -0.5): [0.9, 0.7],
-        (4.0, 0.0): [0.1, 0.3],
-    }
+    grid = {(1.0, -0.5): [0.5, 0.7], (1.0, 0.0): [0.4, 0.4], (4.0, -0.5): [0.9, 0.7], (4.0, 0.0): [0.1, 0.3]}
     assert script.best(grid) == (4.0, -0.5)
     assert script.best(grid, beta=0.0) == (1.0, 0.0)
     assert script.best(grid, alpha=1.0) == (1.0, -0.5)
     assert script.best(grid, alpha=2.0) is None
     # Variances 0.02 and 0 at α = 1, 0.02 twice at α = 4.
     assert (script.spread(grid, 1.0), script.spread(grid, 4.0)) == (pytest.approx(0.1), pytest.approx(0.02**0.5))
-    told = " ".join(script.compare(grid, 2))
-    assert "over seeds: 0.1000 (α = 1), 0.1414 (α = 4)." in told
-    assert "At β = 0, the best α is 1 (paper: 4)." in told
-    assert "At α = 1, the best β is -0.5 (paper: -0.5), +0.2000 ± 0.1000 (standard error) from the default" in told
-    assert f"The best pair is α = 4, β = -0.5: 0.8000, +0.4000 ± {0.015**0.5:.4f}" in told
-    assert "Best β for each α: 1: -0.5, 4: -0.5." in told
+    assert f"The best pair is α = 4, β = -0.5: 0.8000, +0.4000 ± {0.015**0.5:.4f}" in " ".join(script.compare(grid, 2))

@@ -1,30 +1,10 @@
 """The small models of the Long Range Arena: the paper's settings, and a tiny run."""
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(scope="module")
-def small_models() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLES))
-        spec = importlib.util.spec_from_file_location("small_models", EXAMPLES / "lra" / "small_models.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    for name, loaded in list(sys.modules.items()):
-        if (getattr(loaded, "__file__", None) or "").startswith(str(EXAMPLES)):
-            sys.modules.pop(name)
-
 
 # Depth, features, states, dropout, rate, batch, decay: Liu & Li 2024, Table 8.
 PAPER = {"listops": (4, 128, 64, 0, 0.01, 50, 0.05), "mnist": (4, 128, 64, 0.1, 0.01, 50, 0.05)}
@@ -32,10 +12,10 @@ PAPER["cifar10"] = PAPER["mnist"]
 
 
 @pytest.mark.parametrize("task", PAPER)
-def test_the_settings_are_the_papers(small_models: ModuleType, task: str) -> None:
-    args = small_models.build_parser().parse_args([task, "--data", "x"])
-    for name in small_models.TASKS[task][-1]:
-        settings = small_models.settings_of(args, name)
+def test_the_settings_are_the_papers(script: ModuleType, task: str) -> None:
+    args = script.build_parser().parse_args([task, "--data", "x"])
+    for name in script.TASKS[task][-1]:
+        settings = script.settings_of(args, name)
         model, training = settings.model, settings.training
         assert (
             *(model[field] for field in ("num_hidden_layers", "hidden_size", "state_size", "hidden_dropout")),
@@ -52,13 +32,13 @@ def test_the_settings_are_the_papers(small_models: ModuleType, task: str) -> Non
 
 
 @pytest.mark.slow
-def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_run_continues(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import get_data
 
     get_data.listops_lra(tmp_path, counts=(24, 8, 8))
     output, runs = tmp_path / "result.json", tmp_path / "runs"
     words = ["listops", "--tiny", "--data", str(tmp_path), "--runs", str(runs), "--output", str(output)]
-    small_models.main(words)
+    script.main(words)
     first = json.loads(output.read_text())
     assert first["runs"]["8"]["complete"]
     assert [point["epoch"] for point in first["runs"]["8"]["curve"]] == [1.0, 2.0]
@@ -67,10 +47,10 @@ def test_tiny_run_continues(small_models: ModuleType, tmp_path: Path, capsys: py
     assert "started" in capsys.readouterr().out
     # As if it had been stopped after its last checkpoint: the curve is known, the test accuracy is not.
     (runs / "listops_8_seed0" / "training_log.json").unlink()
-    small_models.main([*words, "--collect"])
+    script.main([*words, "--collect"])
     stopped = json.loads(output.read_text())["runs"]["8"]
     assert not stopped["complete"]
     assert stopped["curve"] == first["runs"]["8"]["curve"]
-    small_models.main(words)
+    script.main(words)
     assert "continued" in capsys.readouterr().out
     assert json.loads(output.read_text())["runs"] == first["runs"]

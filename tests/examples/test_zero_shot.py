@@ -73,16 +73,8 @@ def lookup() -> SequenceModel:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint of transformers with a tokenizer of bases."""
     folder = tmp_path_factory.mktemp("llama")
-    config = LlamaConfig(
-        vocab_size=12,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=12, max_position_embeddings=128, bos_token_id=None, eos_token_id=None)
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
     build_dna_tokenizer().save_pretrained(folder)

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hf_ssm
-from hf_ssm.inference.dependency import ROWS_PER_PART, DependencyMap, DependencyMapper
-from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.dependency import ROWS_PER_PART, DependencyMap
 
 VOCABULARY = hf_ssm.build_dna_tokenizer().get_vocab()
 COMPLEMENT = dict(zip("ACGTNR", "TGCANY", strict=True))
@@ -169,17 +168,6 @@ def test_blocks_are_the_strongest_ones_that_do_not_overlap() -> None:
     assert (rows["pair"][0]["start_i"], rows["pair"][0]["start_j"]) == (105, 115)
     cells = np.concatenate([matrix[5:9, 15:19], matrix[15:19, 5:9]])
     assert (rows["pair"][0]["mean"], rows["pair"][0]["max"]) == pytest.approx((cells.mean(), cells.max()))
-
-
-def test_mutants_share_the_states_before_them(make_model: Any) -> None:
-    sequence = "".join(random.Random(0).choices("ACGT", k=300))
-    model = SequenceModel(make_model("S5", "ForCausalLM"), hf_ssm.build_dna_tokenizer())
-    mapper = DependencyMapper(model, window=300, both_strands=False)
-    with torch.no_grad():
-        effects = mapper.effects(sequence, 250, 290, 0)
-    assert effects.shape == (ROWS_PER_PART, 4, 40)
-    # The beginning, and the rest of the region for the reference and each mutant, without the last token.
-    assert model.tokens == 130 + (1 + 3 * ROWS_PER_PART) * 39
 
 
 def test_errors(make_model: Any) -> None:

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, PreTrainedTokenizerFast
 
 import hf_ssm
 from hf_ssm.data.genome import Genome
@@ -319,12 +314,12 @@ def test_bad_arguments(make_model, genome: Genome) -> None:
     for chosen, options, message in [
         (model, {"target": "promotor"}, "did you mean 'promoter'"),
         (model, {"target": []}, "`target` names no class"),
+        (model, {"target": "all", "shifts": []}, "`shifts` is empty"),
         (model, {"target": "all", "flank": 3}, "only for a classifier of tokens"),
         (tokens, {"target": "all", "flank": -1}, "`flank`=-1"),
         (model, {"flank": 3}, "`flank`=3 needs `target`"),
         (model, {"target": "all", "scores": ["embedding_distance"]}, "exclude each other"),
         (causal, {"target": "all"}, "needs a classifier or a regressor, not a S4ForCausalLM"),
-        (model, {"target": "all", "shifts": []}, "`shifts` is empty"),
         (model, {"target": "all", "shifts": [0, 600]}, "600 bases move the variant out of the window"),
         (model, {"target": "all", "shifts": [1]}, "`shifts` needs variants with `chrom` and `pos`"),
     ]:

@@ -1,14 +1,12 @@
 """`embed`: the hidden states themselves, pooling, strands, windows, independence of other sequences, and errors."""
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm.data.records import Place, Record, reverse_complement
@@ -117,25 +115,6 @@ def test_windows_and_tokens_of_intervals_have_places_in_the_genome(make_model) -
             assert letters[row[names[0]] : row[names[1]]] == reverse_complement(piece)
 
 
-def pairs_tokenizer() -> PreTrainedTokenizerFast:
-    """Two letters a token, from the left."""
-    words = [a + b for a in "ACGT" for b in ("", *"ACGT")]
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*words, "?"])}, unk_token="?"))
-    from tokenizers import Regex
-
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex("[ACGT]{1,2}"), "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?", pad_token="?")
-
-
-def test_tokens_of_both_strands_must_have_the_same_letters(make_model):
-    model = make_model("S4", "Model", vocab_size=21)
-    table = hf_ssm.embed(model, pairs_tokenizer(), ["ACGT"], pooling="token", both_strands=True)
-    assert table["token_start"][:] == [0, 2] and table["token_end"][:] == [2, 4]
-    with pytest.raises(ValueError, match=r"row 1: the tokens of the two strands of .* have different letters"):
-        hf_ssm.embed(model, pairs_tokenizer(), ["ACGT", "ACG"], pooling="token", both_strands=True)
-    assert len(hf_ssm.embed(model, pairs_tokenizer(), ["ACG"], both_strands=True)) == 1
-
-
 @pytest.mark.parametrize(
     ("stride", "expected"),
     [(None, [(0, 8), (8, 16)]), (5, [(0, 8), (5, 13), (10, 16)]), (4, [(0, 8), (4, 12), (8, 16)])],
@@ -172,13 +151,6 @@ def test_inputs_are_read_as_needed(make_model, monkeypatch):
         assert read <= 3 * number + 1
 
 
-def test_memory_of_the_vectors_of_tokens_is_bounded(make_model, monkeypatch):
-    monkeypatch.setattr(windows, "_MOST_LETTERS", 80)
-    monkeypatch.setattr(sys.modules["hf_ssm.inference.embed"], "_BYTES_PER_LETTER", 4 * 8)
-    embedder = Embedder(make_model("S4", "Model"), build_dna_tokenizer(), pooling="token", layers=(0, 1))
-    assert [len(group) for group in embedder.groups(Record("ACGT" * 5, "") for _ in range(5))] == [2, 2, 1]
-
-
 def test_layers_and_columns(make_model):
     model, tokenizer = make_model("S4", "ForCausalLM"), build_dna_tokenizer()
     rows = [{"text": "ACGT", "label": 1, "embedding": 3}, {"text": "AC", "label": None}]
@@ -199,11 +171,8 @@ def test_layers_and_columns(make_model):
     [
         ({"layers": 3}, r"`layers`=\[3\]: the model has 3 hidden states; give numbers from -3 to 2"),
         ({"layers": [-4]}, r"`layers`=\[-4\]: the model has 3 hidden states"),
-        ({"layers": []}, r"`layers`=\[\]"),
         ({"layers": [2, -1]}, "names a layer twice"),
         ({"pooling": "median"}, r"`pooling`='median' is not known"),
-        ({"stride": 3}, "needs `window`"),
-        ({"window": 0}, "positive"),
         ({"window": 3, "stride": 4}, "a stride that is at most the window"),
         ({}, r"`inputs`, row 1 has 41 tokens, but the model takes at most 40: .*--window"),
     ],
@@ -223,10 +192,3 @@ def test_hidden_states_that_are_not_finite(make_model):
     model.embed_tokens.weight.data[10] = float("nan")
     with pytest.raises(ValueError, match="row 1: the hidden states are not finite"):
         hf_ssm.embed(model, build_dna_tokenizer(), ["ACG", "ACGT"], pooling="last")
-
-
-def test_same_as_the_pipeline_of_transformers(make_model):
-    model, tokenizer = make_model("S4", "Model", bidirectional=True), build_dna_tokenizer()
-    expected = pipeline("feature-extraction", model=model, tokenizer=tokenizer)(TEXTS[0])[0]
-    table = hf_ssm.embed(model, tokenizer, TEXTS[:1], pooling="token")
-    np.testing.assert_allclose(vectors(table), expected, rtol=1e-6, atol=1e-6)

@@ -82,9 +82,7 @@ def test_the_center_is_one_letter_on_both_strands(make_model, text, center):
     ("layers", "message"),
     [
         ("encoder.layer.9", r"`layers`='encoder.layer.9': give a number, all, last, middle, .*: embeddings, encoder"),
-        ("", "`layers`='': give a number"),
         (["last", 3], "names a layer twice"),
-        ("cls", "`layers`='cls': give a number"),
         ("encoder.layer.0.attention.self.dropout", "does not call this module|no hidden states"),
         (["encoder.layer.0.intermediate", -1], r"differ in width \(encoder.layer.0.intermediate: 16, 3: 8\)"),
     ],

@@ -2,15 +2,13 @@
 
 import json
 import os
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hf_ssm.inference import parts as module
-from hf_ssm.inference.parts import Parts, file_facts, join_table, table_of, write_in_parts
+from hf_ssm.inference.parts import Parts, file_facts, table_of, write_in_parts
 from hf_ssm.utils import files
 
 SETTINGS = {"window": 8, "layers": (1, 2)}
@@ -90,24 +88,6 @@ def test_interrupted_while_the_output_is_written(tmp_path):
     assert len(pd.read_csv(output)) == sum(range(1, 8))
 
 
-@pytest.mark.parametrize("place", [(Path, "unlink"), (module.shutil, "rmtree")], ids=["parts", "settings"])
-def test_interrupted_between_the_output_and_the_removal_of_its_parts(tmp_path, monkeypatch, place):
-    output = tmp_path / "o.csv"
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-
-        def join(tables, path):
-            join_table(tables, path)
-            patch.setattr(*place, interrupt)
-
-        write(output, join=join)
-    # A folder that a process killed in `write_text_atomically` leaves.
-    (tmp_path / ".o.csv.parts" / ".hf_ssm-abcdefgh").mkdir()
-    before = output.read_bytes()
-    write(output, function=lambda items: pytest.fail("the output is there"))
-    assert output.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
-
-
 def interrupt(*arguments, **options):
     raise Interrupted
 
@@ -158,56 +138,6 @@ def test_an_earlier_output_stays_until_it_is_replaced(tmp_path):
     write(output)
     assert len(pd.read_csv(output)) == sum(range(1, 8))
     assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
-
-
-@pytest.mark.parametrize("change", ["deleted", "damaged"])
-def test_parts_whose_output_or_settings_changed(tmp_path, change):
-    output = tmp_path / "o.csv"
-    output.write_text("mine")
-    with pytest.raises(Interrupted):
-        write(output, function=FailsAt(1), overwrite=True)
-    if change == "deleted":
-        output.unlink()
-        write(output)
-    else:
-        (tmp_path / ".o.csv.parts" / "settings.json").write_text("[{")
-        with pytest.raises(
-            ValueError, match=r"other settings \(window, layers, part_size\): choose.*--overwrite-output"
-        ):
-            write(output)
-        assert output.read_text() == "mine"
-        write(output, overwrite=True)
-    assert len(pd.read_csv(output)) == sum(range(1, 8))
-    assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
-
-
-@pytest.mark.parametrize("name", [".o.tmp.csv", ".o.csv.lock", ".o.csv.parts", "o.csv"])
-def test_planted_links_are_not_followed(tmp_path, name):
-    output, victim, folder = tmp_path / "o.csv", tmp_path / "victim", tmp_path / "victims"
-    victim.write_text("precious")
-    folder.mkdir()
-    (folder / "precious").write_text("precious")
-    (tmp_path / name).symlink_to(folder if name == ".o.csv.parts" else victim)
-    if name in (".o.tmp.csv", "o.csv"):
-        write(output, overwrite=True)
-        assert len(pd.read_csv(output)) == sum(range(1, 8)) and not output.is_symlink()
-    else:
-        with pytest.raises(FileExistsError, match=f"{name}'.*delete (it|this)"):
-            write(output, overwrite=True)
-    assert victim.read_text() == "precious"
-    assert [path.name for path in folder.iterdir()] == ["precious"]
-
-
-def test_a_link_inside_the_parts_is_not_followed(tmp_path):
-    output, victim = tmp_path / "o.csv", tmp_path / "victim"
-    victim.write_text("precious")
-    with pytest.raises(Interrupted):
-        write(output, function=FailsAt(1))
-    for name in (".000001.tmp.arrow", ".o.tmp.csv"):
-        (tmp_path / ".o.csv.parts" / name).symlink_to(victim)
-    write(output)
-    assert victim.read_text() == "precious"
-    assert len(pd.read_csv(output)) == sum(range(1, 8))
 
 
 def test_one_process_writes_an_output(tmp_path):

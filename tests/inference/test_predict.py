@@ -247,9 +247,7 @@ def test_groups_do_not_change_the_result(classifier, tagger, tokenizer, monkeypa
     ("family", "head", "message"),
     [
         ("S4", "ForCausalLM", "S4ForCausalLM is a causal language model: use hf-ssm score for .*, hf-ssm embed"),
-        ("SSD", "ForMaskedLM", "SSDForMaskedLM is a masked language model: use hf-ssm score"),
         ("S4", "Model", "S4Model is not a classifier of sequences or tokens: use hf-ssm embed"),
-        ("S4", "ForSequencePairClassification", "is not a classifier of sequences or tokens"),
     ],
 )
 def test_other_models_are_refused(make_model, tokenizer, family, head, message):
@@ -262,13 +260,11 @@ def test_other_models_are_refused(make_model, tokenizer, family, head, message):
     ("inputs", "options", "message"),
     [
         (SEQUENCES, {"window": 0}, "`window`=0, `stride`=None"),
-        (SEQUENCES, {"window": 4, "stride": 0}, "`stride`=0"),
         (SEQUENCES, {"window": 4, "stride": 5}, "`window`=4, `stride`=5: .* a stride that is at most the window"),
         (SEQUENCES, {"stride": 5}, "`stride`=5 needs `window`"),
         (SEQUENCES, {"aggregate": "men"}, "`aggregate`='men' is not known: did you mean 'mean'"),
         ([], {}, "`inputs` is empty"),
         (["ACGT", "MKVIAAGE"], {"both_strands": True}, "row 1: 'E' is not a letter of DNA"),
-        (["ACGT", "MKVIAAGE"], {}, "row 1: 2 of the 8 letters of .* are not letters of DNA"),
         ([{"sequence": "A", "prediction": 1}], {}, "row 0: the input has a column 'prediction'"),
         ([{"sequence": "A", "start": 1}], {"window": 4}, "row 0: the input has a column 'start'.*rename the column"),
     ],
@@ -281,11 +277,6 @@ def test_wrong_arguments(classifier, tokenizer, inputs, options, message):
 def test_tokens_are_not_aggregated(tagger, tokenizer):
     with pytest.raises(ValueError, match="`aggregate`='mean': S4ForTokenClassification classifies tokens"):
         hf_ssm.predict(tagger, tokenizer, SEQUENCES, aggregate="mean")
-
-
-def test_columns_of_the_input_may_be_called_like_those_of_windows(classifier, tokenizer):
-    found = hf_ssm.predict(classifier, tokenizer, [{"sequence": "ACGT", "start": 7, "record": "x"}])
-    assert found["start"] == [7] and found["record"] == ["x"]
 
 
 def test_classes_of_one_name_are_numbered(classifier, tokenizer):

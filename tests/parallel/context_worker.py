@@ -162,8 +162,6 @@ def compare(
     for key, value in expected.items():
         kind_of_value = key.split()[0]
         worst[kind_of_value] = max(worst.get(kind_of_value, 0.0), difference(found[key], value))
-        if "-v" in sys.argv and worst[kind_of_value] > 1e-9:
-            print(name, kind, key, difference(found[key], value), flush=True)
     return worst
 
 
@@ -297,12 +295,10 @@ def main(folder: str, *cases: str) -> None:
         name, kind, tau, cut = case.split("/")
         cuts = None if cut == "equal" else (lambda length, c=cut: list(map(int, c.split("-"))))
         results[case] = compare(name, kind, tau == "tau", cuts)
-        if "-v" in sys.argv and dist.get_rank() == 0:
-            print(case, {k: f"{v:.1e}" for k, v in results[case].items()}, flush=True)
     if dist.get_rank() == 0:
         Path(folder, "differences.json").write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*[argument for argument in sys.argv[1:] if argument != "-v"])
+    main(*sys.argv[1:])

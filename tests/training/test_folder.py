@@ -1,8 +1,6 @@
 """The output folder: which checkpoint is complete, what is deleted, and a log that is valid JSON."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from safetensors.torch import save_file
 
 from hf_ssm import S4Config
 from hf_ssm.checkpoint import HEADER, bundle
-from hf_ssm.hub.committing import folder_files
 from hf_ssm.training import folder
 from hf_ssm.utils.files import TEMPORARY_PREFIX, staged_files, write_text_atomically
 
@@ -139,38 +136,6 @@ def test_folder_that_is_not_writable_is_refused_before_any_work(tmp_path):
         folder.check_output(tmp_path / "file" / "run", overwrite=False)
     folder.check_output(tmp_path / "deep" / "run", overwrite=False)
     assert not (tmp_path / "deep").exists()
-
-
-HOLD = """
-import sys, time
-from filelock import FileLock
-
-lock = FileLock(sys.argv[1])
-lock.acquire()
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_folder_is_held_against_other_processes_until_they_end_or_are_killed(tmp_path):
-    output = tmp_path / "run"
-    output.mkdir()
-    other = subprocess.Popen([sys.executable, "-c", HOLD, output / folder._LOCK_NAME], stdout=subprocess.PIPE)
-    try:
-        assert other.stdout is not None and other.stdout.readline() == b"held\n"
-        with pytest.raises(BlockingIOError, match=r"run' is in use by another run: wait"), folder.locked(output):
-            pass
-    finally:
-        other.kill()
-        other.communicate()
-    # The file that the killed process left behind is neither in the way nor pushed.
-    folder.check_output(output, overwrite=False)
-    assert folder_files(output) == {}
-    with folder.locked(output):
-        folder.check_output(output, overwrite=False)
-        with pytest.raises(BlockingIOError), folder.locked(output):
-            pass
-    assert list(output.iterdir()) == []
 
 
 def test_a_new_folder_is_deleted_if_nothing_was_written(tmp_path):

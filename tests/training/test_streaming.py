@@ -127,7 +127,7 @@ def test_two_processes(tmp_path, device):
         assert equal(first[key], first["whole"]) and equal(second[key], first["whole"]), key
 
 
-def test_rows_that_are_tokenized_in_python(shards, tmp_path, monkeypatch):
+def test_rows_that_are_tokenized_in_python(shards, tmp_path):
     """A stream that is mapped, with a collator of transformers; the number of a row is not among its columns."""
     tokenizer = build_byte_tokenizer(model_max_length=32)
     stream = stream_sequences(shards, "text").map(
@@ -143,20 +143,13 @@ def test_rows_that_are_tokenized_in_python(shards, tmp_path, monkeypatch):
     )
     assert args.accelerator_config.dispatch_batches is False
     assert trainer.train().global_step == 2 and trainer.evaluate()["eval_loss"] > 0
-    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(ValueError, match="`eval_dataset` is a stream"):
-        trainer._prepare_streams()
-    monkeypatch.undo()
     with pytest.raises(ValueError, match="max_steps"):
         hf_ssm.SSMTrainer(
             model=model, args=SSMTrainingArguments(**options), train_dataset=stream, data_collator=collator
         )
     with pytest.raises(ValueError, match="set `max_steps`"):
         hf_ssm.SSMTrainer(
-            model=model,
-            args=SSMTrainingArguments(**options),
-            train_dataset=RunStream(stream),
-            data_collator=collator,
+            model=model, args=SSMTrainingArguments(**options), train_dataset=RunStream(stream), data_collator=collator
         ).train()
     empty = RunStream(stream.filter(lambda row: False))
     empty.num_steps = 1

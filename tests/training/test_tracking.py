@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
 
 from hf_ssm.analysis.frequency import frequency_responses
 from hf_ssm.analysis.parameter_change import changes_in_log
@@ -59,19 +58,6 @@ def test_logging_does_not_change_the_training(tmp_path):
         assert bool(found) == (name == "logged")
         assert not any("centroid" in key for entry in found.values() for key in entry)
     assert logs[0] == logs[1]
-
-
-def test_every_callback_gets_the_values(tmp_path):
-    """As that of W&B, which sends each log."""
-    received: list[dict[str, float]] = []
-
-    class Recorder(TrainerCallback):
-        def on_log(self, args, state, control, logs, **kwargs):
-            received.append(logs)
-
-    sections = {"model": MODEL, "data": DATA, "training": TRAINING | {"log_theory": True}}
-    run.train(resolve(sections), tmp_path / "run", progress=Recorder())
-    assert sum("theory/tau_layer_1" in logs and "theory/centroid_layer_0" in logs for logs in received) == 3
 
 
 def test_tensorboard(tmp_path):

@@ -80,12 +80,6 @@ def test_a_trial_of_given_values():
     assert settings["training"] == {"learning_rate": 2e-3}
 
 
-def test_without_a_trial_the_configuration_is_the_given_one():
-    config = S4Config(**SIZES, rescale_init=True)
-    space = SearchSpace(config)
-    assert space.config(None).to_dict() == config.to_dict() and space.config(None) is not config
-
-
 def test_bad_arguments():
     with pytest.raises(TypeError, match="configuration of hf_ssm, got BertConfig"):
         SearchSpace(BertConfig())
