@@ -153,7 +153,6 @@ def test_classes_of_positions(tmp_path):
 
 
 def test_classes_of_the_letters_of_a_text(tmp_path):
-<<<<<<< HEAD
     texts = ["".join(letters) for letters in itertools.product("ABC", repeat=4)]
     rows = [{"sequence": text, "label": [-100, *("ABC".index(letter) for letter in text[:-1])]} for text in texts]
     dataset = write_rows(tmp_path / "a.jsonl", rows)
@@ -161,18 +160,6 @@ def test_classes_of_the_letters_of_a_text(tmp_path):
     assert run("train", *data, *TINY, "--output", tmp_path / "run") == 0
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run")
     assert model.config.num_labels == 3
-=======
-    sizes = {"length": 12, "num_tokens": 3, "num_values": 3, "num_train": 32, "num_validation": 8, "num_test": 8}
-    options = [
-        "--tokenizer",
-        "byte",
-        "--task",
-        "token-classification",
-        *(f"--set=data.{n}={v}" for n, v in sizes.items()),
-    ]
-    assert run("train", "--dataset", "selective-copying", *options, *TINY, "--output", tmp_path / "run") == 0
-    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "run").config.num_labels == 3
->>>>>>> cut-tdata
 
 
 @pytest.mark.parametrize("kind", ["number", "positions", "vector"])

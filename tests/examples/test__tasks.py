@@ -179,28 +179,7 @@ def test_seeds_and_sizes(script: ModuleType, name: str) -> None:
     for split in data:
         assert data[split]["sequence"][:] == again[split]["sequence"][:]
         assert data[split]["sequence"][:] != other[split]["sequence"][:]
-<<<<<<< HEAD:tests/examples/test__tasks.py
         # The strings of `sparse_majority` are stratified over the rows of their own split.
         if name != "sparse_majority" or split != "train":
             assert more[split]["sequence"][: len(data[split])] == data[split]["sequence"][:]
     assert set(generator(num_validation=0, num_train=5, num_test=0)) == {"train"}
-=======
-        assert more[split]["sequence"][: len(data[split])] == data[split]["sequence"][:]
-    assert set(load_sequences(name, num_validation=0, num_train=5, num_test=0)) == {"train"}
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("associative-recall", {"num_pairs": 27}, r"num_pairs=27: give a whole number from 1 to 26"),
-        ("selective-copying", {"length": 4, "num_tokens": 5}, r"num_tokens=5: give a whole number from 1 to 4"),
-        ("smooth-function", {"smoothness": float("nan")}, r"smoothness=nan: give a finite, non-negative number"),
-        ("smooth-function", {"octaves": 0}, r"octaves=0: give a whole number from 1 to 16"),
-        ("smooth-function", {"importance": "key"}, r"importance='key': give 'number' or 'similarity'"),
-        ("smooth-function", {"importance": "similarity", "piecewise": False}, "needs piecewise=True"),
-    ],
-)
-def test_bad_numbers(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_sequences(name, **options)
->>>>>>> cut-tdata:tests/data/test_synthetic.py
