@@ -39,8 +39,8 @@ _PREDICTED = "the predicted class"
 
 def missing(served: ServedModel) -> str | None:
     """Why the tab makes no sense for a model; `None` if it does."""
-    if served.reads in ("numbers", "videos"):
-        return f"This model reads {served.reads}: the probe masks the tokens of texts."
+    if served.reads == "numbers":
+        return "This model reads numbers: the probe masks the tokens of texts."
     if served.reads == "pairs":
         return "This model compares two sequences; the probe explains predictions for one sequence."
     if served.head is None:

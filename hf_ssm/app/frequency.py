@@ -37,11 +37,8 @@ _EXPLANATION = (
 )
 
 
-def missing(served: ServedModel) -> str | None:
-    """Why the tab makes no sense for a model; `None` if it does."""
-    if served.reads == "videos":
-        return "This model reads videos; spectra are those of sequences."
-    return None
+def missing(served: ServedModel) -> None:
+    """`None`: every model that the page shows reads sequences, which have a spectrum."""
 
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
@@ -115,14 +112,10 @@ def _frequencies(operator: SequenceOperator | None) -> list[str]:
 def changed_response(response: FrequencyResponse, scale: float, added: float) -> FrequencyResponse:
     """The response of a trained operator with α multiplied by `scale` and `added` added to β.
 
-    Raises:
-        ValueError: The response is not of an operator.
-
     Source: Yu et al. 2025, eqs. (5) and (8), applied to the trained state matrix and filter.
     """
-    if response.operator is None:
-        raise ValueError(f"the response of {response.name} has no `operator`: only its samples are known.")
     operator = copy.deepcopy(response.operator)
+    assert operator is not None
     with torch.no_grad():
         for name in _frequencies(operator):
             operator.get_parameter(name).mul_(scale)

@@ -40,7 +40,7 @@ def build_page(served: ServedModel) -> gr.Blocks:
     title = f"{served.name}: hf_ssm"
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=False, delete_cache=_CACHE) as page:
         gr.Markdown(f"# {_literal(served.name)}\n{_literal(' · '.join(served.facts()))}", elem_id="title")
-        text = _add_input(served, jobs) if served.reads != "videos" else gr.Textbox(visible=False)
+        text = _add_input(served, jobs)
         with gr.Tabs():
             for tab in _TABS:
                 with gr.Tab(tab.TITLE, id=tab.TITLE):

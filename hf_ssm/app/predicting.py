@@ -38,8 +38,6 @@ _WHAT: dict[str | None, str] = {
 
 def missing(served: ServedModel) -> str | None:
     """Why the tab makes no sense for a model; `None` if it does."""
-    if served.reads == "videos":
-        return "This model reads videos, and this page cannot take videos: use the model in Python."
     if served.head is None:
         return (
             "This model computes hidden states and has no prediction: use hf-ssm embed to write the hidden states "

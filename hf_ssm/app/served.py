@@ -51,7 +51,7 @@ class ServedModel:
 
     Args:
         model: A model of hf_ssm, or one of transformers that reads token ids.
-        processor: Its tokenizer; a `SignalFeatureExtractor` for a model of numbers; `None` for one of videos.
+        processor: Its tokenizer; a `SignalFeatureExtractor` for a model of numbers.
         name: Name of the checkpoint.
         examples: Sequences to click on; by default generated ones.
         movement: Relative change of each group of parameters in training, for the theory report.
@@ -87,11 +87,9 @@ class ServedModel:
 
     @cached_property
     def reads(self) -> str:
-        """Kind of input: "text", "pairs" of texts, "numbers" or "videos"."""
+        """Kind of input: "text", "pairs" of texts, or "numbers"."""
         if self.is_own and self.config.num_input_channels is not None:
             return "numbers"
-        if type(self.model).__name__.endswith("ForVideoPrediction"):
-            return "videos"
         return "pairs" if type(self.model).__name__.endswith("ForSequencePairClassification") else "text"
 
     @cached_property
@@ -139,10 +137,10 @@ class ServedModel:
     def facts(self) -> list[str]:
         """What the page says about the model, in a few words each."""
         family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
-        what = {"numbers": "reads numbers", "videos": "reads videos", "pairs": "reads two sequences"}
+        what = {"numbers": "reads numbers", "pairs": "reads two sequences"}
         does = _HEADS["values" if self._problem_type == "regression" else self.head]
         parameters = sum(weight.numel() for weight in self.model.parameters())
-        facts = [f"{family} model", "predicts frames" if self.reads == "videos" else does, f"{parameters:,} parameters"]
+        facts = [f"{family} model", does, f"{parameters:,} parameters"]
         facts += [what[self.reads]] if self.reads in what else []
         if self.predicts_classes:
             names = self.class_names
@@ -237,7 +235,7 @@ class ServedModel:
 
     def _generated_examples(self) -> tuple[Example, ...]:
         rng = random.Random(_EXAMPLE_SEED)
-        length = min(_EXAMPLE_LENGTH, self.longest or _EXAMPLE_LENGTH) if self.reads != "videos" else 0
+        length = min(_EXAMPLE_LENGTH, self.longest or _EXAMPLE_LENGTH)
         if self.reads == "numbers":
             channels, noise = len(self.processor.mean), np.random.default_rng(_EXAMPLE_SEED)
             wave = np.sin(2 * np.pi * np.arange(length) / 25)[:, None] + 0.1 * noise.standard_normal((length, channels))

@@ -66,8 +66,6 @@ _COMPARABLE = (
 
 def missing(served: ServedModel) -> str | None:
     """Why the tab makes no sense for a model; `None` if it does."""
-    if served.reads == "videos":
-        return "This model reads videos; the report measures models of sequences."
     return None if served.is_own else "The theory report is computed for the models of hf_ssm only."
 
 

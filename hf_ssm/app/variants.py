@@ -47,7 +47,7 @@ Cells = dict[tuple[int, str], float]
 def missing(served: ServedModel) -> str | None:
     """Why the tab makes no sense for a model; `None` if it does."""
     if served.reads != "text" or served.head in ("tokens", None):
-        what = {"numbers": "numbers", "videos": "videos", "pairs": "pairs of sequences"}.get(served.reads)
+        what = {"numbers": "numbers", "pairs": "pairs of sequences"}.get(served.reads)
         if what is None:
             what = "no single prediction for a sequence" if served.head == "tokens" else "no prediction"
             return f"This model has {what}, so the effect of a variant cannot be shown."

@@ -46,11 +46,11 @@ def load_served(args: argparse.Namespace) -> Any:
         raise ValueError(
             f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm predict"
         )
-    model = load_model(args.checkpoint, config)
     if config.frame_shape is not None:
-        processor: Any = None
-    elif config.num_input_channels is not None:
-        processor = SignalFeatureExtractor.from_pretrained(args.checkpoint)
+        raise ValueError(f"{args.checkpoint!r} reads videos, and the page has no tab for videos: use it in Python")
+    model = load_model(args.checkpoint, config)
+    if config.num_input_channels is not None:
+        processor: Any = SignalFeatureExtractor.from_pretrained(args.checkpoint)
     else:
         processor = load_tokenizer(args)
     changes = stored_value(args.checkpoint, LOG_NAME, changes_in_log, {})

@@ -53,13 +53,11 @@ class Windows:
         forward: The windows of the forward strand, which begin with the bases left of the variant.
         reverse: Those of the reverse strand, which begin with the complement of the bases right of the variant.
         before: Number of these bases in `forward` and in `reverse`; the alleles follow them.
-        is_substitution: Whether both alleles have one length, so that the bases around them are at equal places.
     """
 
     forward: tuple[str, str]
     reverse: tuple[str, str]
     before: tuple[int, int]
-    is_substitution: bool
 
 
 def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Variant]:
@@ -242,12 +240,11 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     """
     if variant.reason:
         return variant.reason
-    is_substitution = len(variant.ref) == len(variant.alt)
     if not variant.has_place:
         count = min(len(variant.ref), len(variant.alt))
         strands = [(variant.ref, variant.alt), (reverse_complement(variant.ref), reverse_complement(variant.alt))]
         cut = [(ref[:count], alt[:count]) for ref, alt in strands]
-        return Windows(cut[0], cut[1], (0, 0), is_substitution)
+        return Windows(cut[0], cut[1], (0, 0))
     assert genome is not None
     chrom = contig_of(variant.chrom, genome)
     if chrom is None:
@@ -273,7 +270,7 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     forward = _pair(before, ref, alt, after, left, right)
     other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
     reverse = _pair(other[0], other[1], other[2], other[3], left, right)
-    return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))), is_substitution)
+    return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))))
 
 
 def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) -> tuple[str, str]:

@@ -2,16 +2,13 @@
 
 Legend: `...` leading dimensions (independent systems), `n` states, `H` stored conjugate pairs, `m` inputs, `p` outputs.
 
-A discrete system is `x_t = A x_{t-1} + B u_t`, `y_t = C x_t`, with the kernel `C A^l B`; a continuous one is
-`x' = A x + B u`, `y = C x`. Poles are given by their exponents λ: the pole of a continuous system is λ, and the pole of
-a discrete system is e^λ. The controllability Gramian is `P = Σ_l A^l B B* A*^l` (discrete), the solution of
-`A P A* - P + B B* = 0`, or `P = ∫ e^{At} B B* e^{A*t} dt` (continuous), the solution of `A P + P A* + B B* = 0`. The
+The system is `x_t = A x_{t-1} + B u_t`, `y_t = C x_t`, with the kernel `C A^l B`. Poles e^λ are given by their
+exponents λ. The controllability Gramian is `P = Σ_l A^l B B* A*^l`, the solution of `A P A* - P + B B* = 0`. The
 observability Gramian Q is the controllability Gramian of `A*` and `C*`, and the Hankel singular values are
 `σ_i = √λ_i(P Q)`.
 
-Sources: Moore 1981 for balanced truncation; Glover 1984 (continuous) and Al-Saggaf & Franklin 1987 (discrete) for its
-error bound; for state space layers, Chahine et al. 2025 (arXiv 2510.02823) and Schwerdtner, Berman & Peherstorfer 2025
-(arXiv 2510.22951).
+Sources: Moore 1981 for balanced truncation; Al-Saggaf & Franklin 1987 for its error bound; for state space layers,
+Chahine et al. 2025 (arXiv 2510.02823) and Schwerdtner, Berman & Peherstorfer 2025 (arXiv 2510.22951).
 """
 
 import math
@@ -32,12 +29,11 @@ __all__ = [
 ]
 
 
-def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bool = False) -> Tensor:
+def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor) -> Tensor:
     """A factor `L` of the controllability Gramian `P = L L*` of a diagonal system, by a Cholesky decomposition.
 
-    `P_ij = b_i b_j* / (1 - exp(λ_i + λ_j*))`, or `-b_i b_j* / (λ_i + λ_j*)` for a continuous system: a Cauchy matrix
-    with weights. The observability Gramian is the controllability Gramian of `exponents.conj()` and `C*`. The
-    decomposition pivots completely.
+    `P_ij = b_i b_j* / (1 - exp(λ_i + λ_j*))`: a Cauchy matrix with weights. The observability Gramian is the
+    controllability Gramian of `exponents.conj()` and `C*`. The decomposition pivots completely.
 
     The Gramian itself loses its small eigenvalues to rounding, because it is nearly singular for close poles. The
     decomposition does not form the Gramian: the remainder after a pivot k has the same closed form, in which a single
@@ -48,7 +44,6 @@ def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bo
     Args:
         exponents: λ, `(..., n)`, complex, real parts negative.
         inputs: B, `(..., n, m)`, complex.
-        continuous: Whether the poles are λ instead of e^λ.
 
     Returns:
         `(..., n, n)`, complex. Rows are in the order of the poles, columns in the order of the pivots.
@@ -62,7 +57,8 @@ def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bo
     """
     _check(exponents, inputs)
     rest = inputs
-    diagonal = _denominator(2 * exponents.real, continuous)
+    # 1 - z_i z_j* and z_i - z_k, without cancellation near the unit circle and for close poles.
+    diagonal = -torch.expm1(2 * exponents.real)
     columns = []
     for _ in range(exponents.shape[-1]):
         pivot = (rest.abs().square().sum(-1) / diagonal).argmax(-1, keepdim=True)
@@ -71,9 +67,9 @@ def diagonal_gramian_factor(exponents: Tensor, inputs: Tensor, *, continuous: bo
         size = torch.linalg.vector_norm(chosen, dim=-1, keepdim=True)
         unit = torch.where(size > 0, chosen / torch.where(size > 0, size, 1.0), 0.0)
         along = rest @ unit.mH
-        denominators = _denominator(exponents + of_pivot.conj(), continuous)
+        denominators = -torch.expm1(exponents + of_pivot.conj())
         columns.append(along.squeeze(-1) * diagonal.gather(-1, pivot).sqrt() / denominators)
-        factor = (_difference(exponents, of_pivot, continuous) / denominators).unsqueeze(-1)
+        factor = (of_pivot.exp() * torch.expm1(exponents - of_pivot) / denominators).unsqueeze(-1)
         # The subtraction is zero for one input; there, its rounding error would destroy the relative accuracy.
         rest = factor * rest if rest.shape[-1] == 1 else rest - along * unit + factor * along * unit
     return torch.stack(columns, dim=-1)
@@ -287,14 +283,3 @@ def _check(exponents: Tensor, inputs: Tensor) -> None:
         raise ValueError(
             f"`exponents` must have negative real parts (a stable system), got {exponents.real.max().item()}."
         )
-
-
-def _denominator(sums: Tensor, continuous: bool) -> Tensor:
-    """`1 - z_i z_j*` of discrete systems, without cancellation near the unit circle; `-(λ_i + λ_j*)` of continuous."""
-    return -sums if continuous else -torch.expm1(sums)
-
-
-def _difference(exponents: Tensor, of_pivot: Tensor, continuous: bool) -> Tensor:
-    """`z_i - z_k` of discrete systems, without cancellation for close poles; `λ_i - λ_k` of continuous."""
-    difference = exponents - of_pivot
-    return difference if continuous else of_pivot.exp() * torch.expm1(difference)
