@@ -17,7 +17,6 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from hf_ssm.checkpoint.order import in_reading_order
 from hf_ssm.checkpoint.plain import SHOWN, narrowing_of
 from hf_ssm.checkpoint.simplify import Narrowing
 from hf_ssm.checkpoint.sources import DEFINITIONS, Import, Name, Sources, Statement
@@ -152,9 +151,6 @@ def _bundle(name: str, config_class: Any, narrowing: Narrowing) -> dict[str, str
     configuration = [s for s in sources.reachable(roots[:1], attributes).statements if s.key not in in_runtime]
     elsewhere = in_runtime | {statement.key for statement in configuration}
     modeling = [s for s in used.statements if s.key not in elsewhere]
-    # Whoever opens the file looks for the mixer first.
-    mixers = [(m.__module__, m.__name__) for cls in classes[:1] if callable(m := getattr(cls, "mixer_class", None))]
-    modeling = in_reading_order(sources, modeling, used.attributes, homes[1], [*mixers, *roots[1:]])
     stems = _file_stems(family)
     writer = _Writer(sources, used.attributes, homes)
     writer.place(shared, _RUNTIME)
