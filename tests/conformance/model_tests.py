@@ -120,6 +120,10 @@ class _Common(ModelTesterMixin):
     def setUp(self) -> None:
         set_seed(0)
 
+    def test_bc_cache_name_forward(self) -> None:
+        # It compares caches of the class `DynamicCache` only, but requests a cache of two-sided models first.
+        self.skipTest("Models return an SSMCache; tests/models/test_generation.py passes it by its former names")
+
 
 class _Tokens(_Common, GenerationTesterMixin, TrainingTesterMixin):
     def setUp(self) -> None:
