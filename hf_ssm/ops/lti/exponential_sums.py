@@ -61,9 +61,7 @@ def _exponential_sums_torch(
     return taps
 
 
-def _two_level_sums(
-    log_base: torch.Tensor, weights: torch.Tensor, *, length: int, dtype: torch.dtype
-) -> torch.Tensor:
+def _two_level_sums(log_base: torch.Tensor, weights: torch.Tensor, *, length: int, dtype: torch.dtype) -> torch.Tensor:
     rows, columns = split_length(length)
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
 
