@@ -165,8 +165,8 @@ COMMANDS: dict[str, Command] = {
         "share",
         "export a model as ONNX or torch.export",
         "Export a checkpoint as a program of ONNX or torch.export, which takes any batch size and length and runs "
-        "without this package. With --with-cache, export a program for the prompt and a program for a step of the "
-        "generation.",
+        "without this package. ONNX has no complex numbers: of models that compute with them, the command names the "
+        "part. With --with-cache, export a program for the prompt and a program for a step of the generation.",
         ("hf-ssm export runs/mine runs/onnx", "hf-ssm export runs/lm runs/program --format torch --with-cache"),
     ),
     "verify": Command(

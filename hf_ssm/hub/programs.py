@@ -1,7 +1,7 @@
 """Models as programs of other runtimes: `torch.export` and ONNX, through the exporters of transformers.
 
-Batch size and length are dynamic. A program computes in real arithmetic with operators of PyTorch or ONNX only, so that
-neither hf_ssm nor (for ONNX) torch is needed to run it.
+Batch size and length are dynamic. A program has operators of PyTorch or ONNX only, so neither hf_ssm nor (for ONNX) torch
+is needed to run it. ONNX has no complex numbers, with which many models compute: they have no program of ONNX.
 """
 
 import os
@@ -56,7 +56,8 @@ def export_program(
 
     Raises:
         ImportError: A package of the format is not installed.
-        ValueError: Unknown format; `with_cache` for a model without a cache; a class that is not registered.
+        ValueError: Unknown format; `with_cache` for a model without a cache; a class that is not registered; a model
+            that ONNX cannot express.
         FileExistsError: The folder is not empty.
         NotADirectoryError: `folder` is a file.
     """
@@ -96,7 +97,31 @@ def _whole(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     inputs = _example(model, auto_class)
     shape = {0: Dim("batch"), 2 if auto_class == HEADS["ForSequencePairClassification"] else 1: _length(model)}
     config = config_class(dynamic=True, dynamic_shapes={name: dict(shape) for name in inputs})
-    return exporter.export(model, inputs | {"use_cache": False}, config)
+    return _converted(model, exporter, inputs | {"use_cache": False}, config)
+
+
+def _converted(model: Any, exporter: Any, inputs: dict[str, Any], config: Any) -> ExportedModel:
+    """The result of an exporter; an error that names the part of the model that ONNX cannot express."""
+    try:
+        return exporter.export(model, inputs, config)
+    except Exception as error:
+        if not isinstance(exporter, OnnxExporter) or (part := _complex_part(model, inputs, config)) is None:
+            raise
+        raise ValueError(
+            f"ONNX has no complex numbers, with which {part} computes: write a program of torch.export, "
+            '`--format torch` (in Python `format="torch"`)'
+        ) from error
+
+
+def _complex_part(model: Any, inputs: dict[str, Any], config: Any) -> str | None:
+    """Name and class of the first module of a model that computes with complex numbers; `None` if there is none."""
+    plain = DynamoConfig(dynamic=True, dynamic_shapes=config.dynamic_shapes)
+    for node in DynamoExporter().export(model, inputs, plain).program.graph.nodes:
+        value, modules = node.meta.get("val"), node.meta.get("nn_module_stack")
+        if isinstance(value, torch.Tensor) and value.is_complex() and modules:
+            path, kind = list(modules.values())[-1]
+            return f"`{path}` ({str(kind).rpartition('.')[2]})"
+    return None
 
 
 def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
@@ -121,7 +146,7 @@ def _with_cache(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     }
     components = {}
     for name, inputs in examples.items():
-        exported = exporter.export(model, inputs, configs[name])
+        exported = _converted(model, exporter, inputs, configs[name])
         components[name] = exported.components["model"]
         if isinstance(exported.program, ExportedProgram):
             # torch stores the examples as a pickle, and refuses to read the class of the cache from one.

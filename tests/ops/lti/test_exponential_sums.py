@@ -1,4 +1,4 @@
-"""The two-level product with its own backward. Formulas and errors are tested in test_lti_kernel.py."""
+"""The two-level product. Formulas and errors are tested in test_lti_kernel.py."""
 
 from collections.abc import Iterator
 

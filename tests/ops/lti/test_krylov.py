@@ -1,4 +1,4 @@
-"""The product of rows and columns with its own backward. Formulas and errors are tested in test_lti_kernel.py."""
+"""The product of rows and columns. Formulas and errors are tested in test_lti_kernel.py."""
 
 from collections.abc import Iterator
 
