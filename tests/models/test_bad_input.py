@@ -130,10 +130,6 @@ def test_numbers_at_the_bounds_are_finite(make_model, family: str, arguments: di
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_null_labels_of_a_file_are_the_default() -> None:
-    assert S4Config(num_labels=None).num_labels == 2
-
-
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForSignalRegression"])
 def test_heads_need_an_output(make_model, head: str) -> None:
     with pytest.raises(ValueError, match=f"`num_labels`=0, but S4{head} needs an output"):
@@ -145,12 +141,6 @@ def test_heads_need_an_output(make_model, head: str) -> None:
 def test_unnormalised_models_of_products_begin_small(config: type) -> None:
     with pytest.raises(ValueError, match=r"`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
         config(norm_type="none", initializer_range=3.0)
-
-
-@pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])
-def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
-    with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or indices from 0 to 2"):
-        make_model("S4", "Model")(torch.zeros(1, 3, dtype=torch.long), output_hidden_states=value)
 
 
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config, SelectiveSSMConfig])
@@ -170,13 +160,6 @@ def test_types_of_the_configuration(config: type, arguments: dict, message: str)
     with pytest.raises(ValueError, match=message) as caught:
         config(**arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_types_of_assigned_values() -> None:
-    config = S4Config(num_labels=3, id2label={0: "a", 1: "b", 2: "c"}, dtype="float32")
-    assert config.num_labels == 3 and config.dtype == torch.float32
-    with pytest.raises(ValueError, match=r"S4Config: Field 'hidden_size' expected int, got str"):
-        config.hidden_size = "8"
 
 
 @pytest.mark.parametrize(("size", "suggested"), [(4, 5), (2, 3), (1, 3)])

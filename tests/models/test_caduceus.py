@@ -350,41 +350,6 @@ def test_parity(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_fused_blocks_are_another_function() -> None:
-    """The same weights with and without the exchange of strands, and the equivalent form without exchange."""
-    reference = Reference(layers=3)
-    ids = torch.randint(7, 11, (1, 8))
-    fused = reference.hidden(ids)
-    table = reference["backbone.embeddings.word_embeddings.embedding.weight"]
-    strands = [table[ids], table[reference.complement[ids].flip(1)]]
-    for layer in range(3):
-        place = f"backbone.layers.{layer}."
-        for index, strand in enumerate(strands):
-            x = rc(strand) if layer % 2 == 0 else strand
-            x = x + reference.bimamba(reference.norm(x, f"{place}norm."), f"{place}mixer.submodule.")
-            strands[index] = rc(x) if layer % 2 == 0 else x
-    a, b = strands
-    ending = [reference.norm(rc(b), "backbone.norm_f."), rc(reference.norm(rc(a), "backbone.norm_f."))]
-    torch.testing.assert_close(fused, torch.cat(ending, -1), rtol=1e-12, atol=1e-12)
-    reference.config["fused_add_norm"] = False
-    reference.tensors = {n.replace("norm.w", "norm.submodule.w"): t for n, t in reference.tensors.items()}
-    assert (reference.hidden(ids) - fused).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_padding_is_exact_with_a_mask(version: str, tmp_path: Path) -> None:
-    """Caduceus has no mask; with one, a padded row gives what it gives alone, padded on either side."""
-    reference = Reference(layers=3, version=version)
-    model = CLASSES[version, reference.head].from_pretrained(reference.save(tmp_path / "m"), dtype=torch.float64).eval()
-    ids = torch.randint(7, 12, (1, 6))
-    alone = reference.logits(ids)
-    for left in (0, 3):
-        padded = F.pad(ids, (left, 3 - left), value=4)
-        mask = F.pad(torch.ones_like(ids), (left, 3 - left))
-        found = model(padded, attention_mask=mask).logits[:, left : left + 6]
-        torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-12)
-
-
 def test_lexicographic_complement_map(tmp_path: Path) -> None:
     """A configuration that was loaded and saved again has its keys in the order of texts."""
     reference = Reference()

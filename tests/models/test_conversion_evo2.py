@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_ssm import Hyena2ForCausalLM, build_evo2_tokenizer, cli
+from hf_ssm import Hyena2ForCausalLM, build_evo2_tokenizer
 from hf_ssm.models.conversion import convert_checkpoint
 from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
 
@@ -342,13 +342,6 @@ def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch the part again"):
         convert_checkpoint(source, tmp_path / "target")
     assert not (tmp_path / "target").exists()
-
-
-def test_the_command_converts(tmp_path, capsys):
-    config = public_config()
-    source = write_checkpoint(tmp_path / "source", config, public_state(config, torch.bfloat16))
-    cli.main(["convert", str(source), str(tmp_path / "target")])
-    assert "holds a Hyena2ForCausalLM" in capsys.readouterr().out
 
 
 def test_ids_of_the_tokenizer_are_bytes():

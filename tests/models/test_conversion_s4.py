@@ -228,16 +228,6 @@ def test_a_layer_is_the_same_function(version):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("version", ["s4d", "s4_3"])
-def test_a_layer_in_double_precision_keeps_it(version):
-    layer = {n: value.double() if value.is_floating_point() else value for n, value in LAYERS[version]().items()}
-    inputs = torch.randn(1, 13, H, dtype=torch.float64)
-    mixer = mixer_of(layer).double()
-    mixer.load_state_dict(layer_from_state_dict(layer).parameters)
-    found = mixer(inputs)
-    torch.testing.assert_close(found[0], layer_by_formula(layer, inputs[0]), atol=1e-11, rtol=1e-11)
-
-
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("version", ["s4d", "s4_4"])
 def test_the_example_model(version, norm_first):
@@ -250,13 +240,6 @@ def test_the_example_model(version, norm_first):
     torch.testing.assert_close(model.double()(input_values=rows.double()).logits, expected, atol=1e-5, rtol=1e-5)
     other = converted(state, norm_first=not norm_first).double()
     assert (other(input_values=rows.double()).logits - expected).abs().max() > 1e-2
-
-
-def test_the_example_model_in_single_precision():
-    state = example(s4d)
-    rows = torch.randn(2, 12, C)
-    logits = converted(state)(input_values=rows).logits
-    torch.testing.assert_close(logits.double(), example_by_formula(state, rows, False), atol=1e-5, rtol=1e-5)
 
 
 def test_double_precision_is_kept():

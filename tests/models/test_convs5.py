@@ -7,7 +7,6 @@ from torch.utils.data import Dataset
 
 import hf_ssm
 from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, ConvS5Model, SSMCache, hub
-from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.ops.conv_ssm import conv_ssm, conv_ssm_reference
 from hf_ssm.ops.lti.discretize import bilinear, discretize_parts, zoh
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -332,14 +331,6 @@ def test_training_lowers_the_loss(trainer_class: type, tmp_path) -> None:
         assert decays[operator.A_imag] == 0
 
 
-def test_roles_of_all_parameters() -> None:
-    quantities = {role.quantity for role in parameter_roles(make(sobolev_trainable=True)).values()}
-    assert quantities == {
-        *("step_size", "A_real", "A_imag", "B", "C", "D", "sobolev_order"),
-        *("projection", "norm", "embedding", "head"),
-    }
-
-
 # Files
 
 
@@ -368,12 +359,6 @@ def test_half_precision_keeps_the_dynamics(tmp_path) -> None:
     found, expected = loaded(frames).logits, model(frames).logits
     assert found.dtype == torch.bfloat16
     assert (found - expected).abs().max().item() < 0.05 * expected.abs().max().item()
-
-
-@pytest.mark.slow
-def test_export_is_proved_without_hf_ssm(tmp_path) -> None:
-    hub.export(make(), None, tmp_path / "export")
-    assert "pixel_values" in (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.grid

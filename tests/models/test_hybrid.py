@@ -144,16 +144,6 @@ def test_layers_share_the_norms_and_initial_weights_of_the_model():
         assert (layer.layer_norm_epsilon, layer.initializer_range) == (1e-3, 0.3)
 
 
-def test_generation_with_states_is_that_without(make_model, ids):
-    model = make_model("Hybrid", "ForCausalLM", layer_types=ALL).double()
-    prompts = {"input_ids": ids[:, :9], "attention_mask": torch.ones(3, 9, dtype=torch.long)}
-    prompts["attention_mask"][1, :4] = 0
-    for options in ({}, {"num_beams": 3}):
-        options |= {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-        expected = model.generate(**prompts, use_cache=False, **options)
-        assert torch.equal(model.generate(**prompts, **options), expected)
-
-
 def test_the_command_line_trains_reports_and_probes(tmp_path, capsys, without_figures):
     bases = random.Random(0)
     lines = [f"{''.join(bases.choices('ACGT', k=20))},{row % 2}" for row in range(40)]
@@ -208,11 +198,6 @@ def test_settings_that_no_mixer_reads_are_refused(kind, name):
     reason = f"`mixers['{kind}']` has `{name}`, which no mixer reads: leave it out."
     with pytest.raises(ValueError, match=re.escape(reason)):
         hf_ssm.HybridConfig(layer_types=[kind], mixers={kind: {name: 1}})
-
-
-def test_settings_may_have_the_names_of_papers():
-    config = hf_ssm.HybridConfig(layer_types=["ssd"], mixers={"ssd": {"d_state": 32, "headdim": 16}})
-    assert (config.mixer_config("ssd").state_size, config.mixer_config("ssd").head_dim) == (32, 16)
 
 
 def test_step_sizes_of_the_whole_model_are_those_of_layers_without_their_own():

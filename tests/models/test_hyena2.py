@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 import hf_ssm
 from hf_ssm import Hyena2Config, Hyena2ForCausalLM, cli
@@ -130,44 +129,6 @@ def test_pieces_with_a_state_are_the_whole(model, ids):
 
 
 @torch.no_grad()
-def test_padding_on_either_side_and_rows_of_different_history(model, ids, tmp_path):
-    mask = torch.ones_like(ids)
-    mask[0, :7] = 0
-    mask[1, -9:] = 0
-    rows = [ids[:1, 7:], ids[1:2, :-9], ids[2:]]
-    expected = [whole(model, row)[0] for row in rows]
-    found = model(ids, attention_mask=mask, use_cache=False).logits
-    assert not found.isnan().any()
-    for row in range(3):
-        close(found[row][mask[row].bool()], expected[row])
-    first = model(ids[:, :20], attention_mask=mask[:, :20], use_cache=True)
-    cache = first.cache
-    second = model(ids[:, 20:], attention_mask=mask[:, 20:], cache=cache)
-    found = torch.cat([first.logits, second.logits], dim=1)
-    for row in range(3):
-        close(found[row][mask[row].bool()], expected[row])
-    # Rows have read 33, 31 and 40 tokens; they go on together, from a file and in another order.
-    cache.save(tmp_path / "cache.safetensors", model)
-    cache = hf_ssm.SSMCache.load(tmp_path / "cache.safetensors", model)
-    cache.batch_select_indices(torch.tensor([2, 0, 1]))
-    following = torch.tensor([[5, 6], [7, 8], [9, 10]])
-    found = model(following, cache=cache).logits
-    for row, before in enumerate([rows[2], rows[0], rows[1]]):
-        close(found[row], whole(model, torch.cat([before, following[row : row + 1]], dim=1))[0, -2:])
-
-
-@torch.no_grad()
-def test_packed_documents_do_not_see_each_other(model, ids):
-    lengths = [11, 1, 5, 23]
-    numbers = torch.arange(4).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
-    found = model(ids[:1], seq_idx=numbers).logits[0]
-    expected = torch.cat([whole(model, part)[0] for part in ids[:1].split(lengths, dim=1)])
-    close(found, expected)
-    cache = model(ids[:1, :14], seq_idx=numbers[:, :14], use_cache=True).cache
-    close(model(ids[:1, 14:], seq_idx=numbers[:, 14:], cache=cache).logits[0], expected[14:])
-
-
-@torch.no_grad()
 def test_attention_functions_of_transformers_agree(model, ids):
     eager = Hyena2ForCausalLM._from_config(copy.deepcopy(model.config), attn_implementation="eager").double().eval()
     eager.load_state_dict(model.state_dict())
@@ -177,30 +138,6 @@ def test_attention_functions_of_transformers_agree(model, ids):
     found, expected = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (eager, model))
     # The softmax of transformers' eager attention is float32.
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_generation_with_states_is_that_without(model, ids):
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    prompts = {"input_ids": ids[:, :9], "attention_mask": torch.ones(3, 9, dtype=torch.long)}
-    prompts["attention_mask"][1, :4] = 0
-    expected = model.generate(**prompts, use_cache=False, **options)
-    assert torch.equal(model.generate(**prompts, **options), expected)
-    assert torch.equal(model.generate(**prompts, prefill_chunk_size=4, **options), expected)
-    beams = {"num_beams": 3, **options}
-    assert torch.equal(model.generate(**prompts, **beams), model.generate(**prompts, use_cache=False, **beams))
-
-
-def test_gradients_of_recomputed_layers(ids):
-    gradients = []
-    for recomputed in (False, True):
-        model = build().train()
-        if recomputed:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        model(ids, labels=ids).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, expected in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], expected, rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_tau_is_that_of_the_layers_with_a_kernel(ids):
@@ -262,19 +199,6 @@ def test_the_score_of_a_variant_is_a_difference_of_likelihoods(tmp_path):
             for left, ref, alt, right in strands
         ]
         assert score == pytest.approx(sum(differences) / 2, rel=1e-4, abs=1e-4)
-
-
-def test_half_precision_keeps_filters_in_float32(tmp_path, model, ids):
-    model.save_pretrained(tmp_path)
-    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    kept = {name for name, parameter in half.named_parameters() if parameter.dtype == torch.float32}
-    assert kept == {name for name, _ in half.named_parameters() if ".long_conv." in name}
-    with torch.no_grad():
-        cache = half(ids[:, :30]).cache
-        found = half(ids[:, 30:], cache=cache).logits.double()
-    assert cache.states[3].tensors["keys"].dtype == torch.bfloat16
-    expected = whole(model, ids)[:, 30:]
-    assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hf_ssm
-from hf_ssm import Mamba3Config, SSDConfig, rescale_init_
+from hf_ssm import Mamba3Config, SSDConfig
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.mamba3.reference_mamba3 import mamba3_reference
@@ -155,25 +155,6 @@ class TestLogits:
             cache = output.cache
             pieces.append(output.logits)
         close(torch.cat(pieces, dim=1), model(ids).logits)
-
-    @pytest.mark.parametrize("side", ["left", "right"])
-    @pytest.mark.parametrize("kind", ["default", "rank 3"])
-    @torch.no_grad()
-    def test_padding_changes_nothing(self, make_model, kind: str, side: str) -> None:
-        """In one pass, and in the pass that fills a cache, to which a further piece is added."""
-        model, ids, more = build(make_model, kind), torch.randint(0, 12, (3, 20)), torch.randint(0, 12, (3, 4))
-        mask = torch.ones(3, 20, dtype=torch.long)
-        tokens = {0: slice(7, None), 1: slice(1, None)} if side == "left" else {0: slice(0, 13), 1: slice(0, 19)}
-        for row, kept in tokens.items():
-            mask[row] = 0
-            mask[row, kept] = 1
-        for output in (model(ids, attention_mask=mask), model(ids, attention_mask=mask, use_cache=True)):
-            for row, kept in tokens.items():
-                close(output.logits[row, kept], model(ids[row : row + 1, kept]).logits[0])
-        continued = model(more, cache=output.cache).logits
-        for row, kept in tokens.items():
-            whole = torch.cat([ids[row, kept], more[row]]).unsqueeze(0)
-            close(continued[row], model(whole).logits[0, -4:])
 
     @torch.no_grad()
     def test_both_directions(self, make_model) -> None:
@@ -350,18 +331,6 @@ class TestTheory:
                         kernel[0, 4 * h : 4 * h + 4] += scan.D[h] * scan.mimo_o[h, r] * scan.mimo_x[h, r]
         expected = tau_reference(kernel.T, x.flatten(-2), mask).mean()
         torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=0)
-
-    @pytest.mark.parametrize("kind", ["default", "rank 3"])
-    def test_rescaling_makes_tau_one(self, make_model, kind: str) -> None:
-        model = make_model("Mamba3", "ForSequenceClassification", rescale_init=True, **KINDS[kind])
-        batch = {"input_ids": torch.randint(0, 12, (16, 30))}
-        before = rescale_init_(model, batch)
-        assert all(tau != 1 for tau in before)
-        torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
-
-    def test_rescaling_needs_its_scale(self, make_model) -> None:
-        with pytest.raises(ValueError, match=r"rescale_init=True.*scale of C"):
-            rescale_init_(make_model("Mamba3", "ForCausalLM"), {"input_ids": torch.randint(0, 12, (4, 9))})
 
     def test_there_is_no_bound_but_a_reason(self, make_model) -> None:
         with pytest.raises(ValueError, match=r"no bound for Mamba3Model.*A depends on the token"):

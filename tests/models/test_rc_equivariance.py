@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.export import Dim
 
 import hf_ssm
-from hf_ssm import SelectiveSSMConfig, SelectiveSSMForMaskedLM, SelectiveSSMForSequenceClassification
+from hf_ssm import SelectiveSSMConfig, SelectiveSSMForMaskedLM
 from hf_ssm.analysis.report import theory_report
-from hf_ssm.models.views.strands import complement_list, complements, read_order
+from hf_ssm.models.views.strands import complements
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
 from hf_ssm.tokenization import DNA_TOKENS
 
@@ -313,14 +313,6 @@ def test_bad_uses(make_model) -> None:
         model(inputs_embeds=torch.zeros(1, 4, 8))
 
 
-def test_read_order() -> None:
-    """Padding stays, tokens are reversed."""
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
-    expected = [[0, 1, 4, 3, 2], [1, 0, 2, 3, 4], [4, 3, 2, 1, 0]]
-    assert read_order((3, 5), mask, None).tolist() == expected  # type: ignore[union-attr]
-    assert complement_list({"1": 0, 0: 1}, 3) == [1, 0, 2]
-
-
 class TestBiMamba:
     """Both directions of a block, against two one-sided mixers."""
 
@@ -350,26 +342,3 @@ class TestBiMamba:
         if bias and tie and strategy == "add":
             expected = expected - mixer.out_proj.bias  # Once, not twice.
         assert_equal(mixer(hidden), expected)
-
-    def test_untied_attention_and_report(self, make_model) -> None:
-        """The attention matrix of the reverse scan uses the projection of its own."""
-        flags = {"bidirectional": True, "bidirectional_weight_tie": False, "num_hidden_layers": 1}
-        model = make_model("SelectiveSSM", "Model", **flags)
-        hidden = model(torch.randint(0, 12, (1, 5)), output_hidden_states=True).hidden_states[0]
-        before = hf_ssm.attention_matrix(model.layers[0], hidden, reverse=True)
-        with torch.no_grad():
-            model.layers[0].mixer.reverse_in_proj.weight.mul_(2)
-        assert not torch.equal(hf_ssm.attention_matrix(model.layers[0], hidden, reverse=True), before)
-
-
-def test_equivariance_is_learnt_by_classifiers(make_model) -> None:
-    """Labels of a strand and its reverse complement are the same after any training step."""
-    model = make_model("SelectiveSSM", "ForSequenceClassification", rc_equivariant=True).double().train()
-    assert isinstance(model, SelectiveSSMForSequenceClassification)
-    ids = torch.randint(7, 11, (4, 8))
-    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
-    model(ids, labels=torch.tensor([0, 1, 0, 1])).loss.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.1 * parameter.grad
-    assert_equal(model(COMPLEMENT[ids].flip(1)).logits, model(ids).logits)

@@ -115,15 +115,6 @@ class TestTransformers:
         if theirs.config.time_step_limit[1] == math.inf:
             assert torch.equal(found, theirs.generate(ids, **settings))
 
-    @torch.no_grad()
-    def test_steps_equal_one_pass(self, pair) -> None:
-        ours, ids, cache, found = pair[1], torch.randint(0, 40, (2, 20)), None, []
-        for piece in ids.split([5, 1, 1, 9, 1, 3], dim=1):
-            output = ours(piece, cache=cache, use_cache=True)
-            cache = output.cache
-            found.append(output.logits)
-        close(torch.cat(found, dim=1), ours(ids).logits)
-
 
 def our_logits(source: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     with torch.no_grad():
@@ -470,17 +461,6 @@ def test_the_gated_norm_has_a_mean_square_for_each_group(groups: int, before: bo
 
 
 class TestRescaling:
-    @pytest.mark.parametrize("padded", [False, True])
-    @pytest.mark.parametrize("kind", [*KINDS[:2], {"bidirectional": True}, {"sobolev_order": 0.5, "rms_norm": False}])
-    def test_rescaling_makes_tau_one(self, make_model, kind: dict, padded: bool) -> None:
-        model = make_model("SSD", "ForSequenceClassification", rescale_init=True, **kind)
-        batch = {"input_ids": torch.randint(0, 12, (16, 20))}
-        if padded:
-            batch["attention_mask"] = (torch.arange(20) < torch.randint(5, 21, (16, 1))).long()
-        before = rescale_init_(model, batch)
-        assert ((before - 1).abs() > 1e-2).all()
-        torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
-
     @torch.no_grad()
     def test_the_function_is_that_of_algorithm_1(self, make_model, tmp_path: Path) -> None:
         """Scan and skip are divided by √τ, which multiplies the ε of the norm behind them by τ; it is saved."""
@@ -561,12 +541,6 @@ class TestFusedDecoding:
 def test_there_is_no_bound_but_a_reason(make_model) -> None:
     with pytest.raises(ValueError, match=r"no bound for SSDModel.*linear in the input of the scan"):
         generalization_bound(make_model("SSD", "Model"), [{"input_ids": torch.ones(2, 5).long()}])
-
-
-def test_half_precision_keeps_the_dynamics(make_model) -> None:
-    model = make_model("SSD", "ForCausalLM", complex_state=True, rescale_init=True).bfloat16()
-    kept = {name.rpartition(".")[2] for name, value in model.state_dict().items() if value.dtype == torch.float32}
-    assert kept == {"A_log", "A_imag", "D", "dt_bias", "C_scale"}
 
 
 FLAGS: dict[str, tuple[Any, dict[str, Any]]] = {
