@@ -26,6 +26,7 @@ VARIANTS = {
     "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
     "mamba-raw": ("SelectiveSSM", {"state_matrix": "raw"}),
     "ssd": ("SSD", {"complex_state": True}),
+    "hyena2": ("Hyena2", {}),
     # At the usual size of B and C the output of the plain block hardly depends on the state.
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
 }

@@ -53,17 +53,6 @@ def test_other_files_of_weights(make_model, tmp_path, kind):
         type(model).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_resized_vocabulary(make_model, tmp_path, family, tied):
-    model = make_model(family, "ForCausalLM", tie_word_embeddings=tied)
-    model.resize_token_embeddings(50, mean_resizing=False)
-    model.save_pretrained(tmp_path)
-    found = type(model).from_pretrained(tmp_path)
-    assert torch.equal(found.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    assert torch.equal(found.get_output_embeddings().weight, model.get_output_embeddings().weight)
-
-
 def test_backbone_and_heads_of_each_other(make_model, tmp_path):
     model = make_model("S4", "ForSequenceClassification")
     model.save_pretrained(tmp_path / "head")

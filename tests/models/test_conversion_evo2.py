@@ -309,7 +309,6 @@ def without(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
         ({"final_norm": False}, dict, "`final_norm`=False cannot be converted: the models here have True"),
         ({"hcs_filter_groups": None}, dict, "lacks hcs_filter_groups: give the YAML file"),
         ({"hcs_layer_idxs": [0]}, dict, "layer 4 is in none of hcs_layer_idxs"),
-        ({"hcs_filter_length": 128}, dict, "`hcs_filter_length`=128 must be below 128"),
         ({"proj_groups": 2, "num_attention_heads": 2}, dict, "`proj_groups` other than 1"),
         ({}, lambda state: without("blocks.1.filter.h", state), "missing model.layers.1.mixer.long_conv.filter.taps"),
         ({}, lambda state: {**state, "blocks.9.odd": torch.zeros(1)}, "unknown model.layers.9.odd"),
@@ -323,7 +322,6 @@ def without(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
             lambda state: {**state, "blocks.3.inner_mha_cls.rotary_emb.inv_freq": torch.tensor([1.0, 0.7, 0.1])},
             "are not the powers of one base",
         ),
-        ({"hidden_size": 24}, dict, "of another shape"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(changes, spoil, message):

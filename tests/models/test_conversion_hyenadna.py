@@ -376,9 +376,7 @@ class TestConverting:
         ("change", "message"),
         [
             ({"short_filter_order": 4}, "short_filter_order`=4"),
-            ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon`=1e-06"),
             ({"d_model": "6"}, "d_model` must be a number"),
-            ({"vocab_size": None}, "vocab_size` must be a positive integer"),
             ({"emb_dim": 4}, "filter_emb_dim"),
             ({"architectures": ["Other"]}, "architectures"),
         ],
@@ -480,9 +478,7 @@ class TestOriginalLayout:
         ("layer", "message"),
         [
             ({"num_heads": 2}, "'num_heads'=2"),
-            ({"modulate": False}, "'modulate'=False"),
             ({"_name_": "mha"}, "'_name_'='mha'"),
-            ({"some_option": 1}, "unknown options: 'some_option'"),
             ({"l_max": None}, r"lacks `layer\.l_max`"),
         ],
     )

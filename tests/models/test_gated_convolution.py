@@ -112,8 +112,6 @@ def test_depth_two_is_the_usual_mlp_and_depth_one_a_linear_map() -> None:
     ("make", "message"),
     [
         (lambda: HyenaConfig(hyena_order=0), "`hyena_order` must be positive"),
-        (lambda: HyenaConfig(mlp_depth=0), "`mlp_depth` must be positive"),
-        (lambda: HyenaConfig(output_clip=0.0), "`output_clip` must be positive"),
         (lambda: HyenaConfig(conv_kernel=-1), "`conv_kernel` must be finite and not negative"),
         (lambda: HyenaForCausalLM(HyenaConfig(output_clip=1.0)), "HyenaForCausalLM does not clip its logits"),
     ],

@@ -235,28 +235,6 @@ def test_tiny_steps_have_finite_gradients(make_model) -> None:
         close(found, gradient, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["default", "rank 3", "no rotation"])
-def test_segments_are_affine_in_the_state(kind: str) -> None:
-    """What processes that share a sequence exchange: `product` of a segment, and the state that it leaves."""
-    scan = Mamba3Scan(Mamba3Config(hidden_size=8, head_dim=4, state_size=6, **KINDS[kind]), 0).double()
-    with torch.no_grad():
-        for parameter in scan.parameters():
-            parameter.copy_(torch.randn(parameter.shape))
-    inputs = torch.randn(2, 9, 16 + 12 * scan.rank).double()
-    x, B, C = scan._split(inputs)
-    decay, here, behind, angles = scan.terms(torch.randn(2, 9, sum(scan.step_sizes())).double())
-    given = (x, decay, here, behind, angles, *scan._biased(B, C))
-    before = torch.randn(2, 4, 4, 6).double()
-    after = scan._scan(*given, before)[1]
-    close(after, scan._carried(scan._passed(*given), before) + scan._scan(*given)[1])
-    # In two parts.
-    first, second = ([None if t is None else t[:, part] for t in given] for part in (slice(0, 4), slice(4, None)))
-    y, middle = scan._scan(*first, before)
-    rest, last = scan._scan(*second, middle)
-    close(last, after)
-    close(torch.cat([y, rest], dim=1), scan._scan(*given, before)[0])
-
-
 class TestTheory:
     @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.parametrize("kind", ["default", "rank 3", "none"])
@@ -425,18 +403,12 @@ class TestFlags:
             {"num_heads": 3},
             r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give only one",
         ),
-        ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
-        ({"mimo_rank": 0}, "`mimo_rank` must be positive"),
         ({"A_floor": 0.0}, "`A_floor` must be positive"),
         ({"A_activation": "exp"}, "`A_activation` must be one of 'heavy_tail', 'softplus', got 'exp'"),
-        ({"rope_fraction": 1.5}, "`rope_fraction`.*1.5"),
         ({"state_size": 3}, r"`rope_fraction`=0.5 of `state_size`=3 states is less than one pair.*use_rotation=False"),
         ({"init": "legs"}, r"`init`='legs' chooses a state matrix, but A depends on the token: use 'real'"),
-        ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"frequency_scale": 2.0, "use_rotation": False}, r"frequency_scale.*use_rotation=True"),
         ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave `frequency_shift` at 0"),
-        ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
-        ({"mimo_ranks": 4}, "did you mean `mimo_rank`"),
     ],
 )
 def test_bad_configurations(arguments: dict, message: str) -> None:

@@ -106,8 +106,11 @@ def test_packed_equals_alone(make_model, family: str, flags: dict, backend: str)
             for name in names if backend == "auto" else NAMES[:1]:
                 found = model(packed.ids, use_cache=False, **packed.arguments(name)).last_hidden_state
                 assert_equal(found, alone, 1e-10)
+                # Queries and keys of a document of one token have a gradient of rounding errors only.
+                rounding = 1e-15 * max(gradient.abs().max().item() for gradient in expected.values())
                 for path, gradient in gradients(model, found, weights).items():
-                    assert_equal(gradient, expected[path], 1e-10)
+                    size = expected[path].abs().max().item()
+                    torch.testing.assert_close(gradient, expected[path], rtol=0, atol=1e-10 * size + rounding)
 
 
 @pytest.mark.parametrize(

@@ -220,14 +220,6 @@ def test_exported_program(make_model, flags: dict) -> None:
     torch.testing.assert_close(found, model(rows.ids, **rows.arguments).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_compiled(make_model) -> None:
-    model = make_model("S4", "ForMaskedLM", rc_equivariant=True, rc_swap=True)
-    rows = Rows("padded")
-    compiled = torch.compile(model, backend="eager")
-    assert_equal(compiled(rows.ids, **rows.arguments).logits, model(rows.ids, **rows.arguments).logits, rows.counted)
-
-
 def test_theory_and_probes(make_model) -> None:
     """Rescaling, the report and masking probes read both strands; one strand of hidden states has an attention."""
     model = make_model("SelectiveSSM", "ForSequenceClassification", rc_equivariant=True)
@@ -269,19 +261,14 @@ def test_probe_masks_both_strands(make_model, flags: dict) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"rc_equivariant": True, "vocab_size": 20}, r"known for `vocab_size`=12 only .* not for 20: set `complement_map`"),
-    ({"rc_conjoin": "eval", "vocab_size": 20}, r"not for 20: set `complement_map`"),
     ({"complement_map": [0, 1, 2]}, r"`complement_map` has 3 entries, but `vocab_size`=12"),
     ({"complement_map": {7: 8}}, r"maps 7 to 8, but 8 to 8"),
     ({"complement_map": {7: 12}}, r"maps 7 to 12: give ids from 0 to 11"),
     ({"complement_map": {"A": 10}}, r"keys that are not ids from 0 to 11 .*'A'"),
-    ({"complement_map": {12: 12}}, r"keys that are not ids from 0 to 11 .*12"),
     ({"rc_swap": True}, r"`rc_swap=True` exchanges two strands: set `rc_equivariant=True`"),
     ({"rc_equivariant": True, "rc_conjoin": "eval"}, r"`rc_conjoin='eval'` has no effect with `rc_equivariant=True`"),
-    ({"rc_conjoin": "test"}, r"`rc_conjoin` must be one of 'none', 'eval', 'always', got 'test'"),
     ({"rc_equivariant": True, "num_input_channels": 2}, r"`rc_equivariant=True` needs tokens, but `num_input_chan"),
     ({"bidirectional_strategy": "ew_multiply"}, r"joins two directions: set `bidirectional=True`"),
-    ({"bidirectional_weight_tie": False}, r"joins two directions: set `bidirectional=True`"),
-    ({"bidirectional": True, "bidirectional_strategy": "mean"}, r"must be one of 'add', 'ew_multiply', got 'mean'"),
 ]
 
 

@@ -155,8 +155,6 @@ class TestTransformersFolders:
         [
             ("state_size", 16, r"layers\.0\.mixer\.conv1d\.weight has the shape.*`n_groups`=2 and `state_size`=16"),
             ("num_hidden_layers", 3, r"2 layers \(backbone\.layers\.1\).*`num_hidden_layers`=3"),
-            ("vocab_size", 41, r"backbone\.embeddings\.weight has the shape \(40, 16\).*`vocab_size`=41"),
-            ("conv_kernel", 3, r"conv1d\.weight.*asks for 3 because of `conv_kernel`=3"),
             ("num_heads", 2, r"`num_heads`=2 times `head_dim`=8|mixer\.A_log"),
         ],
     )
@@ -282,10 +280,8 @@ class TestOriginalLayout:
         ("change", "message"),
         [
             ({"d_intermediate": 64}, "`d_intermediate`=64.*neither MLPs nor attention"),
-            ({"attn_layer_idx": [1]}, r"`attn_layer_idx`=\[1\]"),
             ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 16}}, "`d_ssm`=16 cannot be converted"),
             ({"ssm_cfg": {"layer": "Mamba2", "state_size": 8}}, "unknown options: 'state_size'"),
-            ({"ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.3, 0.1]}}, "`time_step_limit` must be"),
         ],
     )
     def test_refusals(self, theirs, tmp_path: Path, change: dict, message: str) -> None:
@@ -621,28 +617,17 @@ def test_sizes_follow_from_one_another() -> None:
             {"num_heads": 3},
             r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give only one",
         ),
-        ({"head_dim": 48}, "`num_heads`=5 times `head_dim`=48"),
         ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
-        ({"n_groups": 0}, "`n_groups` must be positive"),
         (
             {"bidirectional_norm_tie": False},
             "gives each direction a norm of its own: set `bidirectional=True` and `rms_norm=True`",
         ),
-        ({"bidirectional_norm_tie": False, "bidirectional": True, "rms_norm": False}, "a norm of its own"),
-        ({"chunk_size": 0}, "`chunk_size` must be positive"),
         ({"time_step_limit": (0.1, 0.01)}, r"`time_step_limit`.*0 <= low <= high, got \(0.1, 0.01\)"),
-        ({"time_step_limit": (0.1,)}, "the least and the greatest step size"),
-        ({"time_step_limit": (-0.1, 1.0)}, "0 <= low"),
-        ({"time_step_limit": (0.0, math.nan)}, "0 <= low"),
         ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"init": "legs"}, r"init.*complex_state=True"),
         ({"frequency_scale": 2.0}, r"frequency_scale.*complex_state=True"),
-        ({"complex_state": True, "init": "real", "frequency_scale": 2.0}, r"frequency_scale.*init='lin'"),
-        ({"state_size": 3, "complex_state": True}, "must be even"),
         ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
         ({"norm_before_gate": True, "rms_norm": False}, "needs `rms_norm=True`"),
-        ({"residual_in_fp32": True, "use_residual": False}, r"residual_in_fp32.*use_residual=True"),
-        ({"head_dims": 4}, "did you mean `head_dim`"),
     ],
 )
 def test_bad_configurations(arguments: dict, message: str) -> None:
