@@ -1,5 +1,6 @@
 """Hybrids: layers of several families in one model, the code that their checkpoints carry, and refusals."""
 
+import random
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_ssm
+from hf_ssm import cli
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.analysis.compression import compress
 from hf_ssm.checkpoint.bundle import bundle
@@ -140,6 +142,16 @@ def test_layers_share_the_norms_and_initial_weights_of_the_model():
 def test_bad_configurations(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         hf_ssm.HybridConfig(**({"num_hidden_layers": 2, "layer_types": ["ssd", "full_attention"]} | arguments))
+
+
+def test_the_command_line_names_the_limit_of_a_layer(tmp_path, capsys):
+    bases = random.Random(0)
+    rows = [f"{''.join(bases.choices('ACGT', k=20))},{row % 2}" for row in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["sequence,label", *rows]), encoding="utf-8")
+    train = ["train", "--dataset", str(tmp_path / "table.csv"), "--output", str(tmp_path / "run"), "--family", "hybrid"]
+    limited = ["--set", "model.layer_types=[hyena]", "--set", "model.mixers={hyena: {max_position_embeddings: 4}}"]
+    assert cli.main([*train, *limited]) == 2
+    assert "or increase model.mixers['hyena'].max_position_embeddings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("kind", "name"), [("hyena", "mlp_depth"), ("s5", "use_final_norm")])

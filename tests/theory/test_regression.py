@@ -79,6 +79,8 @@ def test_the_gap_of_simulated_data_is_below_the_bound(norm_bound: float) -> None
 
 def test_the_bound_grows_with_the_square_of_the_output() -> None:
     """(r R + 1)² (c + o(1)): only the product r R counts."""
+    expected = 4 * 2 / 8 + 3 * 4 * np.sqrt(np.log(80) / 128)
+    assert linear_regression_bound(2.0, 0.5, 64) == pytest.approx(expected)
     assert linear_regression_bound(4.0, 0.5, 100) == pytest.approx(linear_regression_bound(1.0, 2.0, 100))
     assert linear_regression_bound(0.0, 5.0, 100) == pytest.approx(3 * np.sqrt(np.log(80) / 200))
     ratio = linear_regression_bound(1e6, 1.0, 100) / linear_regression_bound(1e5, 1.0, 100)
