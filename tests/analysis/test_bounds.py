@@ -133,13 +133,6 @@ class TestPlain:
         assert found["largest"] <= found["bound"] < 1
         assert found["smallest_step_bound"] <= min(steps) < max(steps) <= found["largest_step_bound"]
 
-    def test_the_length_changes_nothing(self, weights, batch):
-        model = plain_classifier_from_state_dict(weights)
-        longer = {"input_ids": batch["input_ids"].repeat(1, 5)}
-        one, other = (generalization_bound(model, [given], num_sequences=100) for given in (batch, longer))
-        assert (one.bound, one.log_capacity) == (other.bound, other.log_capacity)
-        assert one.log_capacity_at_length < other.log_capacity_at_length
-
     def test_authors_models_are_unstable_and_have_no_bound(self, shared_data):
         path = shared_data / "selective_ssm" / "majority_T100.pth"
         model = plain_classifier_from_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -296,13 +289,6 @@ class TestMamba:
             assert scan.output == pytest.approx(expected.output, rel=1e-5)
             assert scan.log_capacity == pytest.approx(expected.log_capacity, rel=1e-5)
 
-    def test_complex_states_are_normal_matrices(self, make_model, make_batch):
-        model = make_model("SelectiveSSM", "ForSequenceClassification", complex_state=True)
-        scan = generalization_bound(model, [make_batch("ForSequenceClassification")]).scans[0]
-        assert 0 < scan.contraction["mean"] <= scan.contraction["largest"] <= scan.contraction["bound"] < 1
-        assert pytest.approx(model.model.layers[0].mixer.scan.state_matrix().abs().max().item()) == scan.norms.B_A
-        assert scan.output["largest"] <= 10 ** scan.output["log10_bound"]
-
     def test_the_model_is_left_as_it_was(self, model, make_batch):
         model.train()
         model.model.layers[0].eval()
@@ -310,10 +296,3 @@ class TestMamba:
         assert model.training
         assert not model.model.layers[0].training
         assert not any(part._forward_hooks for part in model.modules())
-
-
-@pytest.mark.parametrize("family", ["S4", "Hyena"])
-def test_other_families(family, make_model, make_batch):
-    model = make_model(family, "ForSequenceClassification")
-    with pytest.raises(ValueError, match="no selective scan: this bound is for the selective models"):
-        generalization_bound(model, [make_batch("ForSequenceClassification")])

@@ -95,31 +95,6 @@ def test_zero_phase_response_has_the_weight_of_the_filtered_input(make_model):
     torch.testing.assert_close(response.response, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_entries_name_their_place(make_model):
-    model = make_model("Hyena", "ForMaskedLM", hyena_order=3, filter_type="s4d")
-    responses = frequency_responses(model, num_frequencies=5)
-    places = [(r.name, r.layer, r.direction, r.group) for r in responses]
-    assert places == [
-        (f"layers.{layer}.mixer.long_conv", layer, direction, group)
-        for layer in range(2)
-        for direction in ("forward", "backward")
-        for group in range(2)
-    ]
-    torch.testing.assert_close(responses[0].omega, torch.linspace(0, math.pi, 5, dtype=torch.float64))
-
-
-def test_responses_stay_as_they_were(make_model):
-    model = make_model("S4", "Model")
-    responses = frequency_responses(model, num_frequencies=9)
-    before = band_total_variation(responses[0], [0.0, 1.0])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    torch.testing.assert_close(band_total_variation(responses[0], [0.0, 1.0]), before)
-    assert not torch.allclose(frequency_responses(model, num_frequencies=9)[0].response, responses[0].response)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_weights_that_accelerate_keeps_elsewhere_are_found(make_model):
     from accelerate import cpu_offload
 
@@ -382,7 +357,6 @@ def test_alpha_of_a_model_and_of_complex_selective_states(make_model):
     [
         (lambda: hf_ssm.HyenaConfig(), "`filter_type`='implicit' has no state matrix"),
         (lambda: hf_ssm.S4Config(init="real"), "`init`='real' has no frequencies"),
-        (lambda: hf_ssm.SelectiveSSMConfig(), "`init`='real' has no frequencies"),
         (lambda: hf_ssm.S4Config(init="lin", state_size=2), "with `init`='lin' has only the frequency 0"),
         (lambda: transformers.BertConfig(), "BertConfig has no state space filter"),
     ],

@@ -215,25 +215,6 @@ def test_power_is_that_of_all_rows(make_model) -> None:
     assert record_operators(model, batches)[0].power is None
 
 
-def test_names_layers_and_shapes(make_model, batches) -> None:
-    model = make_model("Hyena", "ForMaskedLM", hyena_order=3, filter_type="s4d")
-    records = record_operators(model, batches)
-    places = [(r.name, r.layer, r.group, r.direction) for r in records[:4]]
-    name = "layers.0.mixer.long_conv"
-    assert places == [
-        (name, 0, 0, "forward"),
-        (name, 0, 0, "backward"),
-        (name, 0, 1, "forward"),
-        (name, 0, 1, "backward"),
-    ]
-    assert len(records) == 8 and records[-1].name == "layers.1.mixer.long_conv"
-    for record in records:
-        length = 9 if record.direction == "forward" else 8
-        assert record.kernel.shape == (8, length)
-        assert record.mean.shape == record.variance.shape == (length, 8)
-        assert record.kernel.dtype == record.mean.dtype == torch.float64
-
-
 def test_the_model_is_left_as_it_was(make_model, batches) -> None:
     model = make_model("Hyena", "ForSequenceClassification", hidden_dropout=0.5, norm_type="batch").train()
     model.model.layers[1].eval()

@@ -7,7 +7,6 @@ import torch
 
 from hf_ssm.analysis import variation
 from hf_ssm.analysis.frequency import band_total_variation, frequency_responses
-from hf_ssm.analysis.report import theory_report
 from hf_ssm.analysis.variation import layer_variations
 
 BANDS = (0.0, 0.5, math.pi)
@@ -45,18 +44,3 @@ def test_state_space_kernels_are_all_measured(make_model, monkeypatch) -> None:
     monkeypatch.setattr(variation, "_MOST_TAPS", 64)
     (found,) = layer_variations(frequency_responses(make_model("S4", "Model", num_hidden_layers=1)), BANDS)
     assert found.measured == found.kernels == 8
-
-
-@pytest.mark.parametrize(
-    ("most", "note"),
-    [(2**24, None), (4 * 5 * 32, "Of 10 of the 16 kernels"), (0, "Not measured, as the kernels have so many taps")],
-)
-def test_the_report_says_what_was_measured(make_model, monkeypatch, most, note) -> None:
-    monkeypatch.setattr(variation, "_MOST_TAPS", most)
-    model = make_model("Hyena", "Model", **FLAGS)
-    report = theory_report(model, [{"input_ids": torch.randint(0, 12, (2, 9))}])
-    text = report.to_text()
-    assert ("kernels of a layer, evenly chosen" in text or "Not measured" in text) == (note is not None)
-    assert note is None or note in text
-    stored = report.to_dict()["total_variation"][0]
-    assert stored["kernels"] == 16 and (stored["variation"][0] is None) == (most == 0)

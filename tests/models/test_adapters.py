@@ -9,8 +9,6 @@ from torch.nn.utils import parametrize
 import hf_ssm
 from hf_ssm.modules.roles import parameter_roles
 
-FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
-
 pytestmark = [
     # peft 0.21 asks transformers 5.23 by a name that the latter has deprecated.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
@@ -27,6 +25,8 @@ VARIANTS = {
     "mamba": ("SelectiveSSM", {}),
     "mamba-complex": ("SelectiveSSM", {"complex_state": True}),
     "mamba-raw": ("SelectiveSSM", {"state_matrix": "raw"}),
+    "ssd": ("SSD", {"complex_state": True}),
+    "hyena2": ("Hyena2", {}),
     # At the usual size of B and C the output of the plain block hardly depends on the state.
     "plain": ("SelectiveSSM", {"block": "plain", "initializer_range": 1.0}),
 }
@@ -207,11 +207,3 @@ def test_functional_call_with_other_tensors(maker, variant: str) -> None:
         values = {name: parameter.detach() * 1.1 for name, parameter in model.named_parameters()}
         torch.testing.assert_close(torch.func.functional_call(model, values, (IDS,)).logits, expected)
     assert not torch.allclose(model(IDS).logits, expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_vector_of_step_sizes_has_no_low_rank_matrix(make_model, family: str) -> None:
-    names = {"Hyena": "filter.frequency", "S4": "filter.log_dt", "S5": "ssm.log_dt", "SelectiveSSM": "scan.dt_bias"}
-    model = make_model(family, "ForCausalLM", **({"filter_train_frequency": True} if family == "Hyena" else {}))
-    with pytest.raises(ValueError, match="1 dimensional Parameter"):
-        get_peft_model(model, LoraConfig(target_modules=[], target_parameters=[names[family]]))

@@ -19,18 +19,13 @@ HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenCla
     ("arguments", "message"),
     [
         ({"sobolev_ordr": 1.0}, "did you mean `sobolev_order`"),
-        ({"d_models": 3}, "did you mean `d_model`"),
-        ({"zzz": 3}, "the arguments are"),
         ({"init": "hippo"}, "`init` must be one of 'legs', 'lin', 'inv', 'real', 'dfout', got 'hippo'"),
         ({"init": "dfout", "discretization": "bilinear"}, "it needs the kernel or filter type 's4d', `discr"),
-        ({"sobolev_mode": "acausal"}, "`sobolev_mode` must be one of"),
         ({"hidden_size": 0}, "`hidden_size` must be positive"),
         ({"frequency_scale": -1.0}, "`frequency_scale` must be positive"),
-        ({"tau_weight": -1.0}, "`tau_weight` must be finite and not negative"),
         ({"state_size": 7}, "`state_size` must be even"),
         ({"time_step_min": 1.0}, "must not exceed `time_step_max`"),
         ({"sobolev_order": [1.0], "num_hidden_layers": 2}, "has 1 entries for num_hidden_layers=2"),
-        ({"sobolev_order": float("nan")}, "`sobolev_order` must be finite"),
         ({"hidden_dropout": 1.0}, "`hidden_dropout` must lie in"),
     ],
 )
@@ -41,21 +36,15 @@ def test_configuration(config: type, arguments: dict, message: str) -> None:
 
 BOUNDS = [
     ({"sobolev_order": 1e6}, r"`sobolev_order` must lie in \[-85.2, 85.2\] .*got 1000000.0"),
-    ({"sobolev_order": -1e6}, r"`sobolev_order` must lie in"),
     ({"initializer_range": 1e5}, r"`initializer_range` must lie in \[0, 10\], got 100000.0"),
     ({"layer_norm_epsilon": 1e-300}, "`layer_norm_epsilon` must lie in"),
-    ({"tau_weight": 1e300}, "`tau_weight` must lie in"),
     ({"time_step_min": 1e-30}, "`time_step_min` must lie in"),
-    ({"time_step_max": 1e30}, "`time_step_max` must lie in"),
     ({"output_clip": 1e200}, "`output_clip` must lie in"),
-    ({"problem_type": "clustering"}, "`problem_type` must be one of"),
     ({"dtype": 5}, "`dtype` must be the name of a type of torch.*got 5"),
-    ({"dtype": []}, "`dtype` must be"),
     ({"dtype": "int64"}, "`dtype` must be"),
 ]
 FREQUENCIES = [
     ({"frequency_scale": 1e30}, r"`frequency_scale` must lie in \[0, 1e\+06\], got 1e\+30"),
-    ({"frequency_shift": 1e30}, "`frequency_shift` must lie in"),
 ]
 
 
@@ -130,10 +119,6 @@ def test_numbers_at_the_bounds_are_finite(make_model, family: str, arguments: di
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_null_labels_of_a_file_are_the_default() -> None:
-    assert S4Config(num_labels=None).num_labels == 2
-
-
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForSignalRegression"])
 def test_heads_need_an_output(make_model, head: str) -> None:
     with pytest.raises(ValueError, match=f"`num_labels`=0, but S4{head} needs an output"):
@@ -147,36 +132,20 @@ def test_unnormalised_models_of_products_begin_small(config: type) -> None:
         config(norm_type="none", initializer_range=3.0)
 
 
-@pytest.mark.parametrize("value", ["x", 2.5, {"0": 1}, ["x"]])
-def test_layers_are_requested_by_numbers(make_model, value: object) -> None:
-    with pytest.raises(ValueError, match="`output_hidden_states` must be a flag or indices from 0 to 2"):
-        make_model("S4", "Model")(torch.zeros(1, 3, dtype=torch.long), output_hidden_states=value)
-
-
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config, SelectiveSSMConfig])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"hidden_size": "8"}, "'hidden_size'.* got str"),
-        ({"d_model": 8.5}, "'hidden_size'.*8.5"),
-        ({"init": 3}, "'init'"),
         ({"sobolev_order": ["a", 1.0]}, "'sobolev_order'"),
         ({"bidirectional": "yes"}, "'bidirectional'"),
         ({"dtype": "no_such_type"}, "`dtype` must be the name of a type of torch.*'no_such_type'"),
-        ({"torch_dtype": "Tensor"}, "`dtype` must be the name of a type of torch"),
     ],
 )
 def test_types_of_the_configuration(config: type, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         config(**arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_types_of_assigned_values() -> None:
-    config = S4Config(num_labels=3, id2label={0: "a", 1: "b", 2: "c"}, dtype="float32")
-    assert config.num_labels == 3 and config.dtype == torch.float32
-    with pytest.raises(ValueError, match=r"S4Config: Field 'hidden_size' expected int, got str"):
-        config.hidden_size = "8"
 
 
 @pytest.mark.parametrize(("size", "suggested"), [(4, 5), (2, 3), (1, 3)])
@@ -232,16 +201,6 @@ def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
             "ForSequenceClassification",
             {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([2])},
             "`labels` has the value 2, but `num_labels`=2 allows 0 to 1",
-        ),
-        (
-            "ForTokenClassification",
-            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([[0, -1, 1]])},
-            "`labels` has the value -1",
-        ),
-        (
-            "ForCausalLM",
-            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([[0, 12, 1]])},
-            "`labels` has the value 12, but `vocab_size`=12",
         ),
         ("ForSignalRegression", {"input_values": torch.tensor([[[1.0], [torch.nan]]])}, "`input_values` holds NaN"),
         ("ForSignalRegression", {"input_values": torch.zeros(1, 3, 2)}, "has 2 channels, but `num_input_channels`=1"),

@@ -22,6 +22,7 @@ VARIANTS = {
     "ssd": ("SSD", {"complex_state": True}),
     "linoss": ("LinOSS", {}),
     "mamba3": ("Mamba3", {}),
+    "hyena2": ("Hyena2", {}),
 }
 
 

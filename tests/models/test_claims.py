@@ -53,27 +53,6 @@ def test_other_files_of_weights(make_model, tmp_path, kind):
         type(model).from_pretrained(tmp_path)
 
 
-def test_a_head_for_other_labels(make_model, tmp_path):
-    model = make_model("S4", "ForSequenceClassification", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path)
-    other = type(model).from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
-    assert other.classifier.weight.shape == (7, 8)
-    assert torch.equal(other.model.embed_tokens.weight, model.model.embed_tokens.weight)
-    other.save_pretrained(tmp_path / "again")
-    assert type(model).from_pretrained(tmp_path / "again").classifier.weight.shape == (7, 8)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_resized_vocabulary(make_model, tmp_path, family, tied):
-    model = make_model(family, "ForCausalLM", tie_word_embeddings=tied)
-    model.resize_token_embeddings(50, mean_resizing=False)
-    model.save_pretrained(tmp_path)
-    found = type(model).from_pretrained(tmp_path)
-    assert torch.equal(found.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    assert torch.equal(found.get_output_embeddings().weight, model.get_output_embeddings().weight)
-
-
 def test_backbone_and_heads_of_each_other(make_model, tmp_path):
     model = make_model("S4", "ForSequenceClassification")
     model.save_pretrained(tmp_path / "head")

@@ -85,19 +85,3 @@ def test_a_compiled_model_generates_the_same_tokens(make_model, family):
     expected = model.generate(prompt, max_new_tokens=5, do_sample=False)
     model.compile(backend="aot_eager")
     assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["S4", "Hyena", "SelectiveSSM"])
-def test_another_length_is_no_other_graph(make_model, family):
-    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    model = make_model(family, "ForCausalLM", num_hidden_layers=1, use_cache=False)
-    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
-    counts = []
-    for length in (9, 13, 30):
-        tokens = torch.randint(0, 12, (2, length))
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
-        counts.append(graphs.frame_count)
-    assert counts[0] > 0
-    assert counts == counts[:1] * 3

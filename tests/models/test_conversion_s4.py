@@ -228,16 +228,6 @@ def test_a_layer_is_the_same_function(version):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("version", ["s4d", "s4_3"])
-def test_a_layer_in_double_precision_keeps_it(version):
-    layer = {n: value.double() if value.is_floating_point() else value for n, value in LAYERS[version]().items()}
-    inputs = torch.randn(1, 13, H, dtype=torch.float64)
-    mixer = mixer_of(layer).double()
-    mixer.load_state_dict(layer_from_state_dict(layer).parameters)
-    found = mixer(inputs)
-    torch.testing.assert_close(found[0], layer_by_formula(layer, inputs[0]), atol=1e-11, rtol=1e-11)
-
-
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("version", ["s4d", "s4_4"])
 def test_the_example_model(version, norm_first):
@@ -250,13 +240,6 @@ def test_the_example_model(version, norm_first):
     torch.testing.assert_close(model.double()(input_values=rows.double()).logits, expected, atol=1e-5, rtol=1e-5)
     other = converted(state, norm_first=not norm_first).double()
     assert (other(input_values=rows.double()).logits - expected).abs().max() > 1e-2
-
-
-def test_the_example_model_in_single_precision():
-    state = example(s4d)
-    rows = torch.randn(2, 12, C)
-    logits = converted(state)(input_values=rows).logits
-    torch.testing.assert_close(logits.double(), example_by_formula(state, rows, False), atol=1e-5, rtol=1e-5)
 
 
 def test_double_precision_is_kept():
@@ -311,7 +294,6 @@ def changed(**changes):
     ("make_layer", "change", "message"),
     [
         (s4d, changed(**{"kernel.A_imag": None}), r"missing s4_layers\.0\.kernel\.A_imag$"),
-        (s4d, changed(**{"kernel.log_dt": None}), r"missing s4_layers\.0\.kernel\.log_dt$"),
         (
             s4d,
             changed(**{"D": None, "input_gate.0.weight": torch.ones(H, H), "kernel.Q": torch.ones(1)}),
@@ -320,24 +302,17 @@ def changed(**changes):
         (s4, changed(**{"kernel.kernel.L": None}), r"missing s4_layers\.0\.kernel\.L"),
         (s4, changed(**{"kernel.kernel.P": torch.ones(2, 2, P, 2)}), r"kernel\.P has the rank 2"),
         (s4, changed(**{"kernel.kernel.L": torch.tensor(-3)}), "number of taps, got -3"),
-        (s4, changed(**{"kernel.kernel.L": torch.tensor(2.5)}), "one integer"),
         (s4d, changed(**{"kernel.C": torch.ones(3, H, P, 2)}), "several heads"),
-        (s4d, changed(**{"D": torch.ones(2, H)}), "several heads"),
         (s4d, changed(**{"kernel.C": torch.ones(H, P + 1, 2)}), r"s4_layers\.0\.kernel\.log_A_real has the shape"),
-        (s4d, changed(**{"kernel.log_dt": torch.ones(H, P)}), r"kernel\.log_dt has the shape"),
         (s4d, changed(**{"kernel.log_dt": torch.full((H,), math.nan)}), "NaN"),
         (
             s4d,
             changed(**{"output_linear.0.weight": torch.ones(H, H, 1), "output_linear.0.bias": torch.ones(H)}),
             "gated",
         ),
-        (s4d_3, changed(**{"kernel.kernel.B": torch.ones(4, P, 2)}), "has the shape"),
         (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), "occurs twice"),
         (s4d, lambda state: state | {"norms.0.running_mean": torch.ones(H)}, r"unknown norms\.0\.running_mean"),
-        (s4d, lambda state: {n: v for n, v in state.items() if n != "encoder.bias"}, r"missing encoder\.bias"),
         (s4d, lambda state: {n.replace("s4_layers.0", "s4_layers.7"): v for n, v in state.items()}, "without gaps"),
-        (s4d, lambda state: state | {"decoder.weight": torch.ones(K, H + 1)}, r"decoder\.weight has the shape"),
-        (s4d, lambda state: {n: v for n, v in state.items() if ".kernel." in n}, "missing"),
         (s4d, lambda state: s4d(), "layer_from_state_dict"),
     ],
 )
@@ -367,12 +342,6 @@ def test_a_length_that_says_nothing_is_refused():
     layer["kernel.kernel.log_dt"] = torch.full((H,), -100.0)
     with pytest.raises(ValueError, match=r"kernel\.C.*(singular|infinite)"):
         layer_from_state_dict(layer)
-
-
-def test_options_are_refused_for_other_formats(tmp_path, capsys):
-    torch.save({"SSM.w": torch.ones(2)}, tmp_path / "other.pth")
-    assert cli.main(["convert", str(tmp_path / "other.pth"), str(tmp_path / "ours"), "--norm-first"]) == 2
-    assert "`norm_first` is not an option for checkpoints of Honarpisheh et al." in capsys.readouterr().err
 
 
 def test_a_model_without_final_norm(make_model):

@@ -11,7 +11,6 @@ from torch import nn
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 import hf_ssm.models.selective.modeling_selective as modeling
-from hf_ssm.models.base import fused_decoding
 from hf_ssm.ops.backends import use_backend
 
 ELIGIBLE = {
@@ -92,42 +91,6 @@ def test_other_models_go_block_by_block(make_model, stepped, name):
     model = make_model("SelectiveSSM", "ForCausalLM", **NOT_ELIGIBLE[name])
     one_by_one(model, tokens())
     assert not any(stepped)
-
-
-def test_generated_tokens_are_the_same(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM", vocab_size=40)
-    prompt = torch.randint(0, 40, (2, 5))
-    arguments: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    for more in ({}, {"num_beams": 3}):
-        stepped.clear()
-        found = model.generate(prompt, **arguments, **more)
-        assert sum(stepped) == 11
-        with use_backend("torch"):
-            assert torch.equal(found, model.generate(prompt, **arguments, **more))
-
-
-def test_generate_decides_once(make_model, stepped, monkeypatch):
-    model = make_model("SelectiveSSM", "ForCausalLM")
-    decided, looked = [], []
-    of, values = fused_decoding._Decision.of, fused_decoding._values
-    monkeypatch.setattr(fused_decoding._Decision, "of", lambda *arguments: decided.append(1) or of(*arguments))
-    monkeypatch.setattr(fused_decoding, "_values", lambda *arguments: looked.append(1) or values(*arguments))
-    arguments: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    for _ in range(2):
-        output = model.generate(tokens().clamp(min=1), return_dict_in_generate=True, **arguments)
-        assert sum(stepped) == 5
-        # The decision is looked at once, where it is made.
-        assert len(decided) == len(looked) == 1
-        for calls in (stepped, decided, looked):
-            calls.clear()
-    with torch.no_grad():
-        cache = output.cache
-        model(tokens(length=1), cache=cache)
-        assert not decided
-        assert len(looked) == 1
-        model.model.layers[0].register_forward_hook(lambda *_: None)
-        model(tokens(length=1), cache=cache)
-    assert stepped == [True, False]
 
 
 def test_every_call_of_generate_decides_anew(make_model, stepped):
@@ -320,43 +283,6 @@ def test_gradients_padding_autocast_and_float16_go_block_by_block(make_model, st
     assert not any(stepped)
 
 
-def test_many_rows_go_block_by_block(make_model, stepped):
-    one_by_one(make_model("SelectiveSSM", "ForCausalLM"), tokens(batch=9))
-    assert not any(stepped)
-
-
-def test_copies_and_pieces_go_on_by_themselves(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
-    ids = tokens(batch=1, length=12)
-    with torch.no_grad():
-        cache = model(ids[:, :4], use_cache=True).cache
-        model(ids[:, 4:5], cache=cache)
-        copied = copy.deepcopy(cache)
-        for token in ids[:, 6:9].split(1, dim=1):
-            model(token, cache=cache)
-        # A longer piece, then a single token, from the copy, which nothing has changed.
-        model(ids[:, 5:11], cache=copied)
-        found = model(ids[:, 11:], cache=copied).logits
-        assert stepped[-1]
-        expected = model(ids, use_cache=False).logits[:, -1:]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_inference_mode_and_back(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
-    ids = tokens(batch=1, length=8)
-    with torch.inference_mode():
-        cache = model(ids[:, :4], use_cache=True).cache
-        model(ids[:, 4:5], cache=cache)
-    with torch.no_grad():
-        model(ids[:, 5:6], cache=cache)
-    assert stepped == [False, True, True]
-    model(ids[:, 6:7], cache=cache).logits.sum().backward()
-    with torch.no_grad():
-        found = model(ids[:, 7:], cache=cache).logits
-        torch.testing.assert_close(found, model(ids).logits[:, -1:], rtol=1e-4, atol=1e-5)
-
-
 def test_copies_go_on_in_turn(make_model, stepped):
     model = make_model("SelectiveSSM", "ForCausalLM")
     ids = [tokens(batch=1, length=9) for _ in range(2)]
@@ -397,16 +323,6 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
         assert stepped == [True, True]
         with use_backend("torch"):
             torch.testing.assert_close(found, changed(change), rtol=1e-4, atol=1e-5)
-
-
-def test_a_memory_of_another_type_goes_block_by_block(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
-    with torch.no_grad():
-        cache = model(tokens(), use_cache=True).cache
-        model(tokens(length=1), cache=cache)
-        cache.states[1].tensors["scan"] = cache.states[1].tensors["scan"].double()
-        model(tokens(length=1), cache=cache)
-    assert stepped == [False, True, False]
 
 
 def test_a_single_token_is_checked(make_model):

@@ -289,6 +289,30 @@ def test_tied_dropout(make_model, family: str) -> None:
         assert torch.equal(model(**batch).last_hidden_state.view(2, 6, -1)[1], second)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        *(("SSD", flags) for flags in ({}, {"complex_state": True}, {"bidirectional": True})),
+        ("SSD", {"sobolev_order": 0.5, "rms_norm": False}),
+        *(("SelectiveSSM", {"block": "plain", **flags}) for flags in ({}, {"fixed_step": True, "use_skip": True})),
+        ("SelectiveSSM", {"block": "plain", "complex_state": True, "state_matrix": "raw"}),
+        *(("SelectiveSSM", flags) for flags in ({"complex_state": True}, {"sobolev_order": 0.5})),
+        ("SelectiveSSM", {"bidirectional": True, "state_matrix": "raw"}),
+        *(("Mamba3", flags) for flags in ({}, {"mimo_rank": 3})),
+    ],
+)
+def test_rescaling_makes_tau_one(make_model, family: str, flags: dict, padded: bool) -> None:
+    own = {"initializer_range": None} if family == "SelectiveSSM" else {"rescale_init": True}
+    model = make_model(family, "ForSequenceClassification", **own, **flags)
+    batch = {"input_ids": torch.randint(0, 12, (16, 20))}
+    if padded:
+        batch["attention_mask"] = (torch.arange(20) < torch.randint(5, 21, (16, 1))).long()
+    before = hf_ssm.rescale_init_(model, batch)
+    assert ((before - 1).abs() > 1e-2).all()
+    torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("family", "flags"), [("S4", {"kernel_type": "s4"}), ("Hyena", {"filter_type": "s4d", "hyena_order": 3})]
 )

@@ -10,7 +10,7 @@ from theory_references import tau_reference
 from torch import Tensor
 
 import hf_ssm
-from hf_ssm import Mamba3Config, SSDConfig, rescale_init_
+from hf_ssm import Mamba3Config, SSDConfig
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.mamba3.reference_mamba3 import mamba3_reference
@@ -156,25 +156,6 @@ class TestLogits:
             pieces.append(output.logits)
         close(torch.cat(pieces, dim=1), model(ids).logits)
 
-    @pytest.mark.parametrize("side", ["left", "right"])
-    @pytest.mark.parametrize("kind", ["default", "rank 3"])
-    @torch.no_grad()
-    def test_padding_changes_nothing(self, make_model, kind: str, side: str) -> None:
-        """In one pass, and in the pass that fills a cache, to which a further piece is added."""
-        model, ids, more = build(make_model, kind), torch.randint(0, 12, (3, 20)), torch.randint(0, 12, (3, 4))
-        mask = torch.ones(3, 20, dtype=torch.long)
-        tokens = {0: slice(7, None), 1: slice(1, None)} if side == "left" else {0: slice(0, 13), 1: slice(0, 19)}
-        for row, kept in tokens.items():
-            mask[row] = 0
-            mask[row, kept] = 1
-        for output in (model(ids, attention_mask=mask), model(ids, attention_mask=mask, use_cache=True)):
-            for row, kept in tokens.items():
-                close(output.logits[row, kept], model(ids[row : row + 1, kept]).logits[0])
-        continued = model(more, cache=output.cache).logits
-        for row, kept in tokens.items():
-            whole = torch.cat([ids[row, kept], more[row]]).unsqueeze(0)
-            close(continued[row], model(whole).logits[0, -4:])
-
     @torch.no_grad()
     def test_both_directions(self, make_model) -> None:
         """The sum of two scans with their gates: the second one reads the reversed row."""
@@ -254,28 +235,6 @@ def test_tiny_steps_have_finite_gradients(make_model) -> None:
         close(found, gradient, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["default", "rank 3", "no rotation"])
-def test_segments_are_affine_in_the_state(kind: str) -> None:
-    """What processes that share a sequence exchange: `product` of a segment, and the state that it leaves."""
-    scan = Mamba3Scan(Mamba3Config(hidden_size=8, head_dim=4, state_size=6, **KINDS[kind]), 0).double()
-    with torch.no_grad():
-        for parameter in scan.parameters():
-            parameter.copy_(torch.randn(parameter.shape))
-    inputs = torch.randn(2, 9, 16 + 12 * scan.rank).double()
-    x, B, C = scan._split(inputs)
-    decay, here, behind, angles = scan.terms(torch.randn(2, 9, sum(scan.step_sizes())).double())
-    given = (x, decay, here, behind, angles, *scan._biased(B, C))
-    before = torch.randn(2, 4, 4, 6).double()
-    after = scan._scan(*given, before)[1]
-    close(after, scan._carried(scan._passed(*given), before) + scan._scan(*given)[1])
-    # In two parts.
-    first, second = ([None if t is None else t[:, part] for t in given] for part in (slice(0, 4), slice(4, None)))
-    y, middle = scan._scan(*first, before)
-    rest, last = scan._scan(*second, middle)
-    close(last, after)
-    close(torch.cat([y, rest], dim=1), scan._scan(*given, before)[0])
-
-
 class TestTheory:
     @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.parametrize("kind", ["default", "rank 3", "none"])
@@ -350,18 +309,6 @@ class TestTheory:
                         kernel[0, 4 * h : 4 * h + 4] += scan.D[h] * scan.mimo_o[h, r] * scan.mimo_x[h, r]
         expected = tau_reference(kernel.T, x.flatten(-2), mask).mean()
         torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=0)
-
-    @pytest.mark.parametrize("kind", ["default", "rank 3"])
-    def test_rescaling_makes_tau_one(self, make_model, kind: str) -> None:
-        model = make_model("Mamba3", "ForSequenceClassification", rescale_init=True, **KINDS[kind])
-        batch = {"input_ids": torch.randint(0, 12, (16, 30))}
-        before = rescale_init_(model, batch)
-        assert all(tau != 1 for tau in before)
-        torch.testing.assert_close(model(**batch, output_tau=True).tau, torch.ones(2), atol=1e-4, rtol=0)
-
-    def test_rescaling_needs_its_scale(self, make_model) -> None:
-        with pytest.raises(ValueError, match=r"rescale_init=True.*scale of C"):
-            rescale_init_(make_model("Mamba3", "ForCausalLM"), {"input_ids": torch.randint(0, 12, (4, 9))})
 
     def test_there_is_no_bound_but_a_reason(self, make_model) -> None:
         with pytest.raises(ValueError, match=r"no bound for Mamba3Model.*A depends on the token"):
@@ -456,18 +403,12 @@ class TestFlags:
             {"num_heads": 3},
             r"`num_heads`=3 times `head_dim`=85 must be `expand`=2 times `hidden_size`=128.*give only one",
         ),
-        ({"n_groups": 3}, "`n_groups`=3 must divide the 4 heads"),
-        ({"mimo_rank": 0}, "`mimo_rank` must be positive"),
         ({"A_floor": 0.0}, "`A_floor` must be positive"),
         ({"A_activation": "exp"}, "`A_activation` must be one of 'heavy_tail', 'softplus', got 'exp'"),
-        ({"rope_fraction": 1.5}, "`rope_fraction`.*1.5"),
         ({"state_size": 3}, r"`rope_fraction`=0.5 of `state_size`=3 states is less than one pair.*use_rotation=False"),
         ({"init": "legs"}, r"`init`='legs' chooses a state matrix, but A depends on the token: use 'real'"),
-        ({"discretization": "bilinear"}, "must be 'zoh'"),
         ({"frequency_scale": 2.0, "use_rotation": False}, r"frequency_scale.*use_rotation=True"),
         ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave `frequency_shift` at 0"),
-        ({"sobolev_order": 0.5, "sobolev_frequency": "radian"}, "use 'normalized'"),
-        ({"mimo_ranks": 4}, "did you mean `mimo_rank`"),
     ],
 )
 def test_bad_configurations(arguments: dict, message: str) -> None:

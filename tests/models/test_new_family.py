@@ -13,7 +13,7 @@ from datasets import Dataset
 import hf_ssm
 from hf_ssm import hub
 from hf_ssm.analysis.recording import record_operators
-from hf_ssm.models.registry import FAMILIES, HEADS
+from hf_ssm.models.registry import FAMILIES
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training import SSMTrainingArguments
 
@@ -225,20 +225,6 @@ def test_roles_of_all_its_parameters(classifier):
     assert quantities == {"A_real", "C", "D", "projection", "norm", "embedding", "head"}
 
 
-def test_dynamics_stay_in_float32(classifier, tmp_path):
-    classifier.save_pretrained(tmp_path)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    kept = {name for name, value in model.named_parameters() if value.dtype == torch.float32}
-    assert kept == {n for n, _ in model.named_parameters() if ".average." in n}
-
-
-def test_it_saves_and_loads_by_the_auto_classes(classifier, tmp_path):
-    classifier.eval().save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(loaded) is type(classifier)
-    assert torch.equal(loaded(**batch()).logits, classifier(**batch()).logits)
-
-
 def test_it_is_exported_and_proved_without_hf_ssm(classifier, tmp_path):
     hub.export(classifier, hf_ssm.build_dna_tokenizer(), tmp_path / "export")
     code = sorted(path.name for path in Path(tmp_path, "export").glob("*.py"))
@@ -283,7 +269,3 @@ def test_it_is_probed(classifier):
     tokenizer = hf_ssm.build_dna_tokenizer()
     found = hf_ssm.MaskingProbe(classifier.eval(), tokenizer, mask="n").run("ACGTTGACCTGATT")
     assert sorted(found.order) == list(range(14))
-
-
-def test_each_head_has_an_auto_class():
-    assert all(hasattr(transformers, auto_class) for auto_class in HEADS.values())

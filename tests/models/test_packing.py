@@ -9,7 +9,6 @@ from transformers import DataCollatorWithFlattening
 
 import hf_ssm
 from hf_ssm.analysis.recording import record_operators
-from hf_ssm.models.views import packing
 from hf_ssm.models.views.packing import find_documents
 from hf_ssm.ops.backends import use_backend
 
@@ -29,6 +28,15 @@ CAUSAL = [
     ("Hybrid", {"layer_types": ["selective", "hyena", "full_attention", "mamba3"], "sobolev_order": 0.3}),
     ("Mamba3", {"sobolev_order": 0.5}),
     ("Mamba3", {"mimo_rank": 2, "rms_norm": True}),
+    ("Hyena2", {}),
+    # The class of Nishikawa & Suzuki.
+    (
+        "Hyena",
+        {
+            **{"hyena_order": 1, "filter_type": "sinusoid", "sinusoid_window": 5, "conv_kernel": 0, "use_skip": False},
+            **{"use_output_projection": False, "norm_type": "none", "use_residual": False, "initializer_range": 0.8},
+        },
+    ),
 ]
 OTHERS = [
     ("Hyena", {"bidirectional": True}),
@@ -98,16 +106,11 @@ def test_packed_equals_alone(make_model, family: str, flags: dict, backend: str)
             for name in names if backend == "auto" else NAMES[:1]:
                 found = model(packed.ids, use_cache=False, **packed.arguments(name)).last_hidden_state
                 assert_equal(found, alone, 1e-10)
+                # Queries and keys of a document of one token have a gradient of rounding errors only.
+                rounding = 1e-15 * max(gradient.abs().max().item() for gradient in expected.values())
                 for path, gradient in gradients(model, found, weights).items():
-                    assert_equal(gradient, expected[path], 1e-10)
-
-
-@pytest.mark.parametrize(("family", "flags"), CAUSAL + OTHERS)
-def test_packed_equals_alone_in_single_precision(make_model, family: str, flags: dict) -> None:
-    model, packed = make_model(family, "Model", **flags), Packed(LAYOUTS[0])
-    alone = torch.cat([model(document.unsqueeze(0), use_cache=False).last_hidden_state[0] for document in packed.all])
-    found = model(packed.ids, use_cache=False, seq_idx=packed.seq_idx.int()).last_hidden_state
-    assert_equal(found.flatten(0, 1), alone, 1e-5)
+                    size = expected[path].abs().max().item()
+                    torch.testing.assert_close(gradient, expected[path], rtol=0, atol=1e-10 * size + rounding)
 
 
 @pytest.mark.parametrize(
@@ -220,17 +223,6 @@ def test_packed_signals(make_model, pooling: str | None) -> None:
     parts = [part for row, own in zip(values, packed.lengths, strict=True) for part in row.split(own)]
     alone = torch.cat([model(part.unsqueeze(0)).logits.flatten(0, -2) for part in parts])
     assert_equal(found.flatten(0, -2), alone, 1e-10)
-
-
-def test_batch_norm_counts_tokens_only(make_model) -> None:
-    packed = Packed(LAYOUTS[0])
-    found = []
-    for batch in (packed.padded(), {"input_ids": packed.ids, "seq_idx": packed.seq_idx}):
-        torch.manual_seed(1)
-        model = make_model("S4", "Model", norm_type="batch").double().train()
-        model(**batch)
-        found.append(model.layers[1].norm1.running_var)
-    torch.testing.assert_close(found[1], found[0])
 
 
 def test_padding_between_and_after_documents(make_model) -> None:
@@ -444,26 +436,3 @@ def test_tau_loss_with_packed_rows(make_model) -> None:
     for batch in (padded, {"input_ids": packed.ids, "seq_idx": packed.seq_idx}):
         found.append(loss(model(**batch), batch["input_ids"]))
     torch.testing.assert_close(found[1], found[0])
-
-
-@pytest.mark.parametrize("how", ["SSMTrainer", "tau_loss"])
-@pytest.mark.parametrize("head", ["ForCausalLM", "ForTokenClassification"])
-def test_documents_are_looked_up_once_in_each_forward(make_model, tmp_path, monkeypatch, head: str, how: str) -> None:
-    """By the head or the backbone, and neither by the Trainer, which counts labels, nor by the loss."""
-    looked_up = []
-    find = packing._find
-    monkeypatch.setattr(packing, "_find", lambda *arguments: looked_up.append(1) or find(*arguments))
-    packed, model = Packed(LAYOUTS[0]), make_model("S4", head, tau_weight=0.1)
-    batch = {"input_ids": packed.ids, "labels": packed.ids % 2, "position_ids": packed.position_ids}
-    args = transformers.TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=1, report_to="none",
-        use_cpu=True, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, remove_unused_columns=False,
-    )  # fmt: skip
-    if how == "SSMTrainer":
-        trainer = hf_ssm.SSMTrainer(model, args, _Keep(), train_dataset=[batch, batch])
-    else:
-        loss = hf_ssm.tau_loss(model)
-        trainer = transformers.Trainer(model, args, _Keep(), train_dataset=[batch, batch], compute_loss_func=loss)
-    trainer.get_train_dataloader = lambda: [batch, batch]
-    trainer.train()
-    assert len(looked_up) == 2

@@ -7,7 +7,6 @@ from transformers import AutoModelForNextSentencePrediction
 
 import hf_ssm
 from hf_ssm.data import PairCollator
-from hf_ssm.hub.programs import export_program
 from hf_ssm.modules.pooling import pool
 
 FAMILIES = ("Hyena", "S4", "S5", "SSD", "SelectiveSSM")
@@ -114,16 +113,6 @@ def test_other_labels_and_inputs(make_model) -> None:
 def test_bad_inputs(make_model, arguments, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_model("S4", HEAD)(**arguments)
-
-
-@pytest.mark.grid
-def test_an_exported_program_reads_pairs_of_any_length(make_model, tmp_path) -> None:
-    model = make_model("Hyena", HEAD, bidirectional=True, num_hidden_layers=1)
-    program = export_program(model, tmp_path / "program", format="torch").components["model"]
-    ids, mask = torch.randint(0, 12, (2, 2, 9)), torch.ones(2, 2, 9, dtype=torch.long)
-    mask[0, 1, 4:] = 0
-    found = program.program.module()(input_ids=ids, attention_mask=mask)
-    torch.testing.assert_close(found["logits"], model(ids, mask).logits)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

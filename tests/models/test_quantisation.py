@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import TorchAoConfig
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "s4d": ("S4", {}),
@@ -66,27 +65,3 @@ def test_int8(make, variant: str, kind: str, tolerance: float) -> None:
         plain = type(parameter) is nn.Parameter
         assert plain == (name.removesuffix(".weight") not in quantised or name.endswith(".bias")), name
         assert name not in dynamics or parameter.dtype == torch.float32
-
-
-@pytest.mark.parametrize("variant", ["s4d", "mamba", "ssd"])
-def test_int8_through_from_pretrained(make, tmp_path, variant: str) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    model = make(variant)
-    model.save_pretrained(tmp_path)
-    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    loaded = type(model).from_pretrained(tmp_path, quantization_config=config)
-    with torch.no_grad():
-        assert 0 < error(loaded(IDS).logits, model(IDS).logits) < 0.05
-
-
-@ALL
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.06), (torch.float16, 0.01)])
-def test_half_precision(make, tmp_path, variant: str, dtype: torch.dtype, tolerance: float) -> None:
-    model = make(variant)
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
-    with torch.no_grad():
-        expected, logits = model(IDS, use_cache=False).logits, loaded(IDS, use_cache=False).logits
-        assert logits.dtype == dtype
-        assert 0 < error(logits, expected) < tolerance
-        check_pieces(loaded, logits, expected, tolerance)

@@ -1,6 +1,5 @@
 """Models of the family S5 with `time_deltas`: padding, packing, cache, generation, training, export."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -70,16 +69,6 @@ def test_packed_rows(make_model, bidirectional):
     assert_near(rest.last_hidden_state[0], alone[9:])
 
 
-def test_pairs(make_model, batch):
-    model = make_model("S5", "ForSequencePairClassification").double()
-    both = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in batch.items()}
-    single = {name: value.flatten(0, 1) for name, value in both.items()}
-    states = model.model(**single, use_cache=False).last_hidden_state
-    found = model(**both, output_hidden_states=True)
-    assert_near(found.hidden_states[-1], states)
-    assert found.logits.shape == (3, 2)
-
-
 def test_pieces_and_single_tokens_after_a_cache(make_model, batch):
     model = causal(make_model)
     expected = model(**batch, use_cache=False).logits
@@ -146,24 +135,6 @@ def test_the_trainer_reads_a_column_of_time_steps(make_model, tmp_path):
     assert [value.shape for value in seen if value is not None] == [(3, 7), (3, 7)]
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-def test_gradient_checkpointing_and_half_precision(make_model, batch):
-    model = make_model("S5", "ForCausalLM").train()
-    plain = model(**batch, labels=batch["input_ids"])
-    plain.loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    model.gradient_checkpointing_enable()
-    model(**batch, labels=batch["input_ids"]).loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7)
-    half = model.eval().bfloat16()
-    assert half.model.layers[0].mixer.ssm.B.dtype == torch.float32
-    found = half(**batch).logits
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), plain.logits, rtol=0.1, atol=0.1 * plain.logits.abs().max().item())
-
-
 @pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*")
 def test_exported_program_with_time_steps(make_model):
@@ -176,12 +147,6 @@ def test_exported_program_with_time_steps(make_model):
         with torch.no_grad():
             found, expected = program.module()(**given)[0], model(**given)[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_signatures():
-    for head in hf_ssm.models.registry.FAMILIES["S5"].model_classes.values():
-        assert "time_deltas" in inspect.signature(head.forward).parameters
-    assert "time_deltas" not in inspect.signature(hf_ssm.S4Model.forward).parameters
 
 
 @pytest.mark.parametrize("family", ["Hyena", "S4", "SelectiveSSM"])

@@ -93,13 +93,3 @@ def test_int8(make, family: str, tmp_path) -> None:
     with torch.no_grad():
         model.model.layers[0].mixer.in_proj.weight.scale.mul_(2)
     assert error(step_by_step(model, ids, "numba"), step_by_step(model, ids, "torch")) < 1e-5
-
-
-@FAMILIES
-@pytest.mark.parametrize("kind", ["Int8DynamicActivationInt8Weight", "Float8WeightOnly"])
-def test_other_quantisation_goes_block_by_block(make, family: str, kind: str) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    model, served = make(family)
-    quantization.quantize_(model.model, getattr(quantization, f"{kind}Config")())
-    step_by_step(model, torch.randint(0, 12, (1, 6)), "numba")
-    assert not any(served)

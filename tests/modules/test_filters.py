@@ -58,16 +58,6 @@ def test_rows_may_be_chosen_each_with_its_own_frequencies(kind):
     torch.testing.assert_close(shared, summed(filter, omega[0])[rows], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_response_is_in_double_precision_also_of_single_weights(kind):
-    filter = made(kind).float()
-    omega = torch.tensor([0.5], dtype=torch.float64)
-    with torch.no_grad():
-        response = filter.response(omega)
-    assert response.dtype == torch.complex128
-    torch.testing.assert_close(response, summed(filter, omega), rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("kind", ["implicit", "sinusoid"])
 def test_long_kernels_come_in_pieces(monkeypatch, kind, gradient):
@@ -84,14 +74,6 @@ def test_long_kernels_come_in_pieces(monkeypatch, kind, gradient):
         pairs = zip(*(torch.autograd.grad(k, wanted, cotangent) for k in (found, expected)), strict=True)
         for one, other in pairs:
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-
-
-def test_pieces_have_the_same_digits_with_and_without_gradients(monkeypatch):
-    filter = made("implicit").float()
-    monkeypatch.setattr(implicit, "_POSITIONS", 7)
-    with torch.no_grad():
-        expected = filter.kernel(40)
-    assert torch.equal(filter.kernel(40), expected)
 
 
 @pytest.mark.parametrize("positions", STORED)
@@ -273,3 +255,13 @@ def test_a_layer_with_dfout_has_a_uniform_grid_of_poles(make_model, family, flag
     rest = model(ids[:, 12:], cache=read.cache).last_hidden_state
     expected = model(ids).last_hidden_state
     torch.testing.assert_close(rest, expected[:, 12:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_response_is_in_double_precision_also_of_single_weights(kind):
+    filter = made(kind).float()
+    omega = torch.tensor([0.5], dtype=torch.float64)
+    with torch.no_grad():
+        response = filter.response(omega)
+    assert response.dtype == torch.complex128
+    torch.testing.assert_close(response, summed(filter, omega), rtol=1e-9, atol=1e-9)

@@ -73,17 +73,6 @@ def test_tau_is_that_of_the_kernel_with_the_skip(with_tau) -> None:
     torch.testing.assert_close(found, tau_reference(kernel, inputs, mask).mean())
 
 
-def test_tau_of_a_two_sided_convolution_is_the_mean_of_its_directions(with_tau) -> None:
-    module = build(directions=2)
-    inputs = torch.randn(5, LENGTH, CHANNELS, dtype=torch.float64)
-    forward = module.filter.kernel(LENGTH)[0].clone()
-    forward[:, 0] += module.D
-    backward = torch.nn.functional.pad(module.filter.kernel(LENGTH)[1], (1, 0))[:, :LENGTH]
-    expected = torch.cat([tau_reference(forward, inputs), tau_reference(backward, inputs.flip(1))]).mean()
-    _, found = with_tau(module, inputs)
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("mode", ["causal", "zero_phase"])
 @pytest.mark.parametrize("directions", [1, 2])
 def test_rescaling_makes_tau_one(with_tau, mode: str, directions: int) -> None:
@@ -98,16 +87,6 @@ def test_rescaling_makes_tau_one(with_tau, mode: str, directions: int) -> None:
     torch.testing.assert_close(after, torch.ones_like(after))
     torch.testing.assert_close(output, again)
     assert torch.equal(module.kernels(LENGTH)[:, 0::2], untouched)
-
-
-@pytest.mark.parametrize("groups", [1, 3])
-def test_groups_use_their_own_channels(groups: int) -> None:
-    module = build(groups=groups)
-    inputs = torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
-    kernels = module.kernels(LENGTH)
-    for group in range(groups):
-        output = module(inputs, kernels=kernels, group=group)
-        torch.testing.assert_close(output, long_conv_reference(inputs, kernels[0, group::groups]))
 
 
 @pytest.mark.parametrize("frequency", ["normalized", "radian"])
@@ -125,13 +104,6 @@ def test_the_zero_phase_filter_weights_each_frequency(frequency: str) -> None:
     with torch.no_grad():
         before, after = (module(tone)[:, middle] for module in (plain, filtered))
     torch.testing.assert_close(after, before * (1 + size) ** order, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_rescaling_refuses_a_tau_it_cannot_divide_by(value: float) -> None:
-    module = build()
-    with pytest.raises(ValueError, match="needs a positive, finite τ"):
-        module(torch.full((3, LENGTH, CHANNELS), value, dtype=torch.float64), Rows(observer=_Rescaler()))
 
 
 @pytest.mark.parametrize("gradient", [False, True])

@@ -52,7 +52,7 @@ def test_tau_is_that_of_the_mean_selection_at_the_tokens_seen_from_the_last(with
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("sobolev", [{}, {"sobolev_order": 0.7}, {"sobolev_order": 0.7, "sobolev_mode": "zero_phase"}])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, {"block": "plain", "fixed_step": True, "state_matrix": "raw"}])
 def test_the_attention_matrix_of_a_padded_row_is_that_of_the_row_alone(kind: dict, sobolev: dict, side: str) -> None:
     scan = build(**kind, **sobolev)
     tokens = torch.randn(1, 5, scan.channels, dtype=torch.float64)

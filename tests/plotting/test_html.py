@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from hf_ssm.plotting import coloured_tokens, sequence_html, write_sequence_html
+from hf_ssm.plotting import coloured_tokens, sequence_html
 from hf_ssm.plotting.style import importance_background
 from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -55,13 +55,6 @@ def test_page_preserves_the_text(make_result):
     assert found.tags == {"html", "head", "meta", "title", "style", "body", "div", "h1", "p", "span", "ul", "li"}
     assert found.open == [] and "<title>a &lt;b&gt; &amp; c</title>" in page
     assert not re.search(r"https?:|url\(|@import| on\w+=", page)
-
-
-def test_words_are_escaped(make_result):
-    result = make_result("ACGT")
-    result.tokens_text = ["▁<script>alert(1)</script>", '▁"a"', "▁&amp;", "▁b</span></p>"]
-    found = Page(sequence_html(result))
-    assert found.text == ' <script>alert(1)</script> "a" &amp; b</span></p>' and "script" not in found.tags
 
 
 def test_tooltips_and_colours_of_a_page(make_result):
@@ -124,14 +117,6 @@ def test_page_describes_the_target(make_result, target, words):
     assert words in page
     assert ("target, never masked" in page) == ("position" in target)
     assert ("tokens left" in page) == (target["kind"] != "callable")
-
-
-def test_page_without_token_texts_and_as_a_file(make_result, tmp_path):
-    result = make_result("ACGT")
-    result.tokens_text = None
-    write_sequence_html(result, tmp_path / "page.html", "title")
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page == sequence_html(result, "title") and Page(page).text == "7 8 9 10"
 
 
 @pytest.mark.parametrize(

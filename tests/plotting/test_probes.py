@@ -53,34 +53,10 @@ def test_different_lengths_are_interpolated_over_the_share(make_result):
     assert not axes.child_axes
 
 
-def test_groups_have_names_colours_and_styles(make_result):
-    groups = {"chosen": [make_result(seed=s) for s in range(3)], "others": [curve(*[0.5] * 11), curve(*[0.7] * 11)]}
-    figure = plot_masking_curves(groups)
-    axes, (legend,) = figure.axes[0], figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "chosen: mean of 3 sequences",
-        "others: mean of 2 sequences",
-    ]
-    first, second = axes.get_lines()
-    assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
-
-
 def test_one_curve_has_neither_band_nor_legend(make_result):
     figure = make_result().plot()
     axes = figure.axes[0]
     assert not axes.collections and not figure.legends and len(axes.get_lines()) == 1
-
-
-def test_one_sequence_is_no_mean(make_result):
-    groups = {"decoy": [make_result()], "motif": [make_result(seed=1), make_result(seed=2)]}
-    figure = plot_masking_curves(groups)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        *("decoy: one sequence", "motif: mean of 2 sequences")
-    ]
-    # One of each: nothing is said of means or bands.
-    (legend,) = plot_masking_curves({name: group[:1] for name, group in groups.items()}).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["decoy: one sequence", "motif: one sequence"]
-    assert legend.get_title().get_text() == ""
 
 
 def test_bands_of_other_values_are_not_clipped():
@@ -94,10 +70,8 @@ def test_bands_of_other_values_are_not_clipped():
     ("curves", "message"),
     [
         ([], r"`curves` is empty"),
-        ({}, r"`curves` is empty"),
         ({"a": [curve(1, 0)], "b": []}, r"the group 'b' of `curves` is empty"),
         ([curve(1)], r"has the shape \(1,\), expected \(M \+ 1,\)"),
-        ({"a": [curve(1, math.nan)]}, r"of the group 'a' .* not finite"),
     ],
 )
 def test_invalid_curves_are_rejected(curves, message):

@@ -41,15 +41,6 @@ def test_the_axis_ends_with_the_region() -> None:
     assert logo.spines["bottom"].get_bounds() == (51.5, 101.5) and max(logo.get_xticks()) == 100
 
 
-def test_the_legend_says_what_the_colours_mean() -> None:
-    for score, words in (("llr", "likely"), ("bright_logit_delta", "the output")):
-        columns = table(0, 30)
-        (legend,) = plot_saturation({**columns, score: columns["llr"]}, score).legends
-        brown, green, dot = [text.get_text() for text in legend.get_texts()]
-        assert brown.startswith("brown: ") and green.startswith("blue-green: ") and words in brown and words in green
-        assert dot == "base of the reference"
-
-
 @pytest.mark.parametrize(
     ("extremes", "arrows"),
     [((1.0, 1.0), "neither"), ((1.0, 50.0), "max"), ((-50.0, 1.0), "min"), ((-50.0, 60.0), "both")],
@@ -60,12 +51,6 @@ def test_arrows_show_at_which_end_cells_exceed_the_scale(extremes: tuple[float, 
     figure = plot_saturation(columns, "llr")
     (bar,) = [image.colorbar for axes in figure.axes for image in axes.images if image.colorbar]
     assert bar.extend == arrows
-
-
-def test_long_regions_have_few_rows() -> None:
-    figure = plot_saturation(table(0, 2500), "llr")
-    # And the scale of colours.
-    assert len(figure.axes) == 31
 
 
 def test_empty_table() -> None:

@@ -52,18 +52,6 @@ def test_several_sequences_as_tiles(make_result, tmp_path):
         plot_sequences(results, per_row=0)
 
 
-def test_a_long_name_of_a_class_takes_two_lines(make_result):
-    result, name = make_result("ACGT"), "a long name " * 10
-    figure = plot_sequences([result], class_names={1: name}, names=["row 5"])
-    figure.draw_without_rendering()
-    boxes = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
-    lines = [box for text, box in boxes.items() if "name" in text]
-    assert len(lines) == 2 and not any(line.overlaps(boxes["row 5"]) for line in lines)
-    assert any("with all tokens masked" in text for text in boxes)
-    # Above the tiles.
-    assert min(line.y0 for line in lines) > boxes["A"].y1
-
-
 def test_tokens_never_masked_are_grey_and_the_target_is_framed(make_result):
     result = make_result("ACGTN", build_dna_tokenizer(add_eos=True), target={"kind": "token", "position": 3})
     figure = plot_sequences([result])
@@ -97,27 +85,10 @@ def test_positions_are_counted_from_the_first_letter(make_result):
         assert [text for text in texts_of(figure) if text.isdigit()] == expected
 
 
-def test_blanks_dollars_and_long_titles(make_result):
-    result = make_result("ACGTAC")
-    result.tokens_text = [" ", "é", "$", "ab", "Ġ", ""]
-    figure = plot_sequences([result], title=f"cost in $ and $ {'word ' * 20}")
-    boxes, _ = tiles_of(figure)
-    texts = texts_of(figure)
-    assert len(boxes) == 6 and r"\$" in texts and any(text.startswith(r"cost in \$ and \$ word") for text in texts)
-    figure.draw_without_rendering()
-    assert all(text.get_window_extent().x1 <= figure.bbox.width for text in figure.axes[0].texts)
-
-
-def test_figure_height_depends_on_the_annotations(make_result):
-    plain, annotated = (plot_sequences([make_result("ACGTA" * 40)], annotations=[a]) for a in ([], [(1, 3, "motif")]))
-    assert 0 < annotated.get_size_inches()[1] - plain.get_size_inches()[1] < 0.3
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"annotations": [[(3, 11, "motif")]]}, r"the interval 3:11 of 'motif' is empty or outside of the 10 tokens"),
-        ({"annotations": [[(3, 3, "motif")]]}, r"`annotations`"),
         ({"per_row": 0}, r"`per_row`=0"),
     ],
 )

@@ -58,14 +58,6 @@ def test_suffix_gives_the_format_and_files_are_reproducible(make_result, tmp_pat
         assert first.startswith(start) and first == second
 
 
-@pytest.mark.parametrize("settings", [{}, {"text.usetex": True}, {"text.parse_math": False}], ids=str)
-def test_any_title_is_drawn_whatever_the_settings_of_the_user(settings, tmp_path):
-    with matplotlib.rc_context(settings):
-        for title in ("run$1_{$", "$", "$$", r"a\$b$", r"$\frac{$", "x_1 $ % # y ^"):
-            figure = plotting.plot_training_log([{"step": 1, "loss": 1.0}], tmp_path / "a.png", title=title)
-            assert not is_math_text(figure.get_suptitle())
-
-
 def test_a_figure_is_also_written_as_svg_on_request(make_result, tmp_path):
     for enabled, names in ((False, ["a.png"]), (True, ["a.png", "a.svg"])):
         with plotting.also_svg(enabled):

@@ -132,18 +132,6 @@ def test_the_change_of_the_response_is_plotted_or_said_to_be_none():
         assert text.get_text() == f"unchanged: {said}" and figure.axes[1].get_ylim() == (-1, 1)
 
 
-@pytest.mark.parametrize("length", [20, 200, 2000, 100_000])
-def test_panels_side_by_side_have_labels_that_do_not_touch(make_model, length):
-    responses = frequency_responses(make_model("S4", "Model", bidirectional=True, num_hidden_layers=2))
-    figure = plotting.plot_frequency_responses(responses, responses, length=length)
-    figure.draw_without_rendering()
-    labelled = [axes for axes in figure.axes if axes.xaxis.get_tick_params()["labelbottom"]]
-    assert len(labelled) == 4 and all(axes.yaxis.get_tick_params()["labelleft"] for axes in figure.axes)
-    assert all(len(axes.get_xticklabels()) >= 3 for axes in labelled)
-    boxes = [text.get_window_extent() for axes in labelled for text in axes.get_xticklabels()]
-    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
-
-
 def test_spectrum_shows_the_edges_of_a_recommendation():
     power = power_spectrum(torch.randn(4, 100, 1).cumsum(1))
     recommendation = alpha_recommendation(hf_ssm.S4Config(), power)

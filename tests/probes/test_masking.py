@@ -5,7 +5,6 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForConditionalGeneration
 
-import hf_ssm
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults, masking
 from hf_ssm.probes.evaluators import Evaluator, probing
 from hf_ssm.tokenization import build_dna_tokenizer
@@ -26,11 +25,6 @@ def classifier(make_model):
 @pytest.fixture
 def probe(classifier, tokenizer):
     return MaskingProbe(classifier, tokenizer)
-
-
-def test_the_probe_is_reached_from_the_package():
-    assert hf_ssm.MaskingProbe is MaskingProbe and hf_ssm.MaskingResults is MaskingResults
-    assert hf_ssm.MaskingResult is MaskingResult
 
 
 def test_one_text_gives_one_result(probe, classifier, tokenizer):
@@ -277,12 +271,9 @@ def test_the_output_of_another_run_is_refused(classifier, tokenizer, make_model,
     [
         ({"strategy": "exakt"}, r"`strategy`='exakt' is not known: did you mean 'exact'"),
         ({"strategy": "all"}, r"choose one of 'exact', 'shortlist', 'one_shot'"),
-        ({"score": "gradients"}, r"did you mean 'gradient'"),
         ({"mask": "Mask"}, r"`mask`='Mask' is not a token of the tokenizer: did you mean 'mask'"),
         ({"mask": 12}, r"`mask`=12 has the id 12, but the model has embeddings for 0 to 11"),
-        ({"mask": True}, r"`mask`=True: give one of"),
         ({"candidates": 0}, r"`candidates`=0: give a positive integer"),
-        ({"max_tokens_per_batch": 1.5}, r"`max_tokens_per_batch`=1.5"),
         ({"masks_per_step": 1.5}, r"`masks_per_step`=1.5: give a share"),
     ],
 )
@@ -303,8 +294,6 @@ def test_a_mask_that_the_tokenizer_lacks_is_refused(classifier, tokenizer):
     ("inputs", "target", "message"),
     [
         ("ACGT", 3, r"`target`=3: the model has the classes 0 to 2"),
-        ("ACGT", -1, r"`target`=-1: the model has the classes"),
-        ("ACGT", True, r"`target`=True: give the number of a class"),
         ("ACGT", 0.5, r"`target`=0.5: give the number of a class"),
         ("ACGT", "label", r"`target`='label' is the name of a column, but `inputs` is not a Dataset"),
         ("", None, r"the sequence is empty"),
@@ -315,7 +304,6 @@ def test_a_mask_that_the_tokenizer_lacks_is_refused(classifier, tokenizer):
         (torch.rand(3), None, r"a sequence is a text, or a list or tensor of token ids"),
         ([[7, 8], [0.5]], None, r"sequence 1: this is a list"),
         (7, None, r"`inputs` is a int: give a text"),
-        ({"text": "ACGT"}, None, r"`inputs` is a dict"),
         (TEXTS, [0, 1], r"`target` has 2 entries for 3 sequences"),
         (Dataset.from_dict({"dna": TEXTS}), None, r"has the columns 'dna': name one of them"),
         (

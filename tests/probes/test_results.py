@@ -45,10 +45,6 @@ def test_tokens_left_ends_where_the_curve_first_falls(threshold, left):
     assert make().tokens_left(threshold) == left
 
 
-def test_tokens_left_does_not_wait_for_the_curve_to_come_back():
-    assert make(probabilities=(0.9, 0.2, 0.9, 0.9)).tokens_left(0.5) == 3
-
-
 def test_tokens_left_relative_to_the_start():
     # The initial probability is 0.9: thresholds 0.81 and 0.63.
     assert make().tokens_left(0.9, relative=True) == make().tokens_left(0.81) == 2
@@ -145,11 +141,6 @@ def test_other_files_are_refused(tmp_path):
     save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
     with pytest.raises(ValueError, match="by a later version"):
         MaskingResults.load(path)
-
-
-def test_slices_keep_settings_and_numbers():
-    results = MaskingResults([make(), make(), make()], {"mask": "n"}, [1, 3, 5])
-    assert results[1:].indices == [3, 5] and results[1:].settings == {"mask": "n"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")

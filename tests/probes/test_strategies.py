@@ -62,7 +62,6 @@ def bases(length):
 
 
 FAMILIES = [("Hyena", {}), ("S4", {}), ("S5", {}), ("S4", {"kernel_type": "s4"}), ("SelectiveSSM", {})]
-LONGER = [*FAMILIES, ("Hyena", {"filter_type": "s4d"}), ("S4", {"sobolev_order": 0.5}), ("Hyena2", {}), ("Hybrid", {})]
 
 
 @pytest.mark.parametrize(("family", "options"), FAMILIES)
@@ -113,49 +112,15 @@ def test_a_causal_classifier_of_the_first_token_needs_no_other(make_model):
     torch.testing.assert_close(result.probabilities[:-1], result.probabilities[:1].expand(60))
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """States are stored for sequences of any length, in blocks of 4 positions."""
+@pytest.mark.parametrize("family", ["Hyena", "SelectiveSSM"])
+def test_exact_from_states_is_the_plain_loop(make_model, monkeypatch, family):
+    """With states in blocks of 4 positions, also for short sequences."""
     for name, value in {"_FEWEST_PER_BLOCK": 0, "_SHORTEST": 1, "_BLOCK": 4}.items():
         monkeypatch.setattr(incremental, name, value)
-
-
-@pytest.mark.parametrize(
-    ("head", "mask"),
-    [
-        ("mean", "zero"),
-        pytest.param("ForCausalLM", "zero", marks=pytest.mark.slow),
-        pytest.param("last", "mask", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(("family", "options"), LONGER)
-def test_exact_from_states_is_the_plain_loop(make_model, small_blocks, family, options, head, mask):
-    ids, token = [*bases(6), 1, *bases(5)], MASK if mask == "mask" else ZERO
-    candidates = set(range(11)) - {6}
-    if head == "ForCausalLM":
-        model, target = make_model(family, head, **options), 11
-        result = check_exact(
-            model,
-            ids,
-            target,
-            lambda masked: probability(forward(model, ids[:11], masked, token)[-1], ids[11]),
-            candidates,
-            mask,
-            max_tokens_per_batch=40,
-        )
-    else:
-        model = make_model(family, "ForSequenceClassification", pooling=head, **options)
-        result = check_exact(
-            model,
-            ids,
-            0,
-            lambda masked: probability(forward(model, ids, masked, token), 0),
-            candidates | {11},
-            mask,
-            max_tokens_per_batch=40,
-        )
-    whole = len(ids) if head != "ForCausalLM" else 11
-    assert result.tokens < 0.75 * result.evaluations * whole
+    model, ids, candidates = make_model(family, "ForCausalLM"), [*bases(6), 1, *bases(5)], set(range(11)) - {6}
+    value = lambda masked: probability(forward(model, ids[:11], masked, ZERO)[-1], ids[11])  # noqa: E731
+    result = check_exact(model, ids, 11, value, candidates, "zero", max_tokens_per_batch=40)
+    assert result.tokens < 0.75 * result.evaluations * 11
 
 
 def test_exact_of_models_of_transformers_is_the_plain_loop():

@@ -9,7 +9,6 @@ import torch
 
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense
-from hf_ssm.ops.lti.hippo import legs_nplr
 from hf_ssm.theory.complexity import norm_bound, padding_terms, resampled_kernel, tau
 from hf_ssm.theory.moments import lag_moments
 
@@ -153,18 +152,6 @@ def test_norm_bounds_of_a_real_diagonal_count_each_state_once() -> None:
     inputs = torch.tensor([[[6.0], [8.0]]])
     torch.testing.assert_close(norm_bound(a, b, c, inputs), torch.tensor([10 * 3 * 5 * 5**0.5]))
     torch.testing.assert_close(norm_bound(a, b, c, inputs, order=1), torch.tensor([10 * 3 * 7 * 2.0]))
-
-
-def test_norm_bounds_cannot_tell_the_paddings_apart_but_psi_can() -> None:
-    """The toy example of Section 4.1, with HiPPO-LegS."""
-    lam, _, b, _ = (part.unsqueeze(0) for part in legs_nplr(8))
-    c, dt = torch.randn(1, 4, dtype=torch.complex128), torch.tensor([0.05], dtype=torch.float64)
-    data = torch.randn(7, 20, 1, dtype=torch.float64)
-    left, right = (torch.nn.functional.pad(data, (0, 0, *zeros)) for zeros in ((200, 0), (0, 200)))
-    torch.testing.assert_close(norm_bound(lam, b, c, left), norm_bound(lam, b, c, right))
-    kernel = diagonal_kernel(lam, b, c, dt, 220)
-    key_left, key_right = (1 + tau(kernel, *lag_moments(x)).sqrt() for x in (left, right))
-    assert key_left > 1.5 and key_right < 1.1
 
 
 @pytest.mark.parametrize(

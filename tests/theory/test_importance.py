@@ -33,15 +33,6 @@ def test_similarity_and_its_gradient(similarity: str) -> None:
     assert gradient.isfinite().all()
 
 
-def test_features_of_equal_norm_have_one_order() -> None:
-    angle = torch.rand(4, 9, dtype=torch.float64) * 2 * math.pi
-    features = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    distance, product = (similarity_importance(features, kind) for kind in ("distance", "inner_product"))
-    torch.testing.assert_close(distance, -(2 - 2 * product).clamp(min=0).sqrt(), rtol=1e-7, atol=1e-7)
-    assert torch.equal(distance.argsort(-1), product.argsort(-1))
-    assert (distance.argmax(-1) == 8).all()
-
-
 def test_rates() -> None:
     assert smoothness_index([2.0, 1.0, math.inf]) == 1.0
     assert smoothness_index([2.0, 1.0, math.inf], "anisotropic") == pytest.approx(2 / 3)

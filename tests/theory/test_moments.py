@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_ssm.theory import moments
 from hf_ssm.theory.complexity import tau
@@ -59,15 +58,6 @@ def test_the_loops(monkeypatch, padding: str, from_first: bool, turned: bool, sm
         assert torch.equal(lag_means(values, mask), found[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("padding", ["none", "right"])
-def test_less_than_double_precision(dtype: torch.dtype, padding: str) -> None:
-    values, mask = inputs(dtype), masks()[padding]
-    for ours, theirs in zip(lag_moments(values, mask), by_loops(values, mask, False), strict=True):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours.double(), torch.from_numpy(theirs), rtol=1e-6, atol=2e-4)
-
-
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("padding", ["none", "right", "left", "holes"])
 def test_gradients_are_right(padding: str, turned: bool) -> None:
@@ -102,21 +92,10 @@ def test_the_variance_of_a_constant_is_rounding_and_has_no_gradient(padding: str
     assert values.grad.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_without_gradients_no_copy_of_the_inputs_is_made(monkeypatch, turned: bool) -> None:
-    """What is made of them stays small: that keeps the regulariser cheap."""
-    monkeypatch.setattr(moments, "_MOMENTS_BLOCK", 2**12)
-    values = torch.randn(16, 256, 8)
-    values = values.mT.contiguous().mT if turned else values
-    own, sizes = values.untyped_storage().data_ptr(), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            made = func(*args, **(kwargs or {}))
-            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() != own:
-                sizes.append(made.untyped_storage().nbytes())
-            return made
-
-    with Watch():
-        lag_moments(values)
-    assert max(sizes) <= values.nbytes / 4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding", ["none", "right"])
+def test_less_than_double_precision(dtype: torch.dtype, padding: str) -> None:
+    values, mask = inputs(dtype), masks()[padding]
+    for ours, theirs in zip(lag_moments(values, mask), by_loops(values, mask, False), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), torch.from_numpy(theirs), rtol=1e-6, atol=2e-4)
