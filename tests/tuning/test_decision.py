@@ -59,6 +59,12 @@ def test_the_threshold_is_two_standard_errors():
         assert decision.standard_error == pytest.approx(math.sqrt(5 / 3), rel=1e-12) and decision.adopt is adopt
 
 
+def test_a_gain_of_exactly_two_standard_errors_is_not_enough():
+    # Gains 1 and 3: mean 2, standard error 1 (of two seeds).
+    assert not decide([0.0, 0.0], [1.0, 3.0], greater_is_better=True).adopt
+    assert decide([0.0, 0.0], [1.0, 2.9], greater_is_better=True).adopt
+
+
 def test_seeds_that_fail_are_counted_and_not_left_out():
     # The last seed diverged: it counts as the worst score, .05, not as a seed less.
     decision = decide([0.1, 0.1, 0.1], [0.05, 0.05, math.nan], greater_is_better=False, baseline=0.2)

@@ -91,6 +91,10 @@ def test_the_default_stays_where_nothing_is_better(tmp_path, best):
     assert len(simulation.calls) == 6 and result.settings == BASE and "the default stays" in lines_of(result)[-1]
 
 
+def test_the_earlier_one_of_equal_trials_is_compared(tmp_path):
+    assert tuned(Simulation({1: 0.8, 3: 0.8}), tmp_path).compared == "trial1"
+
+
 def test_the_first_trial_is_what_the_diagnosis_recommends(tmp_path):
     rescale = Recommendation("rescale", {"model": {"rescale_init": True}}, "simulated")
     simulation = Simulation()
