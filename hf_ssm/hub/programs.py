@@ -1,7 +1,7 @@
 """Models as programs of other runtimes: `torch.export` and ONNX, through the exporters of transformers.
 
-Batch size and length are dynamic. A program has operators of PyTorch or ONNX only, so neither hf_ssm nor (for ONNX) torch
-is needed to run it. ONNX has no complex numbers, with which many models compute: they have no program of ONNX.
+Batch size and length are dynamic. A program has operators of PyTorch or ONNX only, so neither hf_ssm nor (for ONNX)
+torch is needed to run it. ONNX has no complex numbers, with which many models compute: they have no program of ONNX.
 """
 
 import os

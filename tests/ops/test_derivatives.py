@@ -74,6 +74,7 @@ def short_arguments() -> list[Tensor]:
     return [randn(BATCH, LENGTH, CHANNELS), randn(CHANNELS, 3), randn(CHANNELS)]
 
 
+# Up to 8 positions and lags, long_conv needs no transform.
 LONG = 9
 OPERATORS: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
     "long_conv": (long_conv, lambda: [randn(BATCH, LONG, CHANNELS), randn(CHANNELS, LONG)]),

@@ -14,10 +14,11 @@ from hf_ssm.ops.long_conv import long_conv, long_conv_reference, next_fast_len
 
 @contextlib.contextmanager
 def small_blocks() -> Iterator[None]:
-    """Two channels at a time."""
+    """Two channels at a time, and no direct form."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEWEST_CHANNELS", 2)
         patch.setattr(module, "_SAMPLES_ON_CPU", 1)
+        patch.setattr(module, "_DIRECT", 0)
         yield
 
 
@@ -168,11 +169,20 @@ def test_random_shapes_match_the_reference(shape, dtype, wanted, blocked):
 
 @pytest.mark.usefixtures("transforms")
 @pytest.mark.parametrize("length", [8, 9, 300])
-def test_some_lengths(length):
+def test_the_form_changes_with_the_length_and_no_value_does(length):
     inputs = [randn(2, length, 3), randn(3, length, seed=1)]
     found = gradients(long_conv, inputs, [True, True])
     for one, other in zip(found, gradients(long_conv_reference, inputs, [True, True]), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.usefixtures("transforms")
+def test_short_inputs_take_no_transform(monkeypatch):
+    monkeypatch.setattr(torch.fft, "rfft", None)
+    gradients(long_conv, [randn(2, 8, 3), randn(3, 20, seed=1)], [True, True])
+    gradients(long_conv, [randn(2, 4, 3), randn(3, 20, seed=1), randn(3, 20, seed=2)], [True, True, True])
+    with pytest.raises(TypeError):
+        long_conv(randn(2, 9, 3), randn(3, 20, seed=1))
 
 
 @pytest.mark.usefixtures("transforms")

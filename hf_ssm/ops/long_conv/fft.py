@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
-from hf_ssm.ops.long_conv.reference import usable_taps
+from hf_ssm.ops.long_conv.reference import long_conv_reference, usable_taps
 
 __all__ = ["fft_length", "long_conv_fft", "next_fast_len"]
 
@@ -23,6 +23,8 @@ __all__ = ["fft_length", "long_conv_fft", "next_fast_len"]
 # devices. Channels at least: as many float32 numbers as a cache line holds, which is read at once.
 _SAMPLES_ON_CPU, _SAMPLES = 1 << 19, 1 << 26
 _FEWEST_CHANNELS = 16
+# Up to this number of positions and lags the sum is faster than transforms, and exact.
+_DIRECT = 8
 
 
 def next_fast_len(n: int) -> int:
@@ -143,5 +145,7 @@ def long_conv_fft(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None) -> 
     with no_autocast(u.device):
         if in_function_transform() or is_exporting():
             return _convolve(u, taps, n_fft=n_fft)
+        if max(sizes[0], sizes[1] + sizes[2]) <= _DIRECT:
+            return long_conv_reference(u, kernel, backward_kernel)
         y: Tensor = _LongConvolution.apply(u, taps, n_fft)
     return y
