@@ -95,6 +95,18 @@ def test_zero_phase_response_has_the_weight_of_the_filtered_input(make_model):
     torch.testing.assert_close(response.response, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_responses_stay_as_they_were(make_model):
+    model = make_model("S4", "Model")
+    responses = frequency_responses(model, num_frequencies=9)
+    before = band_total_variation(responses[0], [0.0, 1.0])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    torch.testing.assert_close(band_total_variation(responses[0], [0.0, 1.0]), before)
+    assert not torch.allclose(frequency_responses(model, num_frequencies=9)[0].response, responses[0].response)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_weights_that_accelerate_keeps_elsewhere_are_found(make_model):
     from accelerate import cpu_offload
 

@@ -154,6 +154,17 @@ def test_filter_emb_dim_must_be_odd(size: int, suggested: int) -> None:
         HyenaConfig(filter_emb_dim=size)
 
 
+def test_null_labels_of_a_file_are_the_default() -> None:
+    assert S4Config(num_labels=None).num_labels == 2
+
+
+def test_types_of_assigned_values() -> None:
+    config = S4Config(num_labels=3, id2label={0: "a", 1: "b", 2: "c"}, dtype="float32")
+    assert config.num_labels == 3 and config.dtype == torch.float32
+    with pytest.raises(ValueError, match=r"S4Config: Field 'hidden_size' expected int, got str"):
+        config.hidden_size = "8"
+
+
 def test_values_assigned_after_construction_are_checked_by_the_model() -> None:
     config = HyenaConfig(hidden_size=8)
     config.filter_type = "impicit"

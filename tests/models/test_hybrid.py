@@ -161,6 +161,11 @@ def test_settings_that_no_mixer_reads_are_refused(kind, name):
         hf_ssm.HybridConfig(layer_types=[kind], mixers={kind: {name: 1}})
 
 
+def test_settings_may_have_the_names_of_papers():
+    config = hf_ssm.HybridConfig(layer_types=["ssd"], mixers={"ssd": {"d_state": 32, "headdim": 16}})
+    assert (config.mixer_config("ssd").state_size, config.mixer_config("ssd").head_dim) == (32, 16)
+
+
 def test_step_sizes_of_the_whole_model_are_those_of_layers_without_their_own():
     given = {"layer_types": ["s5", "linoss", "ssd"], "mixers": {"ssd": {"time_step_max": 0.5}}}
     steps = [hf_ssm.HybridConfig(**given).mixer_config(kind).time_step_max for kind in ("s5", "linoss", "ssd")]

@@ -7,7 +7,11 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+<<<<<<< HEAD
 from hf_ssm.plotting import coloured_tokens, sequence_html
+=======
+from hf_ssm.plotting import coloured_tokens, sequence_html, sequence_text, write_sequence_html
+>>>>>>> cut-tmodels
 from hf_ssm.plotting.style import importance_background
 from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -135,3 +139,11 @@ def test_page_describes_the_target(make_result, target, words):
 def test_displayed_tokens(tokens, text):
     shown = displayed_tokens(tokens)
     assert len(shown) == len(tokens) and "".join(shown) == text
+
+
+def test_page_without_token_texts_and_as_a_file(make_result, tmp_path):
+    result = make_result("ACGT")
+    result.tokens_text = None
+    write_sequence_html(result, tmp_path / "page.html", "title")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page == sequence_html(result, "title") and Page(page).text == "7 8 9 10"

@@ -45,6 +45,10 @@ def test_tokens_left_ends_where_the_curve_first_falls(threshold, left):
     assert make().tokens_left(threshold) == left
 
 
+def test_tokens_left_does_not_wait_for_the_curve_to_come_back():
+    assert make(probabilities=(0.9, 0.2, 0.9, 0.9)).tokens_left(0.5) == 3
+
+
 def test_tokens_left_relative_to_the_start():
     # The initial probability is 0.9: thresholds 0.81 and 0.63.
     assert make().tokens_left(0.9, relative=True) == make().tokens_left(0.81) == 2
