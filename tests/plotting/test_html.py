@@ -7,11 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-<<<<<<< HEAD
-from hf_ssm.plotting import coloured_tokens, sequence_html
-=======
-from hf_ssm.plotting import coloured_tokens, sequence_html, sequence_text, write_sequence_html
->>>>>>> cut-tmodels
+from hf_ssm.plotting import coloured_tokens, sequence_html, write_sequence_html
 from hf_ssm.plotting.style import importance_background
 from hf_ssm.plotting.tokens import displayed_tokens
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer

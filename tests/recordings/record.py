@@ -21,12 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hf_ssm
+from hf_ssm import MaskingProbe
 from hf_ssm.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +146,13 @@ def measure(model: Any, family: str, head: str) -> dict[str, Tensor]:
     if head in ("ForCausalLM", "ForTokenClassification"):
         seq_idx = torch.tensor([[0] * 5 + [1] * 9 + [2] * 3]).repeat(3, 1)
         found["packed"] = model(**inputs, seq_idx=seq_idx, use_cache=False).logits
+    if head == "ForSequenceClassification":
+        for strategy in ("exact", "shortlist", "one_shot"):
+            result = MaskingProbe(model, mask=0, strategy=strategy, allow_wrong=True).run(
+                batch["input_ids"][0], target=1
+            )
+            found[f"probe.{strategy}.order"] = torch.tensor(result.order)
+            found[f"probe.{strategy}.curve"] = torch.as_tensor(result.probabilities, dtype=torch.float64)
     if head == "ForCausalLM":
         ids = batch["input_ids"]
         with torch.no_grad():
@@ -184,11 +193,14 @@ def commands(runs: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
     for family in ("s4", "hyena", "selective"):
         run("predict", runs / family, table, "--output", scratch / f"predict_{family}.csv")
         run("embed", runs / family, table, "--output", scratch / f"embed_{family}.parquet")
+        # In float32 a tie of two tokens is broken by rounding: `measure` compares the orders in float64.
         run("probe", runs / family, "--dataset", table, "--rows", 3, "--output", scratch / f"probe_{family}")
+        curves = pd.read_csv(scratch / f"probe_{family}" / "tokens.tsv", sep="\t").sort_values(["row", "rank"])
+        curves[["row", "rank", "probability"]].to_csv(scratch / f"curves_{family}.csv", index=False)
+        yield f"probe_{family}", scratch / f"curves_{family}.csv"
         run("report", runs / family, "--dataset", table, "--output", scratch / f"report_{family}")
         yield f"predict_{family}", scratch / f"predict_{family}.csv"
         yield f"embed_{family}", scratch / f"embed_{family}.parquet"
-        yield f"probe_{family}", scratch / f"probe_{family}" / "tokens.tsv"
         yield f"report_{family}", scratch / f"report_{family}" / "report.json"
     variants = DATA / "lambda_phage_variants.vcf"
     run("score", runs / "lm", variants, "--genome", phage, "--output", scratch / "score.csv")
@@ -209,7 +221,9 @@ def numbers(path: Path) -> dict[str, Tensor]:
         table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
     found = {}
     for name, column in table.items():
-        if pd.api.types.is_numeric_dtype(column):
+        if isinstance(column.iloc[0], np.ndarray):
+            found[str(name)] = torch.from_numpy(np.stack(list(column))).float()
+        elif pd.api.types.is_numeric_dtype(column):
             found[str(name)] = torch.tensor(column.astype(float).to_numpy(), dtype=torch.float32)
         else:
             found[str(name)] = torch.tensor([*"\n".join(map(str, column)).encode()], dtype=torch.uint8)
