@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 # Packages that the tests import and the environment lacks.
 EXTRA_PACKAGES = ("parameterized==0.9.0",)
 # Modules that the tests import and the source distribution lacks: mixins of tests of export and generation, which are
@@ -49,7 +48,7 @@ STAND_INS = {
 
 
 def _pip(*arguments: str | Path) -> None:
-    environment = {**os.environ, "PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     command = [sys.executable, "-m", "pip", arguments[0], "--quiet", *arguments[1:]]
     subprocess.run([str(part) for part in command], check=True, env=environment)
 
@@ -90,7 +89,7 @@ def run_tests(targets: Sequence[str | Path]) -> int:
     """Run pytest on the targets with the settings of `conformance.ini` instead of the settings of the project."""
     settings = ("-c", HERE / "conformance.ini", "--rootdir", HERE, "--confcutdir", HERE)
     # The reasons of skipped tests, and the failed ones.
-    return int(pytest.main([str(argument) for argument in (*settings, "-rsf", *targets)]))
+    return int(pytest.main([str(argument) for argument in (*settings, "-n", "auto", "-rsf", *targets)]))
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -316,6 +317,26 @@ class TestPlain:
         with pytest.raises(ValueError, match=r"target '.*' contains the input '.*': choose another name"):
             convert_checkpoint("old/good.pth", target, overwrite=True)
         assert (tmp_path / "old" / "good.pth").is_file()
+
+    def test_an_interrupted_replacement_leaves_what_was_there(self, tmp_path, monkeypatch):
+        torch.save(random_state_dict(), tmp_path / "good.pth")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "config.json").write_text("{}")
+        (tmp_path / "full" / "file").write_text("mine")
+        rename, calls = Path.rename, []
+
+        def interrupted(self, target):
+            calls.append(self.name)
+            if self.name == "whole":
+                raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert_checkpoint(tmp_path / "good.pth", tmp_path / "full", overwrite=True)
+        assert "whole" in calls
+        assert (tmp_path / "full" / "file").read_text() == "mine"
+        assert {path.name for path in tmp_path.iterdir()} == {"good.pth", "full"}
 
 
 @pytest.fixture
