@@ -55,16 +55,14 @@ def test_different_lengths_are_interpolated_over_the_share(make_result):
 
 def test_groups_have_names_colours_and_styles(make_result):
     groups = {"chosen": [make_result(seed=s) for s in range(3)], "others": [curve(*[0.5] * 11), curve(*[0.7] * 11)]}
-    figure = plot_masking_curves(groups, chance=0.5)
+    figure = plot_masking_curves(groups)
     axes, (legend,) = figure.axes[0], figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "chosen: mean of 3 sequences",
         "others: mean of 2 sequences",
-        "chance",
     ]
-    first, second, chance = axes.get_lines()
+    first, second = axes.get_lines()
     assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
-    assert list(chance.get_ydata()) == [0.5, 0.5]
 
 
 def test_one_curve_has_neither_band_nor_legend(make_result):
