@@ -57,7 +57,8 @@ def run(stops_at=None, is_new=True):
 # The lock of a command that was killed behind its output stays, and is empty.
 def written():
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*")
-            if path.is_file() and path.name not in given and path.suffix != ".lock"}
+            if path.is_file() and path.name not in given and path.suffix != ".lock"
+            and not path.parent.name.startswith(".hf_ssm-")}
 
 assert run() == 0
 # The processes below find what the command imports, which takes longer than the rest of it.
