@@ -58,9 +58,14 @@ def _two_level_sums(log_base: torch.Tensor, weights: torch.Tensor, *, length: in
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
 
     def powers(count: int, stride: int) -> torch.Tensor:
-        """`exp(x stride i)` for `i < count`, `(D, count, H)`."""
-        steps = stride * torch.arange(count, dtype=torch.float64, device=log_base.device)
-        return torch.exp(log_base.unsqueeze(1) * steps.unsqueeze(-1))
+        """`exp(x stride i)` for `i < count`, `(D, count, H)`; by doubling, as products cost far less than `exp`."""
+        if is_exporting():
+            steps = stride * torch.arange(count, dtype=torch.float64, device=log_base.device)
+            return torch.exp(log_base.unsqueeze(1) * steps.unsqueeze(-1))
+        table = torch.ones_like(log_base).unsqueeze(1)
+        while table.shape[1] < count:
+            table = torch.cat([table, table * torch.exp(log_base * (stride * table.shape[1])).unsqueeze(1)], dim=1)
+        return table[:, :count]
 
     left = (weights.unsqueeze(1) * powers(rows, columns)).to(complex_dtype)
     right = powers(columns, 1).to(complex_dtype)

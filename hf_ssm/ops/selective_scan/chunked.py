@@ -22,6 +22,7 @@ from hf_ssm.ops.selective_scan.arguments import (
     complex_or_real_exp,
     skip_and_gate,
     step_sizes,
+    sum_over_states,
 )
 
 __all__ = ["ChunkedScan", "chunked_scan"]
@@ -227,15 +228,29 @@ def _plain_scan(
     *,
     paired: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`ChunkedScan` by one linear scan: differentiable any number of times, in any mode, and for exported programs."""
-    if paired:
-        A, state = torch.complex(*A.chunk(2)), torch.complex(*state.chunk(2, dim=1))
-        B = torch.complex(*B.chunk(2, dim=-1))
-        bias = None if bias is None else torch.complex(*bias.chunk(2))
-    inputs = x.unsqueeze(2) * (B.unsqueeze(3) if bias is None else B.unsqueeze(3) + bias)
-    states = plain_scan(complex_or_real_exp(d.unsqueeze(2), A), inputs, state)
-    rows = torch.cat([states.real, states.imag], dim=2) if paired else states
-    return (C.unsqueeze(2) @ rows).squeeze(2), rows[:, -1]
+    """`ChunkedScan` position by position, by operations that are differentiable any number of times, in any mode."""
+    rows = []
+    for t in range(x.shape[1]):
+        exponent = d[:, t].unsqueeze(1) * A
+        if paired:
+            (growth, phase), (real, imag) = exponent.chunk(2, dim=1), state.chunk(2, dim=1)
+            size, cosine, sine = growth.exp(), phase.cos(), phase.sin()
+            state = torch.cat([size * (cosine * real - sine * imag), size * (cosine * imag + sine * real)], dim=1)
+        else:
+            state = exponent.exp() * state
+        weights = B[:, t].unsqueeze(2) if bias is None else B[:, t].unsqueeze(2) + bias
+        state = state + x[:, t].unsqueeze(1) * weights
+        rows.append((C[:, t].unsqueeze(2) * state).sum(1))
+    return torch.stack(rows, dim=1), state
+
+
+def _selective_states(
+    d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The sums over states `(B, L, D)` and the last state `(B, D, N)` of a program of any length, by a linear scan."""
+    weights = B.unsqueeze(2) if bias is None else B.unsqueeze(2) + bias
+    states = plain_scan(complex_or_real_exp(d.unsqueeze(-1), A), x.unsqueeze(-1) * weights, state)
+    return sum_over_states(C.unsqueeze(2), states), states[:, -1]
 
 
 def _to_real_rows(t: Tensor) -> Tensor:
@@ -250,6 +265,10 @@ def chunked_scan(
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(u.shape[0], *A.shape) if state is None else state
     d = step_sizes(delta, delta_bias, delta_softplus)
+    if is_exporting():
+        with no_autocast(u.device):
+            y, last = _selective_states(d, d * u, A, B, C, None if bias is None else bias.to(A.dtype), state)
+        return skip_and_gate(y, u, D, z).to(args.u.dtype), last
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     weights = _to_real_rows(A).t(), _to_real_rows(B), _to_real_rows(2 * C.conj() if paired else C)
@@ -257,7 +276,7 @@ def chunked_scan(
         rows = None if bias is None else _to_real_rows(bias.to(A.dtype)).t().contiguous()
         inputs = [t.contiguous() for t in (d, d * u, *weights, _to_real_rows(state).transpose(1, 2))]
         inputs.insert(-1, rows)
-        if in_function_transform() or is_exporting():
+        if in_function_transform():
             y, last = _plain_scan(*inputs, paired=paired)
         else:
             y, last = ChunkedScan.apply(*inputs, paired, torch.is_grad_enabled())
