@@ -105,6 +105,8 @@ def cases() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         heads = [head for head in HEADS if (family, head) != ("Hybrid", "ForMaskedLM")]
         yield from ((f"{family}-{head}", family, head, {}) for head in heads if hasattr(hf_ssm, f"{family}{head}"))
         yield from ((f"{family}-{n}", family, "ForCausalLM", flags) for n, flags in enumerate(FLAGS[family]))
+        if family == "SelectiveSSM":
+            yield f"{family}-complex", family, "ForSequenceClassification", {"complex_state": True}
         if family not in ("Hyena2", "Hybrid"):
             both = enumerate(BOTH_STRANDS)
             yield from ((f"{family}-both-{n}", family, "ForSequenceClassification", flags) for n, flags in both)
@@ -153,6 +155,10 @@ def measure(model: Any, family: str, head: str) -> dict[str, Tensor]:
             )
             found[f"probe.{strategy}.order"] = torch.tensor(result.order)
             found[f"probe.{strategy}.curve"] = torch.as_tensor(result.probabilities, dtype=torch.float64)
+        # Equivariant models are two-stranded, and Mamba-3 has operations without rules: both raise an error.
+        if not model.config.rc_equivariant and family != "Mamba3":
+            deep = MaskingProbe(model, mask=0, strategy="deep_lift", allow_wrong=True)
+            found["deep_lift"] = deep.run(batch["input_ids"][0], target=1).scores
     if head == "ForCausalLM":
         ids = batch["input_ids"]
         with torch.no_grad():
