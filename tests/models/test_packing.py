@@ -107,7 +107,8 @@ def test_packed_equals_alone(make_model, family: str, flags: dict, backend: str)
                 found = model(packed.ids, use_cache=False, **packed.arguments(name)).last_hidden_state
                 assert_equal(found, alone, 1e-10)
                 # Queries and keys of a document of one token have a gradient of rounding errors only.
-                rounding = 1e-15 * max(gradient.abs().max().item() for gradient in expected.values())
+                largest = max(gradient.abs().max().item() for gradient in expected.values())
+                rounding = 1e-15 * largest if family == "Hyena2" else 0.0
                 for path, gradient in gradients(model, found, weights).items():
                     size = expected[path].abs().max().item()
                     torch.testing.assert_close(gradient, expected[path], rtol=0, atol=1e-10 * size + rounding)
