@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,19 +31,17 @@ from hf_ssm.analysis.time_steps import (
     TimeStepProposal,
     data_scales,
     propose_time_steps,
-    sequences_of,
     state_scales,
 )
-from hf_ssm.theory.label_statistics import correlation, f_statistic, log_power, shuffled_level
-from hf_ssm.theory.spectrum import periodograms, spectral_edge
-from hf_ssm.training.build import scale_batch, scale_rows, special_ids
+from hf_ssm.theory.spectrum import spectral_edge
+from hf_ssm.training.build import scale_batch, special_ids
 from hf_ssm.training.inputs import RunData
 from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
 from hf_ssm.training.settings import RunSettings, family_of
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
 
-__all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "LabelFrequency", "Recommendation", "diagnose"]
+__all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "Recommendation", "diagnose"]
 
 RESCALE_ABOVE = 500.0
 """τ of a layer at the start above which rescaling is recommended."""
@@ -54,8 +51,6 @@ LEAST_COVERAGE = 0.6
 _SHARES = (0.5, 0.9, 0.99)
 # Distance between a range and the step of the autocorrelation rule that is no reason for another range.
 _TOLERANCE = math.sqrt(10)
-# More channels are added up before the statistic of the labels.
-_MOST_CHANNELS = 16
 
 T = TypeVar("T")
 
@@ -93,28 +88,6 @@ class Baseline:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelFrequency:
-    """The frequency whose power depends most on the labels.
-
-    Attributes:
-        statistic: "F" of classes, or "|r|", the correlation with a number.
-        frequency: In cycles per position.
-        value: Of the statistic at the frequency, the largest of all.
-        level: The largest value over all frequencies that 95 % of random orders of the labels stay below.
-        share_above: Share of the frequencies above the level.
-        model_gain: Power response of the first layer there, relative to its mean over frequencies, in decibels; or why
-            it is unknown.
-    """
-
-    statistic: str
-    frequency: float
-    value: float
-    level: float
-    share_above: float
-    model_gain: float | str
-
-
-@dataclasses.dataclass(frozen=True)
 class Diagnosis:
     """Result of `diagnose`.
 
@@ -131,7 +104,6 @@ class Diagnosis:
         scales: Time scales of the data.
         data_edges: Share of the power of the inputs to the frequency below which it lies, in cycles per position.
         model_edges: The same of the power response of the first layer.
-        labels: The frequency that depends most on the labels.
         proposals: Step sizes by each rule, whether they are recommended or not; empty without step sizes.
         recommendations: At most one of each name; empty: leave the defaults.
         seconds: Duration of the diagnosis.
@@ -147,7 +119,6 @@ class Diagnosis:
     scales: DataScales | str
     data_edges: dict[float, float] | str
     model_edges: dict[float, float] | str
-    labels: LabelFrequency | str
     proposals: tuple[TimeStepProposal, ...]
     recommendations: tuple[Recommendation, ...]
     seconds: float
@@ -218,7 +189,6 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         scales=scales,
         data_edges=scales if isinstance(scales, str) else _or_reason(lambda: _edges(scales.power)),
         model_edges=response if isinstance(response, str) else _or_reason(lambda: _edges(response)),
-        labels=_or_reason(lambda: _label_frequency(settings.task, data, batch, ignored, response)),
         proposals=proposals,
         recommendations=_recommendations(prepared, tau, steps, scales, proposals),
         seconds=time.perf_counter() - started,
@@ -251,40 +221,6 @@ def _power_response(model: Any) -> Tensor:
 
 def _edges(power: Tensor) -> dict[float, float]:
     return {share: spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES}
-
-
-def _label_frequency(
-    task: str, data: RunData, batch: Mapping[str, Any], ignored: set[int], response: Tensor | str
-) -> LabelFrequency:
-    if data.label_kind is None:
-        raise ValueError("the task has no labels")
-    if data.label_kind == "classes" or data.has_pairs:
-        raise ValueError(
-            "the labels belong to positions" if data.label_kind == "classes" else "the labels belong to pairs"
-        )
-    inputs, mask = sequences_of(batch, ignored)
-    spectra = periodograms(inputs, mask)
-    if data.tokenizer is not None or spectra.shape[1] > _MOST_CHANNELS:
-        spectra = spectra.sum(1, keepdim=True)
-    features = log_power(spectra)
-    labels = [np.asarray(label, dtype=np.float64).ravel() for label in scale_rows(data)["labels"]]
-    if len({len(label) for label in labels}) > 1 or (len(labels[0]) > 1 and len(labels[0]) == inputs.shape[1]):
-        raise ValueError("the labels belong to positions")
-    columns = torch.from_numpy(np.stack(labels))[: len(features)].unbind(1)
-    statistic = correlation if TASKS[task].predicts_numbers else f_statistic
-    values = torch.stack([statistic(features, column).abs() for column in columns])
-    output, _, best = np.unravel_index(int(values.argmax()), values.shape)
-    level = shuffled_level(statistic, features, columns[output])
-    angle = math.pi * (best + 1) / features.shape[-1]
-    gain: float | str
-    if isinstance(response, str):
-        gain = response
-    else:
-        index = round(angle / math.pi * (len(response) - 1))
-        gain = 10 * math.log10(max(response[index].item(), 1e-30) / max(response.mean().item(), 1e-30))
-    above = (values[output] > level).double().mean().item()
-    name = "|r|" if TASKS[task].predicts_numbers else "F"
-    return LabelFrequency(name, angle / (2 * math.pi), values.max().item(), level, above, gain)
 
 
 def _coverage(steps: tuple[float, float], length: int) -> float:
@@ -358,20 +294,7 @@ def _frequency_lines(diagnosis: Diagnosis) -> list[str]:
         values = edges if isinstance(edges, str) else _listed(tuple(edges.values()))
         shares = "/".join(f"{share:.0%}" for share in _SHARES)
         lines.append(f"Frequencies below which {shares} of the power of {what} lie (cycles per position): {values}")
-    labels = diagnosis.labels
-    if isinstance(labels, str):
-        return [*lines, f"Labels by frequency: {labels}"]
-    gain = (
-        ""
-        if isinstance(labels.model_gain, str)
-        else f"; response of the first layer at this frequency: {labels.model_gain:+.1f} dB"
-    )
-    return [
-        *lines,
-        f"Labels by frequency: {labels.statistic} = {labels.value:.3g} at {labels.frequency:.4f} cycles per "
-        f"position (with random labels: below {labels.level:.3g}; {labels.share_above:.0%} of the frequencies are "
-        f"above this value){gain}",
-    ]
+    return lines
 
 
 def _assignments(changes: Mapping[str, Mapping[str, Any]]) -> str:
