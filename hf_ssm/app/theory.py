@@ -85,11 +85,16 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
     if not all(math.isfinite(layer.tau) for layer in report.complexity):
         raise ValueError("τ is not finite: check that the numbers of the input are on the scale of the training data.")
     about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
-    figure = figure_html(
-        plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean."
-    )
+    figures = [
+        figure_html(plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean.")
+    ]
+    if report.spectra:
+        power = {spectrum.name: spectrum.power for spectrum in report.spectra}
+        # The data, the first and the last layer: more lines would hide each other.
+        power = {name: power[name] for name in dict.fromkeys([*list(power)[:2], list(power)[-1]])}
+        figures.append(figure_html(plotting.plot_spectrum(power, unit="position"), "Power by frequency."))
     tables = "".join(_section(table, report.parameter_change) for table in tables_of(report))
-    return markup.note(about_tau) + markup.section(row(figure)) + tables
+    return markup.note(about_tau) + markup.section(row(*figures)) + tables
 
 
 def _remedy(served: ServedModel) -> str:

@@ -113,9 +113,7 @@ def commit(
     *,
     revision: str,
     message: str,
-    repo_type: str,
     keep: Set[str],
-    delete_patterns: Sequence[str],
 ) -> CommitInfo:
     """Upload files and delete stale ones in one commit; unchanged files are skipped.
 
@@ -123,23 +121,21 @@ def commit(
     configuration; `HfApi.create_commit` does not. The listed commit is named as its parent: a commit that somebody
     else makes meanwhile is not overwritten.
 
-    Deleted are the files of `delete_patterns` that are not among `files`, code that an earlier push wrote and, if
-    `files` has weights, all other weights. The arguments are those of `push_files`.
+    Deleted are code that an earlier push wrote and, if `files` has weights, all other weights. The arguments are those
+    of `push_files`.
 
     Returns:
         The commit; the head of the branch if nothing has changed.
     """
-    head = api.repo_info(repo_id, revision=revision, repo_type=repo_type).sha
-    remote = api.list_repo_files(repo_id, revision=head, repo_type=repo_type)
+    head = api.repo_info(repo_id, revision=revision).sha
+    remote = api.list_repo_files(repo_id, revision=head)
     others = [name for name in remote if name not in files]
-    stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
-    stale |= set(_written_code(api, repo_id, repo_type, head, others))
+    stale = set(_written_code(api, repo_id, head, others))
     if any(map(is_weights, files)):
         stale |= set(filter(is_weights, others))
     added = {name: path for name, path in files.items() if name not in keep or name not in remote}
     return api.create_commit(
         repo_id,
-        repo_type=repo_type,
         operations=[
             *(CommitOperationDelete(name) for name in sorted(stale)),
             *(CommitOperationAdd(name, path) for name, path in sorted(added.items())),
@@ -150,11 +146,11 @@ def commit(
     )
 
 
-def _written_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
+def _written_code(api: HfApi, repo_id: str, revision: str | None, names: Sequence[str]) -> list[str]:
     """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = {
-            name: api.hf_hub_download(repo_id, name, repo_type=repo_type, revision=revision, local_dir=scratch)
+            name: api.hf_hub_download(repo_id, name, revision=revision, local_dir=scratch)
             for name in names
             if name.endswith(".py") and "/" not in name
         }
