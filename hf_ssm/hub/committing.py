@@ -10,7 +10,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.checkpoint import HEADER
-from hf_ssm.hub.eval_results import is_eval_result
+from hf_ssm.hub.eval_results import EVAL_RESULTS
 from hf_ssm.hub.scanning import scan
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights"]
@@ -36,7 +36,7 @@ IGNORED = (
 """Patterns, in small letters, of files that belong to a run or to a tool rather than to the model; never uploaded."""
 
 # Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
-_HUB_FILES = frozenset({".gitattributes", ".gitignore"})
+_HUB_FILES = frozenset({".gitattributes", ".gitignore", EVAL_RESULTS})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
 _SECRETS = re.compile(rb"hf_[A-Za-z0-9]{30,}|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY")
 
@@ -65,7 +65,7 @@ def folder_files(folder: Path, also: Sequence[str] = ()) -> dict[str, Path]:
     named = wanted & set(filter_repo_objects(files, allow_patterns=list(also)))
     refused = {name: what for name, what in problems.items() if name in wanted}
     for name in wanted & files.keys() - named:
-        if name not in _HUB_FILES and not is_eval_result(name) and any(p.startswith(".") for p in name.split("/")):
+        if name not in _HUB_FILES and any(p.startswith(".") for p in name.split("/")):
             refused[name] = "is a hidden file"
     if refused:
         listed = ", ".join(f"{name} ({what.removeprefix('is ')})" for name, what in sorted(refused.items()))

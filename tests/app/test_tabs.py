@@ -25,7 +25,6 @@ from hf_ssm.app.wiring import Jobs
 from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
-from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 SEQUENCE = "ACGTTTGACATTAGGACCATGACA"
@@ -246,20 +245,6 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
     for layer in report.complexity:
         assert f"<td>{layer.tau:.4g}</td>" in html and f"<td>{layer.measure:.4g}</td>" in html
     assert "n = 100 is the number of training sequences" in html and "The reach of the output of a layer" in html
-
-
-def test_changes_of_parameters_are_shown_once(serve: Callable[..., ServedModel]) -> None:
-    served = serve("S4", "ForSequenceClassification")
-    served.movement = {"A_imag": 1e-3, "D": 0.1, "B": 0.0, "C": None}
-    html = theory.report_html(served, Job(), SEQUENCE)
-    # Bars with their numbers, and neither a figure nor a table of the same: τ and the spectra.
-    assert html.count("<figure>") == 2 and html.count(QUANTITIES["A_imag"]) == 1
-    rows = re.findall(r'<div class="bar"><span>(.*?)</span>.*?<span class="value">(.*?)</span>', html)
-    assert rows == [
-        *((QUANTITIES["A_imag"], "0.001"), (QUANTITIES["D"], "0.1"), (QUANTITIES["B"], "0"), (QUANTITIES["C"], "–"))
-    ]
-    widths = [float(width) for width in re.findall(r'class="fill" style="width:([\d.]+)%"', html)]
-    assert widths == pytest.approx([100 / 3, 100.0], abs=0.1) and "they begin at 0.0001" in html
 
 
 def test_labels_wider_than_a_figure_are_not_cut() -> None:
