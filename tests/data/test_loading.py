@@ -192,8 +192,3 @@ def test_real_test_rows_that_stand_in_train_are_left_out(shared_data, caplog):
     sides = [set(split["sequence"]) for split in data.values()]
     assert not sides[0] & sides[2]
     assert not sides[0] & sides[1]
-
-
-def test_a_former_generator_is_named():
-    with pytest.raises(ValueError, match=r"source='majority': .* no longer part of hf_ssm.*examples/_tasks\.py"):
-        load_sequences("majority", length=9)
