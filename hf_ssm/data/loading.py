@@ -160,8 +160,9 @@ def load_sequences(
         return _split_windows(rows, {split: names for split, names in contigs.items() if names}, shares, seed, name)
     _refuse_fasta_options(name, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
     if suffix in TABLE_SUFFIXES:
-        needed = {**texts, **label_columns(label_column)}
-        loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
+        of_labels = label_columns(label_column)
+        needed, numbers = {**texts, **of_labels}, list(of_labels.values())
+        loaded, places = load_tables(path, files, needed, numbers, split_column, column_names, quoted)
         names = " and ".join(file.name for file in (path, *files.values()))
         splits = prepare(names, loaded, texts, label_column, images, targets, places)
     elif is_idx(path):
