@@ -31,7 +31,7 @@ from hf_ssm.data.columns import usual_column
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import read_records, table_columns
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_table
+from hf_ssm.data.tables import TABLE_SUFFIXES, read_cells
 from hf_ssm.data.variants import read_variants
 from hf_ssm.hub.committing import is_weights
 from hf_ssm.inference.array_files import check_array_columns, import_anndata, write_h5ad, write_npz
@@ -235,7 +235,7 @@ def _read_labels(args: argparse.Namespace, column: str) -> list[Any]:
 
 
 def _labels_by_name(path: Path) -> dict[str, Any]:
-    table = read_table(path, ["name"])
+    table = read_cells(path)[0]
     for column in ("name", "label"):
         check_column("--linear-probe", column, list(table), path.name)
     label_of: dict[str, Any] = {}

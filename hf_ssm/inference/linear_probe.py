@@ -8,6 +8,7 @@ import numpy as np
 from datasets import Dataset
 
 from hf_ssm.data.checks import check_column, check_integer
+from hf_ssm.data.labels import is_missing
 
 __all__ = ["check_labels", "embedding_columns", "linear_probe", "probe_table"]
 
@@ -109,7 +110,7 @@ def check_labels(labels: Sequence[Any], folds: int = 5) -> np.ndarray:
     if find_spec("sklearn") is None:
         raise ImportError('a linear probe needs scikit-learn: pip install "hf_ssm[genomics]"')
     check_integer("folds", folds, 2)
-    missing = [row for row, label in enumerate(labels) if label is None or label != label]
+    missing = [row for row, label in enumerate(labels) if is_missing(label)]
     if missing:
         raise ValueError(f"`labels`: row {missing[0]} has no label ({len(missing)} in all): remove such rows.")
     classes = np.array([str(label) for label in labels])
