@@ -40,7 +40,6 @@ def saturate(
     window: int = 1024,
     horizon: int = 128,
     both_strands: bool = True,
-    share_prefixes: bool = True,
     keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
 ) -> Dataset:
@@ -62,7 +61,6 @@ def saturate(
         window: See above, default 1024.
         horizon: See above, default 128.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
-        share_prefixes: Read the bases that mutants share only once, default True.
         keep_case: Whether lower-case letters are kept, and replaced by lower-case letters. By default they are read as
             capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
@@ -82,7 +80,6 @@ def saturate(
         window=window,
         horizon=horizon,
         both_strands=both_strands,
-        share_prefixes=share_prefixes,
         keep_case=keep_case,
     )
     with evaluating(saturation.model.model):
@@ -100,7 +97,6 @@ class Saturation:
         window: int = 1024,
         horizon: int = 128,
         both_strands: bool = True,
-        share_prefixes: bool = True,
         keep_case: bool = False,
     ):
         for name, value in (("window", window), ("horizon", horizon)):
@@ -113,7 +109,7 @@ class Saturation:
                 "regressor."
             )
         self.model, self.window, self.horizon, self.both_strands = model, window, horizon, both_strands
-        self.likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
+        self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
         available = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
         self.columns = tuple(scores or available)
         for name in self.columns:

@@ -149,14 +149,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="number of letters from the start of a window to the next (default: --window)",
     )
-    labels = (
-        "cross-validated logistic regression on the embeddings; LABELS is a column of INPUT, or a table with the "
-        "columns name and label"
-    )
-    add("--linear-probe", metavar="LABELS", help=labels)
-    add("--folds", metavar="N", type=int, default=5, help="number of folds of --linear-probe (default: %(default)s)")
     _add_run(parser)
-    add_table_options(parser, "parquet, safetensors, npz or h5ad")
+    add_table_options(parser, "parquet or npz")
 
 
 def _add_effects(add: Callable[..., object]) -> None:
