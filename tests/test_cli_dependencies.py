@@ -106,7 +106,7 @@ def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyP
         (arguments("o.txt"), "the suffix must be one of .npz"),
         (arguments("o.npz", region="chr1:1-900"), "--dependencies 'chr1:1-900': 'chr1' has the positions 1 to 203"),
         (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context has only `window`=60"),
-        (arguments("o.npz", "--horizon", "3"), "--horizon is not for --dependencies"),
+        (arguments("o.npz", "--horizon", "3"), "--horizon is for VARIANTS and --saturate, not for --dependencies"),
         (arguments("o.npz", "--saturate", "chr1:1-3"), "give one of these: the file VARIANTS"),
         (["score", "lm", "--dependencies", "chr1:1-9", "--output", "o.npz"], "--dependencies needs the sequence"),
         (["score", "classes", *arguments("o.npz")[2:]], "is not a language model"),

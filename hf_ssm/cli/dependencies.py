@@ -18,22 +18,9 @@ from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import TABLE_OUTPUTS, join_table, write_in_parts
 from hf_ssm.utils.files import write_text_atomically
 
-_OUTPUTS = (".npz", *TABLE_OUTPUTS)
-# Options of `hf-ssm score` that have no effect on a map.
-_OTHERS = ("scores", "horizon", "label_column", "positive", "by", "match_group", "target", "flank", "regions")
+MAP_OUTPUTS = (".npz", *TABLE_OUTPUTS)
 _BLOCKS, _BLOCK_SIZE = ".blocks.csv", 6
 _LISTED = 3
-
-
-def check_dependencies(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options that do not fit --dependencies."""
-    for name in _OTHERS:
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is not for --dependencies: leave it out")
-    if args.per_strand or args.shifts != [0]:
-        raise ValueError("--per-strand and --shifts are not for --dependencies: leave them out")
-    if args.output.suffix not in _OUTPUTS:
-        raise ValueError(f"output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}.")
 
 
 def write_dependencies(
