@@ -64,12 +64,6 @@ def test_archive_table_figure_and_blocks(folder: Path, capsys: pytest.CaptureFix
     assert table["dependency"].tolist() == pytest.approx([row[3] for row in rows], rel=1e-12)
 
 
-def test_estimate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments("map.npz", "--estimate")) == 0
-    assert "positions per second" in (out := capsys.readouterr().out) and "all 40 take" in out
-    assert not list(folder.glob("*map*"))
-
-
 def test_one_strand(folder: Path) -> None:
     model, tokenizer = hf_ssm.S4ForCausalLM.from_pretrained("lm"), hf_ssm.build_dna_tokenizer()
     assert main(arguments("map.npz", "--one-strand", region="chr1:61-70")) == 0

@@ -154,8 +154,8 @@ def test_variants(error_of, checkpoints, tmp_path, capsys):
     assert not output.exists()
 
 
-def test_precision_and_estimate(checkpoints, fasta, tmp_path, capsys):
-    """--dtype is that of the weights; --estimate writes nothing."""
+def test_precision(checkpoints, fasta, tmp_path):
+    """--dtype is that of the weights."""
     values = {}
     for dtype in ("auto", "float32", "bfloat16", "float64"):
         output = tmp_path / f"{dtype}.parquet"
@@ -167,10 +167,6 @@ def test_precision_and_estimate(checkpoints, fasta, tmp_path, capsys):
     np.testing.assert_allclose(values["float32"], values["float64"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(values["bfloat16"], values["float64"], rtol=0.1, atol=0.02)
     assert np.abs(values["bfloat16"] - values["float32"]).max() > 1e-4
-    capsys.readouterr()
-    assert run(checkpoints["ours"], fasta, "--output", tmp_path / "none.parquet", "--estimate") == 0
-    assert "letters per second, timed on" in capsys.readouterr().out
-    assert not list(tmp_path.glob("*none*"))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])

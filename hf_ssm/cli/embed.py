@@ -5,7 +5,6 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from hf_ssm.data.records import table_columns
 from hf_ssm.data.variants import read_variants
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.embed_variants import VariantEmbedder
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.model import UnknownLetters
 from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
 from hf_ssm.tokenization import reads_only_dna
@@ -77,9 +75,6 @@ def _embed_variants(args: argparse.Namespace) -> None:
                 embedder.check_columns(variant.columns)
             total += 1
         print_changed_contigs(contigs, args.input, genome)
-        if args.estimate:
-            print(estimate(read_variants(args.input), embedder.table, total, "variants"))
-            return
         files = [file_facts(path) for path in (args.input, args.genome) if path is not None]
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:
@@ -112,11 +107,6 @@ def _embed_sequences(args: argparse.Namespace) -> None:
     for record in records():
         unknown.add(record.sequence)
         total += 1
-    if args.estimate:
-        lengths = (len(record.sequence) for group in embedder.groups(records()) for record in group)
-        pieces = chain.from_iterable(embedder.groups(records()))
-        print(estimate(pieces, embedder.table, sum(lengths), "letters", size=lambda record: len(record.sequence)))
-        return
     write_in_parts(
         args.output,
         embedder.groups(with_progress(records(), "sequences", total)),

@@ -49,14 +49,18 @@ class TrainingProgress(RunProgress, ProgressCallback):
         if self.training_bar is not None:
             super().on_step_end(args, state, control, **kwargs)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.loss = kwargs["logs"].get("loss", self.loss)
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
+    ) -> None:
+        self.loss = logs.get("loss", self.loss)
         if self.training_bar is not None and self.loss is not None:
             self.training_bar.set_postfix_str(f"loss {self.loss:.4g}")
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
         if self._has_bars(args):
-            super().on_prediction_step(args, state, control, **kwargs)
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         super().on_evaluate(args, state, control, **kwargs)

@@ -32,7 +32,6 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import VCF_OUTPUTS, AnnotatedVcf, is_vcf
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import TABLE_OUTPUTS, check_table_output, file_facts, join_table, write_in_parts
@@ -96,7 +95,7 @@ def run_score(args: argparse.Namespace) -> None:
         else:
             _score(args, model, genome, settings, within)
             can_saturate = args.target is not None or model.head in ("causal", "masked")
-            if args.genome is not None and can_saturate and not args.estimate:
+            if args.genome is not None and can_saturate:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
@@ -170,9 +169,6 @@ def _score(
     total = _checked(args, scorer, read())
     if within is not None and not total:
         raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} lies in a region")
-    if args.estimate:
-        print(estimate(read(), scorer.table, total, "variants"))
-        return
     variants = with_progress(read(), "variants", total)
     write = join_table
     if is_vcf(args.output):

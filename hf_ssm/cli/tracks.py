@@ -14,7 +14,6 @@ from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
 from hf_ssm.data.tracks import Entries, averaged, check_session, check_track, track_paths, write_session, write_track
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
 from hf_ssm.inference.windows import GENOME_SPAN
@@ -179,11 +178,6 @@ def run_base_tracks(args: argparse.Namespace) -> None:
 
         with evaluating(model.model):
             total = sum(1 for _ in tracks.chunks(genome, regions))
-            if args.estimate:
-                print(
-                    estimate(tracks.chunks(genome, regions), lambda some: tracks.table(some, genome), total, "chunks")
-                )
-                return
             chunks = with_progress(tracks.chunks(genome, regions), "chunks", total)
             size = tracks.chunks_per_call
             replace = {"part_size": size, "overwrite": args.overwrite_output, "join": join}

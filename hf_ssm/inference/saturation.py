@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from hf_ssm.data.records import reverse_complement
-from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens
+from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens, other_bases
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite
 from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
@@ -199,7 +199,7 @@ class Saturation:
         read = 0
         for border in range(first, last if "llr" in self.columns else first, _BLOCK):
             stop = min(border + _BLOCK, last)
-            mutants = [(place, base) for place in range(border, stop) for base in _others(ids[place], bases[place])]
+            mutants = [(place, base) for place in range(border, stop) for base in other_bases(ids[place], bases[place])]
             # There is no state before the first token.
             start = border if self.likelihood.shares else 0
             texts = [_mutant(ids[start : p + self.horizon], p - start, bases[p, base]) for p, base in mutants]
@@ -261,12 +261,6 @@ class _Reference:
         values = logits.double().log_softmax(-1).cpu()[: len(self._ids) - first]
         self.tokens[first : self._read + 1] = values.gather(-1, self._ids[first : self._read + 1, None]).squeeze(-1)
         self.bases[first : self._read + 1] = values.gather(-1, self._bases[first : self._read + 1])
-
-
-def _others(token: Tensor, bases: Tensor) -> list[int]:
-    """The bases that differ from a token; none if it is another letter."""
-    present = (bases == token).nonzero().flatten().tolist()
-    return [base for base in range(len(BASES)) if present and base != present[0]]
 
 
 def _mutant(ids: Tensor, place: int, token: Tensor) -> Tensor:

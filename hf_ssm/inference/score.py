@@ -242,8 +242,6 @@ class VariantScorer:
         return readings, reasons
 
     def _windows(self, variant: Variant, shift: int) -> Windows | str:
-        if variant.has_place and self.genome is None and not variant.reason:
-            raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
         if shift and not variant.has_place:
             raise ValueError(
                 "`shifts` needs variants with `chrom` and `pos`, because windows of sequences cannot be moved: "
@@ -256,7 +254,7 @@ class VariantScorer:
         is_reversed = strand == "reverse"
         sequences = [windows.reverse if is_reversed else windows.forward for _, windows in usable]
         records = [
-            Record(self.letters.read(sequence), _where(variant))
+            Record(self.letters.read(sequence), variant.where)
             for (variant, _), pair in zip(usable, sequences, strict=True)
             for sequence in pair
         ]
@@ -281,10 +279,6 @@ class VariantScorer:
                 "both windows have the same tokens: nothing follows the variant, or a repeat is longer than the window"
             )
         return ""
-
-
-def _where(variant: Variant) -> str:
-    return f"variant {variant.chrom}:{variant.start + 1} {variant.ref[:20]}>{variant.alt[:20]}"
 
 
 def _values(means: Sequence[Mapping[str, float]], name: str) -> np.ndarray:

@@ -37,7 +37,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     dtype = "precision of the weights (default: auto, the precision of CHECKPOINT); bfloat16 is faster on GPUs"
     add("--dtype", choices=DTYPES, default="auto", help=dtype)
-    add("--estimate", action="store_true", help="time a few sequences, print the expected time, and write nothing")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
