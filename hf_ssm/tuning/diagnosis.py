@@ -20,10 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
-from hf_ssm.analysis.frequency import frequency_responses, has_frequency_responses
 from hf_ssm.analysis.time_steps import (
     RULES,
     DataScales,
@@ -33,7 +29,6 @@ from hf_ssm.analysis.time_steps import (
     propose_time_steps,
     state_scales,
 )
-from hf_ssm.theory.spectrum import spectral_edge
 from hf_ssm.training.build import scale_batch, special_ids
 from hf_ssm.training.inputs import RunData
 from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
@@ -48,7 +43,6 @@ RESCALE_ABOVE = 500.0
 LEAST_COVERAGE = 0.6
 """Share of [2/L, 1], on a logarithmic axis, that a range of step sizes has to cover; the default does for L > 632."""
 
-_SHARES = (0.5, 0.9, 0.99)
 # Distance between a range and the step of the autocorrelation rule that is no reason for another range.
 _TOLERANCE = math.sqrt(10)
 
@@ -102,8 +96,6 @@ class Diagnosis:
         time_step_range: `time_step_min` and `time_step_max`.
         states: Step sizes and memories of each layer at the start; empty without step sizes.
         scales: Time scales of the data.
-        data_edges: Share of the power of the inputs to the frequency below which it lies, in cycles per position.
-        model_edges: The same of the power response of the first layer.
         proposals: Step sizes by each rule, whether they are recommended or not; empty without step sizes.
         recommendations: At most one of each name; empty: leave the defaults.
         seconds: Duration of the diagnosis.
@@ -117,8 +109,6 @@ class Diagnosis:
     time_step_range: tuple[float, float]
     states: tuple[StateScales, ...]
     scales: DataScales | str
-    data_edges: dict[float, float] | str
-    model_edges: dict[float, float] | str
     proposals: tuple[TimeStepProposal, ...]
     recommendations: tuple[Recommendation, ...]
     seconds: float
@@ -138,7 +128,6 @@ class Diagnosis:
             _baseline_line(self.baseline),
             f"τ at the start: {_listed(self.tau)}",
             *_scale_lines(self),
-            *_frequency_lines(self),
             *([] if self.recommendations else ["Recommended: leave the defaults."]),
             *(
                 f"Recommended: {_assignments(recommendation.changes)}. {recommendation.reason}"
@@ -171,7 +160,6 @@ def diagnose(settings: RunSettings) -> Diagnosis:
     batch, ignored = scale_batch(data), special_ids(data)
     tau = _or_reason(lambda: tuple(measure_tau(model, probe_batch(prepared))))
     scales = _or_reason(lambda: data_scales(batch, ignored))
-    response = _or_reason(lambda: _power_response(model))
     states = tuple(state_scales(model))
     proposals: tuple[TimeStepProposal, ...] = ()
     if states and isinstance(scales, DataScales):
@@ -187,8 +175,6 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         time_step_range=steps,
         states=states,
         scales=scales,
-        data_edges=scales if isinstance(scales, str) else _or_reason(lambda: _edges(scales.power)),
-        model_edges=response if isinstance(response, str) else _or_reason(lambda: _edges(response)),
         proposals=proposals,
         recommendations=_recommendations(prepared, tau, steps, scales, proposals),
         seconds=time.perf_counter() - started,
@@ -208,19 +194,6 @@ def _baseline(task: str, data: RunData) -> Baseline:
     kind = TASKS[task]
     constant = chance_metrics(task, data, split).get(kind.best_metric)
     return Baseline(split, kind.best_metric, kind.greater_is_better, constant)
-
-
-def _power_response(model: Any) -> Tensor:
-    """Mean of |response|² over the channels of the first layer, `(F,)`."""
-    if not has_frequency_responses(model):
-        raise ValueError("selective scans have no fixed frequency response")
-    responses = [response for response in frequency_responses(model) if response.layer == 0]
-    power = torch.cat([response.response.abs().square() for response in responses]).mean(0)
-    return torch.where(power.isfinite(), power, 0.0)
-
-
-def _edges(power: Tensor) -> dict[float, float]:
-    return {share: spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES}
 
 
 def _coverage(steps: tuple[float, float], length: int) -> float:
@@ -286,15 +259,6 @@ def _scale_lines(diagnosis: Diagnosis) -> list[str]:
         *lines,
         *(f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals),
     ]
-
-
-def _frequency_lines(diagnosis: Diagnosis) -> list[str]:
-    lines = []
-    for what, edges in (("the inputs", diagnosis.data_edges), ("the first layer", diagnosis.model_edges)):
-        values = edges if isinstance(edges, str) else _listed(tuple(edges.values()))
-        shares = "/".join(f"{share:.0%}" for share in _SHARES)
-        lines.append(f"Frequencies below which {shares} of the power of {what} lie (cycles per position): {values}")
-    return lines
 
 
 def _assignments(changes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -49,7 +49,6 @@ def test_numbers_are_those_of_a_run(of_labels, periodic, tmp_path):
     assert of_labels.baseline.metric == "accuracy" and of_labels.baseline.constant == 0.5
     assert [entry.layer for entry in of_labels.states] == [0, 1]
     assert of_labels.scales.length == 60 and of_labels.train_rows == 160
-    assert set(of_labels.data_edges) == set(of_labels.model_edges) == {0.5, 0.9, 0.99}
     assert [proposal.rule for proposal in of_labels.proposals] == ["autocorrelation", "spectrum", "length"]
 
 
@@ -110,8 +109,6 @@ def test_all_families(family, periodic):
     result = diagnose(settings(periodic, family=family, **({"head_dim": 4} if family == "ssd" else {})))
     assert result.family == family and len(result.tau) == 2 and len(result.states) == 2
     assert [recommendation.name for recommendation in result.recommendations] == ["time_steps"]
-    if family in ("selective", "ssd"):
-        assert result.model_edges == "selective scans have no fixed frequency response"
 
 
 def test_a_family_without_steps_has_no_proposal(periodic):
@@ -168,7 +165,8 @@ def test_signals(tmp_path):
     data = {"dataset": str(path), "validation_fraction": 0.3}
     result = diagnose(settings(data, task="signal-regression"))
     assert result.baseline.metric == "mse"
-    diagnose(settings({**data, "label_column": "each"}, task="signal-regression"))
+    each = diagnose(settings({**data, "label_column": "each"}, task="signal-regression"))
+    assert each.baseline.constant > 0
 
 
 def test_nothing_is_read_but_training_and_validation_rows(periodic, tmp_path):
