@@ -21,6 +21,8 @@ Taps = Callable[[int], Tensor]
 _DIRECT_TOKENS = 16
 # Numbers that are multiplied and added together, for the cache.
 _BLOCK = 1 << 18
+# Taps to ask for at least.
+_FEWEST_TAPS = 64
 
 
 class StreamingConvolution:
@@ -103,7 +105,7 @@ class StreamingConvolution:
             return first.to(torch.promote_types(first.dtype, torch.float32)).flip(-1).T
         kept = 0 if self._weights is None else len(self._weights)
         if self._weights is None or kept < count:
-            wanted = max(count, 2 * kept)
+            wanted = max(count, 2 * kept, _FEWEST_TAPS)
             wanted = wanted if self.longest is None else min(wanted, self.longest)
             first = taps(wanted)
             precise = first.to(torch.promote_types(first.dtype, torch.float32))
