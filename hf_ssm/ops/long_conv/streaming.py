@@ -92,7 +92,7 @@ class StreamingConvolution:
         direct = _DIRECT_TOKENS if self.length else 1
         history = self._append(u.to(torch.promote_types(u.dtype, weights.dtype)))
         if type(count) is not int or count > direct:
-            return long_conv(history, weights.flip(0).T)[:, -count:].to(u.dtype)
+            return long_conv(history, weights.flip(0).T.contiguous())[:, -count:].to(u.dtype)
         seen = [length - count + 1 + i for i in range(count)]
         return torch.stack([_sum_of_products(history[:, :n], weights[-n:]) for n in seen], dim=1).to(u.dtype)
 
