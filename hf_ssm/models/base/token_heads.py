@@ -15,7 +15,7 @@ from transformers.generation import GenerationMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, accepts_old_names
+from hf_ssm.models.base.cache import SSMCache, accepts_old_names, generates_for_peft
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
@@ -266,6 +266,14 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
+        inputs = self._next_inputs(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        if "cache" in inputs and generates_for_peft(self):
+            inputs["past_key_values"] = inputs.pop("cache")
+        return inputs
+
+    def _next_inputs(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         # `generate` passes the tokenizer on, which its stop strings need.
         kwargs.pop("tokenizer", None)
         cache = kwargs.get("cache")
@@ -280,7 +288,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             inputs = {name: value for name, value in kwargs.items() if name not in unread}
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
-        inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        inputs: dict[str, Any] = parent.prepare_inputs_for_generation(
+            input_ids, *args, inputs_embeds=inputs_embeds, **kwargs
+        )
         if inputs_embeds is not None and not kwargs.get("use_cache"):
             # Ids of such a prompt are ignored if they are given too; those generated since are not.
             if kwargs.get("is_first_iteration"):
