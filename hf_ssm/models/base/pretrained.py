@@ -20,7 +20,6 @@ from hf_ssm.modules.block import MLP
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_path
 from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
-from hf_ssm.utils.versions import noting_newer_transformers
 
 _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
@@ -41,7 +40,6 @@ def _forget_tied(model: nn.Module, missing: list[str]) -> None:
     missing[:] = [name for name in missing if id(parameters.get(name)) not in loaded]
 
 
-@noting_newer_transformers("__call__")
 class SSMPreTrainedModel(PreTrainedModel):
     """Weight initialisation, precision and loading for all families."""
 
