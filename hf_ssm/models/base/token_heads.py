@@ -24,6 +24,7 @@ from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs,
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
 from hf_ssm.modules.rows import is_shared
+from hf_ssm.ops.context import has_readable_values
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset(
@@ -246,6 +247,14 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         if generation_config.prefill_chunk_size is not None and model_kwargs.get("inputs_embeds") is not None:
             raise ValueError(
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
+            )
+        mask = model_kwargs.get("attention_mask")
+        is_chunked = generation_config.prefill_chunk_size is not None and mask is not None
+        # The last chunk has to hold the last token of each row, whose output is the next token.
+        if is_chunked and has_readable_values(mask) and not mask[:, -1].all():
+            raise ValueError(
+                "`prefill_chunk_size` needs prompts that are padded on the left: pad them with "
+                "`tokenizer.padding_side = 'left'`, or leave it out."
             )
         cache = model_kwargs.get("cache")
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
