@@ -14,7 +14,6 @@ from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import is_exporting
 
 __all__ = ["MLP", "Block"]
 
@@ -75,12 +74,6 @@ class Block(GradientCheckpointingLayer):
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`; and the results of an observer.
         """
-        if torch.jit.is_tracing() and not is_exporting():
-            # In the code of a checkpoint, whose loops are those of one length.
-            raise ValueError(
-                "The code of this checkpoint cannot be traced by `torch.jit.trace`, nor by `torch.onnx.export` with "
-                "`dynamo=False`: install and import hf_ssm, whose models can."
-            )
         rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
         mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
         if not isinstance(mixed, Tensor):
