@@ -21,7 +21,7 @@ Taps = Callable[[int], Tensor]
 _DIRECT_TOKENS = 16
 # Numbers that are multiplied and added together, for the cache.
 _BLOCK = 1 << 18
-# Taps to ask for at least.
+# Taps to ask for at least, after the first chunk, which has the digits of the convolution without stream.
 _FEWEST_TAPS = 64
 
 
@@ -88,7 +88,6 @@ class StreamingConvolution:
         if self._weights is not None and torch.promote_types(u.dtype, self._weights.dtype) != self._weights.dtype:
             self._weights = None
         weights = self._last_taps_first(length, taps)
-        # The first chunk has the digits of the convolution without stream.
         direct = _DIRECT_TOKENS if self.length else 1
         history = self._append(u.to(torch.promote_types(u.dtype, weights.dtype)))
         if type(count) is not int or count > direct:
@@ -107,7 +106,7 @@ class StreamingConvolution:
             return first.to(torch.promote_types(first.dtype, torch.float32)).flip(-1).T
         kept = 0 if self._weights is None else len(self._weights)
         if self._weights is None or kept < count:
-            wanted = max(count, 2 * kept, _FEWEST_TAPS)
+            wanted = max(count, 2 * kept, _FEWEST_TAPS if self.length else 0)
             wanted = wanted if self.longest is None else min(wanted, self.longest)
             first = taps(wanted)
             precise = first.to(torch.promote_types(first.dtype, torch.float32))
