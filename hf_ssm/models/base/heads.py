@@ -47,16 +47,18 @@ class LabelHead(SSMPreTrainedModel):
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
     backbone_class: ClassVar[type[Any]]
+    # Where the task decides the number of outputs.
+    num_outputs: ClassVar[int | None] = None
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
-        if config.num_labels == 0:
+        if config.num_labels == 0 and self.num_outputs is None:
             raise ValueError(
                 f"`num_labels`=0, but {type(self).__name__} needs an output: set `num_labels` to 1 or more."
             )
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.num_labels = config.num_labels or 0
+        self.num_labels = self.num_outputs or config.num_labels or 0
         self.classifier: nn.Module = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
 from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
@@ -166,6 +167,18 @@ class Mamba3ForTokenClassification(Mamba3PreTrainedModel, SSMForTokenClassificat
     backbone_class = Mamba3Model
 
 
+class Mamba3ForQuestionAnswering(Mamba3PreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForMultipleChoice(Mamba3PreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = Mamba3Model
+
+
 class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -175,6 +188,8 @@ class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "Mamba3ForCausalLM",
     "Mamba3ForMaskedLM",
+    "Mamba3ForMultipleChoice",
+    "Mamba3ForQuestionAnswering",
     "Mamba3ForSequenceClassification",
     "Mamba3ForSequencePairClassification",
     "Mamba3ForSignalRegression",

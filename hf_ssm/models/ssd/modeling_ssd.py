@@ -12,8 +12,9 @@ from transformers.activations import SiLUActivation
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
@@ -160,6 +161,18 @@ class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
     backbone_class = SSDModel
 
 
+class SSDForQuestionAnswering(SSDPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForMultipleChoice(SSDPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = SSDModel
+
+
 class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -169,6 +182,8 @@ class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "SSDForCausalLM",
     "SSDForMaskedLM",
+    "SSDForMultipleChoice",
+    "SSDForQuestionAnswering",
     "SSDForSequenceClassification",
     "SSDForSequencePairClassification",
     "SSDForSignalRegression",
