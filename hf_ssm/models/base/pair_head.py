@@ -147,7 +147,7 @@ class SSMForMultipleChoice(_SequencesHead):
         **kwargs: Any,
     ) -> SSMHeadOutput:
         """As in the other heads, see the class."""
-        outputs: SSMHeadOutput = super().forward(
+        outputs: Any = super().forward(
             *(input_ids, attention_mask, inputs_embeds, input_values, None, output_hidden_states, output_tau),
             **{**kwargs, "return_dict": True},
         )
@@ -156,7 +156,8 @@ class SSMForMultipleChoice(_SequencesHead):
         if labels is not None:
             check_is_tensor("labels", labels)
             outputs.loss = nn.functional.cross_entropy(outputs.logits.float(), labels.to(outputs.logits.device))
-        return outputs
+        result: SSMHeadOutput = outputs
+        return result
 
 
 __all__ = ["PairClassifier", "SSMForMultipleChoice", "SSMForSequencePairClassification"]

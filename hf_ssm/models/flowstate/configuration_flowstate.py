@@ -112,10 +112,11 @@ class FlowStateConfig(SSMConfig):
 
     def check_prediction_type(self, kind: str) -> None:
         """Raise `ValueError` for a point forecast that these quantiles do not give."""
-        if kind == "median" and 0.5 not in self.quantiles:
-            raise ValueError(f"`prediction_type`='median' needs 0.5 among `quantiles`, got {self.quantiles}.")
-        if kind == "mean" and not {*self.quantiles} - {0, 1}:
-            raise ValueError(f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={self.quantiles}.")
+        levels = self.quantiles or []
+        if kind == "median" and 0.5 not in levels:
+            raise ValueError(f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}.")
+        if kind == "mean" and not {*levels} - {0, 1}:
+            raise ValueError(f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.")
 
     @classmethod
     def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:

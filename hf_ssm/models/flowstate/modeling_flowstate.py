@@ -221,9 +221,9 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             raise ValueError(f"`prediction_type` must be 'mean', 'median' or 'quantile', got {kind!r}.")
         self.config.check_prediction_type(kind)
         if not batch_first:
+            given: list[Any] = [past_values, past_observed_mask, future_values, future_observed_mask]
             past_values, past_observed_mask, future_values, future_observed_mask = (
-                values.transpose(0, 1) if isinstance(values, Tensor) else values
-                for values in (past_values, past_observed_mask, future_values, future_observed_mask)
+                values.transpose(0, 1) if isinstance(values, Tensor) else values for values in given
             )
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
