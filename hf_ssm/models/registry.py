@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
 
-__all__ = ["FAMILIES", "HEADS", "Family", "register_family"]
+__all__ = ["FAMILIES", "HEADS", "SEVERAL_SEQUENCES", "Family", "register_family"]
 
 HEADS = {
     "Model": "AutoModel",
@@ -19,6 +19,8 @@ HEADS = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForSequencePairClassification": "AutoModelForNextSentencePrediction",
     "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
     # A video is a time series of frames; transformers has no Auto class of its own for them.
     "ForVideoPrediction": "AutoModelForTimeSeriesPrediction",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
@@ -28,6 +30,9 @@ HEADS = {
 
 Next-sentence prediction is transformers' only task that classifies pairs.
 """
+
+SEVERAL_SEQUENCES = ("ForSequencePairClassification", "ForMultipleChoice")
+"""The heads whose rows are several sequences, `(B, C, L)`."""
 
 
 @dataclass(frozen=True)

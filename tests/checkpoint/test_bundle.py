@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 import hf_ssm
 from hf_ssm.checkpoint import HEADER, auto_map, bundle, write_code
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
+from hf_ssm.ops.backends import use_backend
 
 AVAILABLE = {"huggingface_hub", "numpy", "packaging", "safetensors", "torch", "transformers"}
 
@@ -47,6 +51,27 @@ def test_a_bundle_is_files_that_transformers_can_load(name, folder):
         tree = ast.parse(files[f"{stem}.py"])
         last = [ast.unparse(node) for node in tree.body if "register_for_auto_class" in ast.unparse(node)]
         assert sorted(last) == sorted(f"{cls}.register_for_auto_class({auto!r})" for cls, auto in registered.items())
+
+
+def test_checkpoints_in_folders_of_equal_names_load_together(make_model, tmp_path):
+    """As `checkpoint-1` of two runs, without hf_ssm."""
+    ids = torch.arange(8)[None]
+    for number, filter_type in enumerate(("implicit", "s4d", "sinusoid")):
+        model = make_model("Hyena", "ForCausalLM", filter_type=filter_type)
+        model.save_pretrained(tmp_path / str(number) / "checkpoint-1")
+        with use_backend("torch"):
+            torch.save(model(ids).logits.detach(), tmp_path / str(number) / "logits.pt")
+    run = """
+import sys
+sys.modules["hf_ssm"] = None
+import torch, transformers
+models = [transformers.AutoModelForCausalLM.from_pretrained(f"{n}/checkpoint-1", trust_remote_code=True) for n in "012"]
+for number, model in enumerate(models):
+    torch.testing.assert_close(model(torch.arange(8)[None]).logits, torch.load(f"{number}/logits.pt"))
+"""
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # A family in a package of its own.

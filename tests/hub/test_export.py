@@ -35,6 +35,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hyena_dna": ("Hyena", "ForSequenceClassification", {"filter_positions": "learned", "hyena_order": 3}),
     "hyena.signal": ("Hyena", "ForSignalRegression", {"filter_type": "s4", "num_labels": 2}),
     "s4-classifier": ("S4", "ForSequenceClassification", {"bidirectional": True}),
+    "s4-answers": ("S4", "ForQuestionAnswering", {"bidirectional": True}),
+    "s4-choices": ("S4", "ForMultipleChoice", {}),
     "s4-lm": ("S4", "ForCausalLM", {"kernel_type": "s4", "tie_word_embeddings": True, "bidirectional": False}),
     "s4-pairs": ("S4", "ForSequencePairClassification", {"n_ssm": 2, "bidirectional": True}),
     "7-masked": ("S4", "ForMaskedLM", {"init": "lin", "norm_type": "batch"}),

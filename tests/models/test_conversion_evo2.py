@@ -255,6 +255,12 @@ def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
     (source / "other.pt.part1").unlink()
     with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch the part again"):
         convert_checkpoint(source, tmp_path / "target")
+    whole = write_checkpoint(tmp_path / "whole", config, public_state(config), parts=3)
+    (whole / "evo2_tiny.pt.part2").unlink()
+    with pytest.raises(
+        ValueError, match=r"a part is damaged, or evo2_tiny\.pt\.part2 is missing; fetch the parts again$"
+    ):
+        convert_checkpoint(whole, tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 
