@@ -3,15 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 from hf_ssm.hub.client import user_error
+from hf_ssm.hub.scanning import scan
 from hf_ssm.utils.hints import closest_name
 
-__all__ = ["check_source", "suggestion"]
+__all__ = ["ADAPTER", "BESIDE_ADAPTER", "check_source", "suggestion"]
+
+ADAPTER = "adapter_config.json"
+BESIDE_ADAPTER = (
+    "is a PEFT adapter beside the model, which transformers would apply: merge it into the weights "
+    "(`merge_and_unload`) and save the merged model, or move the adapter out of the folder"
+)
 
 
 def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str | None = None) -> None:
@@ -29,9 +36,11 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     Raises:
         FileNotFoundError: There is neither such a folder nor such a repository, or the name begins with a folder.
         OSError: There is no such folder, and the Hub cannot be reached.
+        ValueError: A link leads out of the folder, or an adapter of PEFT lies beside a model.
     """
     name, path = str(source), Path(source).expanduser()
     if name and path.exists():
+        _check_folder(path)
         return
     missing = f"there is no folder {name!r}{suggestion(path)}"
     try:
@@ -39,6 +48,8 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     except HFValidationError:
         raise FileNotFoundError(missing) from None
     if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        if all(isinstance(try_to_load_from_cache(name, file, cache_dir), str) for file in (ADAPTER, "config.json")):
+            raise ValueError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
         return
     if Path(path.parts[0]).is_dir():
         raise FileNotFoundError(
@@ -46,13 +57,28 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
             f"mean a repository, run `hf download {name}` first"
         )
     try:
-        HfApi(token=token).model_info(name, timeout=10)
+        siblings = HfApi(token=token).model_info(name, timeout=10).siblings or []
     except Exception as error:  # of huggingface_hub or of its HTTP library
         if getattr(getattr(error, "response", None), "status_code", 0) >= 500:
             return  # A busy server: the client repeats the requests that follow.
         line = user_error(error, name)
         kind = FileNotFoundError if isinstance(line, ValueError) else OSError
         raise kind(f"{missing}; {line}") from None
+    if {ADAPTER, "config.json"} <= {sibling.rfilename for sibling in siblings}:
+        raise ValueError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `ValueError` for links out of a folder that loaders would follow, and an adapter beside a model.
+
+    transformers would copy what a link refers to into the next checkpoint, and apply the adapter without a word.
+    """
+    for link in scan(folder, ("*", "additional_chat_templates/*"))[1]:
+        target = folder / link.path
+        if (target.exists() and not target.is_dir()) or link.path == "additional_chat_templates":
+            raise ValueError(f"{str(target)!r} {link.what}")
+    if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
+        raise ValueError(f"{str(folder / ADAPTER)!r} {BESIDE_ADAPTER}")
 
 
 def suggestion(path: Path) -> str:

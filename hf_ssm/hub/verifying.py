@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from hf_ssm.checkpoint import HEADER, auto_map, bundle
 from hf_ssm.hub.client import user_errors
 from hf_ssm.hub.scanning import Problem, scan
-from hf_ssm.hub.sources import check_source
+from hf_ssm.hub.sources import ADAPTER, BESIDE_ADAPTER, check_source
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.registry import FAMILIES, Family
 from hf_ssm.utils.checks import check_path
@@ -102,6 +102,8 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     problems += [] if problems or family is None else _check_model(folder, family)
     problems += _check_json(files, family, elsewhere)
     problems += _check_code(files, family)
+    if ADAPTER in files.keys() | elsewhere:
+        problems.append(Problem(ADAPTER, BESIDE_ADAPTER))
     return problems
 
 

@@ -120,7 +120,7 @@ def test_a_missing_shard(folder, mamba, capsys):
 def test_an_adapter_is_not_converted(mamba, capsys):
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "../elsewhere"}
     (mamba / "adapter_config.json").write_text(json.dumps(adapter))
-    refuses_to_convert(mamba, capsys, "holds a PEFT adapter")
+    refuses_to_convert(mamba, capsys, "is a PEFT adapter beside the model")
 
 
 class TestPickles:
