@@ -19,15 +19,8 @@ PUSHED = (
     *(CARD_NAME, "LICENSE*", "config.json", "generation_config.json", "preprocessor_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *(
-        "vocab.json",
-        "vocab.txt",
-        "merges.txt",
-        "spiece.model",
-        "tokenizer.model",
-        "chat_template.jinja",
-        "additional_chat_templates/*.jinja",
-    ),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
     *("train_config.yaml", "data_fingerprint.json", EVAL_RESULTS),
     *(f"{name}.{suffix}" for name in ("training_log", "frequency_response") for suffix in ("json", "png", "svg")),
 )

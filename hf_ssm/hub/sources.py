@@ -35,8 +35,8 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
 
     Raises:
         FileNotFoundError: There is neither such a folder nor such a repository, or the name begins with a folder.
-        OSError: There is no such folder, and the Hub cannot be reached.
-        ValueError: A link leads out of the folder, or an adapter of PEFT lies beside a model.
+        OSError: There is no such folder, and the Hub cannot be reached; a link leads out of the folder, or an adapter
+            of PEFT lies beside a model.
     """
     name, path = str(source), Path(source).expanduser()
     if name and path.exists():
@@ -49,7 +49,7 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
         raise FileNotFoundError(missing) from None
     if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
         if all(isinstance(try_to_load_from_cache(name, file, cache_dir), str) for file in (ADAPTER, "config.json")):
-            raise ValueError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
+            raise OSError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
         return
     if Path(path.parts[0]).is_dir():
         raise FileNotFoundError(
@@ -65,20 +65,20 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
         kind = FileNotFoundError if isinstance(line, ValueError) else OSError
         raise kind(f"{missing}; {line}") from None
     if {ADAPTER, "config.json"} <= {sibling.rfilename for sibling in siblings}:
-        raise ValueError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
+        raise OSError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise `ValueError` for links out of a folder that loaders would follow, and an adapter beside a model.
+    """Raise `OSError` for links out of a folder that loaders would follow, and an adapter beside a model.
 
     transformers would copy what a link refers to into the next checkpoint, and apply the adapter without a word.
     """
     for link in scan(folder, ("*", "additional_chat_templates/*"))[1]:
         target = folder / link.path
         if (target.exists() and not target.is_dir()) or link.path == "additional_chat_templates":
-            raise ValueError(f"{str(target)!r} {link.what}")
+            raise OSError(f"{str(target)!r} {link.what}")
     if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
-        raise ValueError(f"{str(folder / ADAPTER)!r} {BESIDE_ADAPTER}")
+        raise OSError(f"{str(folder / ADAPTER)!r} {BESIDE_ADAPTER}")
 
 
 def suggestion(path: Path) -> str:

@@ -29,7 +29,7 @@ FIGURES = (PICTURE_NAME, "training_log.svg", RESPONSE_PICTURE_NAME, "frequency_r
 
 _TRAINER_STATE = "trainer_state.json"
 _WEIGHTS = frozenset({"model.safetensors", "model.safetensors.index.json"})
-# A name that a push leaves out (`hf_ssm.hub.committing.IGNORED`), also where a killed run left the file behind.
+# A killed run leaves the file behind.
 _LOCK_NAME = "_run.lock"
 
 # Files that a run writes besides its checkpoints and the code of the model.
