@@ -1,5 +1,8 @@
 """Names of checkpoints: a folder, or a repository on the Hub."""
 
+import json
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,15 @@ from hf_ssm.hub.client import user_error
 from hf_ssm.hub.scanning import scan
 from hf_ssm.utils.hints import closest_name
 
-__all__ = ["ADAPTER", "BESIDE_ADAPTER", "check_source", "suggestion"]
+__all__ = [
+    "ADAPTER",
+    "BESIDE_ADAPTER",
+    "check_class_names",
+    "check_source",
+    "parse_json",
+    "read_config_file",
+    "suggestion",
+]
 
 ADAPTER = "adapter_config.json"
 BESIDE_ADAPTER = (
@@ -79,6 +90,38 @@ def _check_folder(folder: Path) -> None:
             raise OSError(f"{str(target)!r} {link.what}")
     if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
         raise OSError(f"{str(folder / ADAPTER)!r} {BESIDE_ADAPTER}")
+
+
+def check_class_names(names: Iterable[Any]) -> None:
+    """Raise `ValueError` for control characters, which would become lines of an output or commands of a terminal."""
+    for name in map(str, names):
+        if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name):
+            raise ValueError(f"the class name {name!r} has a control character: rename the class")
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The content of a JSON file; a `ValueError` for a key that stands twice in an object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > len(values := dict(pairs)):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        return values
+
+    return json.loads(content, object_pairs_hook=unique)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The content of a config.json; a `ValueError` for contradictions and names that transformers does not notice."""
+    content = parse_json(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"must be a JSON object, got {type(content).__name__}")
+    names, ids = ({} if not isinstance(content.get(key), dict) else content[key] for key in ("id2label", "label2id"))
+    check_class_names(names.values())
+    for number, name in names.items():
+        if isinstance(name, str) and str(ids.get(name, number)) != number:
+            raise ValueError(f"`id2label` has the class {name!r} as {number}, `label2id` as {ids[name]}: correct one")
+    return content
 
 
 def suggestion(path: Path) -> str:
