@@ -217,13 +217,13 @@ class TestConfigurations:
         text = json.dumps(json.loads(text) | names).replace(old, new)
         (folder / "config.json").write_text(text)
         build_dna_tokenizer().save_pretrained(folder)
-        (tmp_path / "x.fa").write_text(">a\nACGT\n")
+        (tmp_path / "x.fa").write_text(f">a\n{'ACGT' * 200}\n")
         commands = [["predict", str(folder), str(tmp_path / "x.fa"), "--output", str(tmp_path / "out.csv")]]
         commands += [["report", str(folder), "--dataset", str(tmp_path / "x.fa")], ["app", str(folder)]]
         for command in commands:
             assert cli.main(command) == 2
-            (line,) = capsys.readouterr().err.splitlines()
-            assert re.search(message, line), line
+            line = capsys.readouterr().err.splitlines()[-1]
+            assert line.startswith("hf-ssm: error: ") and re.search(message, line), line
         (problem,) = verify(folder).problems
         assert problem.path == "config.json" and re.search(message, problem.what)
 
