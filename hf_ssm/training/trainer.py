@@ -22,7 +22,7 @@ from hf_ssm.training.context import ContextParallelism, without_context_parallel
 from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import RESCALED_BY, rescale_init_
-from hf_ssm.training.sharded import sharding_of
+from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
 
@@ -199,6 +199,8 @@ class SSMTrainer(PieceTrainer):
         if self._resuming:
             newest = resume_from_checkpoint is True
             folder = get_last_checkpoint(self.args.output_dir) if newest else resume_from_checkpoint
+            if isinstance(folder, str) and not self.is_deepspeed_enabled:
+                check_is_whole(Path(folder)) if self._sharding is None else self._sharding.resume_from(Path(folder))
             if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
                 self._unwrapped.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
             if isinstance(folder, str) and isinstance(self.train_dataset, RunStream) and not self.args.ignore_data_skip:

@@ -217,9 +217,9 @@ class TestConfigurations:
         text = json.dumps(json.loads(text) | names).replace(old, new)
         (folder / "config.json").write_text(text)
         build_dna_tokenizer().save_pretrained(folder)
-        (tmp_path / "x.fa").write_text(f">a\n{'ACGT' * 200}\n")
+        (tmp_path / "x.fa").write_text(">a\nACGT\n")
         commands = [["predict", str(folder), str(tmp_path / "x.fa"), "--output", str(tmp_path / "out.csv")]]
-        commands += [["report", str(folder), "--dataset", str(tmp_path / "x.fa")], ["app", str(folder)]]
+        commands += [["export", str(folder), str(tmp_path / "program")], ["app", str(folder)]]
         for command in commands:
             assert cli.main(command) == 2
             line = capsys.readouterr().err.splitlines()[-1]
