@@ -33,9 +33,9 @@ def model_type_of(checkpoint: Any) -> str | None:
     """The `model_type` in the config.json of a folder or repository, which is checked (see `read_config_file`)."""
     with reading(f"the config.json of {str(checkpoint)!r}"):
         model_type: str | None = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-        path = cached_file(checkpoint, CONFIG_NAME)
+        path = Path(str(cached_file(checkpoint, CONFIG_NAME)))
         try:
-            read_config_file(Path(path))
+            read_config_file(path)
         except ValueError as error:
             raise ValueError(f"the config.json of {str(checkpoint)!r}: {error}") from error
         return model_type

@@ -30,6 +30,7 @@ class PushingTrainer(Trainer):
 
     # USER/NAME of the repository, after its creation.
     hub_model_id: Any
+    push_in_progress: Any
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the repository if absent, and write the code of the model to the output folder."""
@@ -68,11 +69,11 @@ class PushingTrainer(Trainer):
         by_step = args.save_strategy == "steps"
         when = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch or 0)}"
         message, folder = f"Training in progress, {when}", Path(checkpoint_folder)
-        jobs = [self._upload(folder, message, True)]
+        jobs: Any = [self._upload(folder, message, True)]
         if args.hub_strategy in ("checkpoint", "all_checkpoints"):
             name = "last-checkpoint" if args.hub_strategy == "checkpoint" else folder.name
             jobs.append(self._upload(folder, f"{message}, checkpoint", True, path_in_repo=name))
-        self.push_in_progress = PushInProgress([*(pushing.jobs if pushing is not None and is_busy else []), *jobs])
+        self.push_in_progress = PushInProgress((pushing.jobs if is_busy else []) + jobs)
 
     def _upload(
         self,
@@ -85,7 +86,8 @@ class PushingTrainer(Trainer):
     ) -> Any:
         """Upload the model of a folder, or with `path_in_repo` the whole folder, without the training arguments."""
         model = [*PUSHED, *_ADAPTERS, *(path.name for path in folder.glob("*_hf_ssm*.py"))]
-        return HfApi().upload_folder(
+        upload: Any = HfApi().upload_folder
+        return upload(
             repo_id=str(self.hub_model_id),
             folder_path=folder,
             path_in_repo=path_in_repo,

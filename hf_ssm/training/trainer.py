@@ -414,8 +414,9 @@ class SSMTrainer(PieceTrainer):
         if not labels.is_floating_point():
             is_counted = (labels[:, 1:] if isinstance(head, SSMForCausalLM) else labels) != -100
         else:
-            of_positions = mask is not None and getattr(head, "pooling", 0) is None and labels.shape[:2] == mask.shape
-            is_counted = ~(labels[mask.bool()] if of_positions else labels).isnan()
+            if mask is not None and getattr(head, "pooling", 0) is None and labels.shape[:2] == mask.shape:
+                labels = labels[mask.bool()]
+            is_counted = ~labels.isnan()
         self.add_evaluated(loss.mean(), is_counted.sum() * bool(counted))
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
