@@ -224,7 +224,7 @@ def _records_of_file(path: Path) -> Iterator[Record]:
     """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    cells = read_cells(path)
+    cells = read_cells(path)[0]
     column = usual_column("sequence_column", cells)
     if column is None:
         check_columns({"sequence_column": "sequence"}, cells, path.name)

@@ -250,7 +250,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Problem]:
     """Compare Python files with those that the package writes; a header proves nothing."""
-    expected = {} if family is None else bundle(_read_config(files, family))
+    expected = {} if family is None else bundle(family.config_class())
     # Some file systems ignore the case of names.
     for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
         content = path.read_bytes()
@@ -291,15 +291,6 @@ def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif f"{module}.py" not in elsewhere and f"{module}.py" not in files:
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
-
-
-def _read_config(files: Mapping[str, Path], family: Family) -> Any:
-    """The configuration of a folder, of which other checks report what is wrong with it; then that of new models."""
-    config_class: Any = family.config_class
-    try:
-        return config_class.from_pretrained(files[_CONFIG].parent)
-    except (KeyError, OSError, TypeError, ValueError):
-        return config_class()
 
 
 def _is_older_code(files: Mapping[str, Path], reference: str, current: Set[str]) -> bool:

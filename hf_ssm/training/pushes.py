@@ -85,7 +85,7 @@ class PushingTrainer(Trainer):
         revision: str | None = None,
     ) -> Any:
         """Upload the model of a folder, or with `path_in_repo` the whole folder, without the training arguments."""
-        model = [*PUSHED, *_ADAPTERS, *(path.name for path in folder.glob("*_hf_ssm*.py"))]
+        model = [*PUSHED, *_ADAPTERS, *(path.name for path in folder.glob("*hf_ssm_*.py"))]
         upload: Any = HfApi().upload_folder
         return upload(
             repo_id=str(self.hub_model_id),

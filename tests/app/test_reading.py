@@ -133,7 +133,7 @@ def test_numbers_in_one_line_are_limited() -> None:
         ("a.csv", gzip.compress(b"sequence\nACGT\n", mtime=0), "not a text file in UTF-8"),
         ("a.csv.gz", gzip.compress(os.urandom(1000))[:-20], "cannot be read: Compressed file ended"),
         ("a.csv.gz", b"sequence\nACGT\n", "cannot be read: Not a gzipped file"),
-        ("a.csv", b'sequence\n"ACGT\n>b\nACGT"\n', "row 1 has a line that begins with '>'"),
+        ("a.csv", b'sequence\n"ACGT\n>b\nACGT"\n', "line 2 has a line that begins with '>'"),
         ("a.csv", b"sequence" + b",x" * 900 + b"\nA" + b",x" * 900, "are not unique|[.][.][.]"),
     ],
 )
