@@ -1,5 +1,15 @@
 """A web page on which a model can be tried: predictions, importance of bases, variants, frequencies, theory."""
 
+import atexit
+import os
+import shutil
+import tempfile
+
+if "GRADIO_TEMP_DIR" not in os.environ:
+    # Gradio reads the variable when it is imported. By default, the users of a machine share one folder of uploads.
+    os.environ["GRADIO_TEMP_DIR"] = tempfile.mkdtemp(prefix="hf_ssm_app_")
+    atexit.register(shutil.rmtree, os.environ["GRADIO_TEMP_DIR"], ignore_errors=True)
+
 from hf_ssm.app.page import build_page, launch
 from hf_ssm.app.served import Example, ServedModel
 

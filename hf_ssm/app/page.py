@@ -1,14 +1,20 @@
 """The page: the input field with its examples, and below it a tab for each thing that the model can do."""
 
+import json
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import gradio as gr
 from gradio.http_server import LOCALHOST_NAME
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_ssm.app import bases, frequency, markup, predicting, theory, variants
 from hf_ssm.app.reading import MOST_BYTES, MOST_LETTERS, MOST_SEQUENCES, UPLOADS, read_upload
@@ -125,6 +131,59 @@ def theme() -> gr.themes.Base:
     )
 
 
+class _OwnRequests:
+    """Middleware that refuses requests of other sites, and JSON with NaN or Infinity.
+
+    A browser sends what another site posts, and only hides the answer from that site.
+
+    Args:
+        app: The application.
+        names: Names of hosts, or patterns such as "*.example.org", whose pages may send requests too.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]):
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = None
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            headers = Headers(scope=scope)
+            origin, hosts = headers.get("origin"), (headers.get("host"), headers.get("x-forwarded-host"))
+            source = urlsplit(origin or "")
+            if origin is not None and source.netloc not in hosts and not self._knows(source.hostname or ""):
+                answer = PlainTextResponse("Other sites cannot use this page", 403)
+            elif "json" in headers.get("content-type", ""):
+                body = await Request(scope, receive).body()
+                receive = _repeated(body, receive)
+                if not _is_json(body):
+                    answer = PlainTextResponse("The request is not JSON, or has a number that is not finite", 400)
+        await (answer or self._app)(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        return any(host.endswith(name[1:]) if name.startswith("*") else host == name for name in self._names)
+
+
+def _repeated(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body has been read."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def repeat() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return repeat
+
+
+def _is_json(body: bytes) -> bool:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        json.loads(body or b"null", parse_constant=refuse)
+    except ValueError:
+        return False
+    return True
+
+
 def launch(
     served: ServedModel,
     *,
@@ -137,8 +196,8 @@ def launch(
     """Serve the page of a model.
 
     On the loopback address, requests are answered only if their Host header is a name of this machine: a site that lets
-    its own name point to 127.0.0.1 cannot read the page with the browser of the user (DNS rebinding). Inputs and
-    results are not recorded in the browser.
+    its own name point to 127.0.0.1 cannot read the page with the browser of the user (DNS rebinding). Requests that
+    pages of other sites send are refused at any address. Inputs and results are not recorded in the browser.
 
     Args:
         served: The model.
@@ -157,6 +216,7 @@ def launch(
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(RequestBodyLimitMiddleware, max_body_size=_MOST_POSTED),
+        Middleware(_OwnRequests, names=allowed_hosts),
     ]
     page = build_page(served)
     page.queue(default_concurrency_limit=4, max_size=64)

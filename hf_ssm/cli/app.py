@@ -13,6 +13,7 @@ from hf_ssm.data import GENERATORS, SignalFeatureExtractor
 from hf_ssm.data.signals import is_signal, signal_rows
 from hf_ssm.training import inputs
 from hf_ssm.training.folder import FINGERPRINT_NAME, LOG_NAME, SETTINGS_NAME
+from hf_ssm.training.run import fingerprints
 from hf_ssm.training.settings import read_settings_file, resolve
 
 # Rows of the data that become examples, and the length to which they are cut.
@@ -59,7 +60,10 @@ def load_served(args: argparse.Namespace) -> Any:
 
 
 def _examples(checkpoint: str) -> list[Any]:
-    """Rows of the test data of the run, one of each class first; none if the data are not on this machine."""
+    """Rows of the test data of the run, one of each class first; none if the data are not on this machine.
+
+    The settings of a downloaded folder may name any file: its rows are shown only if the run has stored their hash.
+    """
     path = file_of(checkpoint, SETTINGS_NAME)
     if path is None:
         return []
@@ -71,7 +75,12 @@ def _examples(checkpoint: str) -> list[Any]:
     try:
         settings = resolve(stored, {})
         splits = inputs.load_rows(settings)
-        rows = rows_of(splits, next(name for name in ("test", "validation", "train") if name in splits))
+        name = next(name for name in ("test", "validation", "train") if name in splits)
+        if source not in GENERATORS:
+            known = stored_value(checkpoint, FINGERPRINT_NAME, lambda facts: facts[name], None)
+            if fingerprints({name: inputs.load_data(settings).splits[name]})[name] != known:
+                return []
+        rows = rows_of(splits, name)
     except (ValueError, OSError, TypeError, KeyError):
         return []
     return [_example(rows, row, settings) for row in _varied(rows, settings.label_column)]

@@ -14,11 +14,10 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
 
-import hf_ssm
 from hf_ssm import plotting
 from hf_ssm.data.records import table_columns
 from hf_ssm.data.streaming import is_glob
-from hf_ssm.models.registry import HEADS
+from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
 from hf_ssm.training.loading import read_config, reading
@@ -93,13 +92,15 @@ def load_model(checkpoint: str, config: Any, **options: Any) -> PreTrainedModel:
         **options: Of `from_pretrained`, such as `dtype`.
     """
     name = (config.architectures or [f"{type(config).__name__.removesuffix('Config')}Model"])[0]
-    if name not in hf_ssm.__all__:
+    classes = [cls for family in FAMILIES.values() for cls in family.model_classes.values()]
+    model_class = next((cls for cls in classes if cls.__name__ == name), None)
+    if model_class is None:
         raise ValueError(
-            f"{checkpoint!r} holds a {name}, and hf_ssm has no class of this name: choose another checkpoint, or "
-            "update hf_ssm"
+            f"{checkpoint!r} holds a {name}, and hf_ssm has no model class of this name: choose another checkpoint, "
+            "correct `architectures` in its config.json, or update hf_ssm"
         )
     with reading(f"the weights of {checkpoint!r}"):
-        model, info = getattr(hf_ssm, name).from_pretrained(checkpoint, output_loading_info=True, **options)
+        model, info = model_class.from_pretrained(checkpoint, output_loading_info=True, **options)
     missing = sorted(info["missing_keys"])
     if missing:
         raise ValueError(f"{checkpoint!r} is not a complete {name}: it lacks {', '.join(missing[:3])}")

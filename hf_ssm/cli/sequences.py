@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import (
@@ -25,7 +25,7 @@ from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import file_facts
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
-from hf_ssm.training.loading import read_tokenizer, reading
+from hf_ssm.training.loading import model_type_of, read_tokenizer, reading
 
 T = TypeVar("T")
 
@@ -49,11 +49,10 @@ def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
 def is_own_model(checkpoint: str) -> bool:
     """Whether a checkpoint holds a model of hf_ssm; an error if there is none."""
     check_source(checkpoint)
-    with reading(f"the config.json of {checkpoint!r}"):
-        if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
-            # The errors of hf_ssm's own checkpoints name adapters and other folders.
-            load_config(checkpoint)
-        return PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type") in _OWN_TYPES
+    if Path(checkpoint).is_dir() and not Path(checkpoint, "config.json").is_file():
+        # The errors of hf_ssm's own checkpoints name adapters and other folders.
+        load_config(checkpoint)
+    return model_type_of(checkpoint) in _OWN_TYPES
 
 
 def _dtype_options(args: argparse.Namespace) -> dict[str, Any]:

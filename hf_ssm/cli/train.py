@@ -18,6 +18,7 @@ from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.settings import print_settings
 from hf_ssm.cli.summary import command, suggest
+from hf_ssm.cli.verify import push
 from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
@@ -64,7 +65,7 @@ def run_train(args: argparse.Namespace) -> None:
         if not launch.is_main():
             return
         if args.push_to_hub:
-            print(f"Pushed to {pushing.push_folder(args.output, args.push_to_hub, private=args.private or None)}")
+            push(args.output, args.push_to_hub, args.private)
         suggest(*_next_steps(settings, result, args), file=sys.stdout)
 
 

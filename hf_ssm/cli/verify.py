@@ -2,9 +2,11 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.hub.pushing import push_folder
+from hf_ssm.hub.pushing import check_model, push_folder, upload_list
 from hf_ssm.hub.verifying import verify
 
 
@@ -25,9 +27,30 @@ def run_verify(args: argparse.Namespace) -> None:
         suggest((command("push", args.source, "USER/NAME"), "share it"))
 
 
+def push(folder: Path, repo_id: str, private: bool, revision: str | None = None, include: Sequence[str] = ()) -> None:
+    """Print the files that are uploaded, push them, and print the address."""
+    if folder.is_dir():
+        print_upload(folder, include)
+    print(f"Pushed to {push_folder(folder, repo_id, private=private or None, revision=revision, include=include)}")
+
+
+def print_upload(folder: Path, include: Sequence[str]) -> None:
+    """Print the files that are uploaded, and those that are not."""
+    files, others = upload_list(folder, include)
+    print(f"Uploaded, beside the code of the model: {', '.join(sorted(files))}")
+    if "train_config.yaml" in files:
+        print("In train_config.yaml, base names replace local paths.")
+    if others:
+        print(f"Not uploaded: {', '.join(others)} (`hf-ssm push {folder} ... --include NAME` adds a file or a folder)")
+
+
 def run_push(args: argparse.Namespace) -> None:
     """`hf-ssm push`: push a finished folder as one commit; repeating it changes nothing."""
-    url = push_folder(args.folder, args.repo_id, private=args.private or None, revision=args.revision)
-    print(f"Pushed to {url}")
+    if args.dry_run:
+        check_model(args.folder)
+        print_upload(args.folder, args.include)
+        print("Nothing was uploaded.")
+        return
+    push(args.folder, args.repo_id, args.private, args.revision, args.include)
     revision = () if args.revision is None else ("--revision", args.revision)
     suggest((command("verify", args.repo_id, *revision), "compare the files on the Hub with their checksums"))

@@ -1,43 +1,33 @@
 """One commit per push: which files of a folder are uploaded, and which stale files the same commit deletes."""
 
-import logging
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.checkpoint import HEADER
+from hf_ssm.hub.card import CARD_NAME
 from hf_ssm.hub.eval_results import EVAL_RESULTS
 from hf_ssm.hub.scanning import scan
 
-__all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights"]
+__all__ = ["PUSHED", "check_secrets", "commit", "is_weights", "upload_list"]
 
-logger = logging.getLogger(__name__)
-
-# Suffixes of the files that are uploaded, in small letters: neither code, pickles nor archives.
-_TEXTS = (
-    *(".json", ".md", ".txt", ".yaml", ".yml", ".jinja", ".csv", ".tsv"),
-    *(".svg", ".html", ".bedgraph", ".bib", ".cff"),
+PUSHED = (
+    *(CARD_NAME, "LICENSE*", "config.json", "generation_config.json", "preprocessor_config.json"),
+    *("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
+    *("train_config.yaml", "data_fingerprint.json", EVAL_RESULTS),
+    *(f"{name}.{suffix}" for name in ("training_log", "frequency_response") for suffix in ("json", "png", "svg")),
 )
-_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
-_BINARIES = (".safetensors", ".model", ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".parquet", *_PICTURES)
-_NAMES = ("license", "notice", ".gitattributes", ".gitignore")
-IGNORED = (
-    *("checkpoint-*", "checkpoint-*/**", "last-checkpoint/**", "_*", "**/__pycache__/**", "*.tmp"),
-    # The arguments of a run may contain a token.
-    *("training_args.bin", "**/training_args.bin"),
-    # The logs of TensorBoard contain local paths, and are named after the machine.
-    "*events.out.tfevents.*",
-    *(".git/**", "**/.git/**", ".cache/**", "**/.cache/**"),
-)
-"""Patterns, in small letters, of files that belong to a run or to a tool rather than to the model; never uploaded."""
+"""Patterns of the files that `hf-ssm train`, `export` and `save_pretrained` write, without the code."""
 
-# Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
-_HUB_FILES = frozenset({".gitattributes", ".gitignore", EVAL_RESULTS})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
+_PICTURE = re.compile(r"!\[[^\]]*\]\(([^()\s]+\.(?:png|svg))\)")
 _SECRETS = re.compile(rb"hf_[A-Za-z0-9]{30,}|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY")
 
 
@@ -46,58 +36,47 @@ def is_weights(path: str) -> bool:
     return _WEIGHTS.fullmatch(path) is not None
 
 
-def folder_files(folder: Path, also: Sequence[str] = ()) -> dict[str, Path]:
-    """The files of a folder to upload, as path in the repository -> local path.
+def upload_list(folder: Path, include: Sequence[str] = ()) -> tuple[dict[str, Path], list[str]]:
+    """The files of a folder that a push uploads besides the code of the model, and what stays behind.
 
-    Only files with a suffix of data, texts or pictures are uploaded; others are named in a warning. Pickled weights
-    are uploaded only from a folder without safetensors.
+    Uploaded are the files that `hf-ssm train`, `export` and `save_pretrained` write (`PUSHED`), and the pictures on
+    the card.
 
     Args:
         folder: The folder.
-        also: Patterns of other files to upload, such as code that was just written.
+        include: Patterns of other files, or names of folders, to upload.
+
+    Returns:
+        Path in the repository -> local path; and the names of the other files, with the number of files of a folder.
 
     Raises:
-        ValueError: A file is hidden (its name or a folder begins with a dot), or is a symbolic link out of the folder.
+        ValueError: `include` has a pattern without a file, or names Python code.
     """
-    files, links = scan(folder)
-    problems = {link.path: link.what for link in links}
-    wanted = set(filter_repo_objects([*files, *problems], ignore_patterns=list(IGNORED), key=str.lower))
-    named = wanted & set(filter_repo_objects(files, allow_patterns=list(also)))
-    refused = {name: what for name, what in problems.items() if name in wanted}
-    for name in wanted & files.keys() - named:
-        if name not in _HUB_FILES and any(p.startswith(".") for p in name.split("/")):
-            refused[name] = "is a hidden file"
-    if refused:
-        listed = ", ".join(f"{name} ({what.removeprefix('is ')})" for name, what in sorted(refused.items()))
-        raise ValueError(
-            f"{str(folder)!r} contains files that a push does not upload: {listed}. Move them out of the folder"
-        )
-    unsuitable = _unsuitable(wanted - named)
-    if unsuitable:
-        listed = ", ".join(f"{name}{what}" for name, what in sorted(unsuitable.items()))
-        logger.warning(
-            "These files of %r are not uploaded: %s. Upload those that belong to the model with `hf upload`",
-            *(str(folder), listed),
-        )
-    return {name: path for name, path in files.items() if name in wanted and name not in unsuitable}
-
-
-def _unsuitable(names: Set[str]) -> dict[str, str]:
-    """Names that are not on the list of suffixes, and pickled weights beside others; with a remark in parentheses."""
-    has_safetensors = any(is_weights(name) and ".safetensors" in name for name in names)
-    unsuitable = {}
-    for name in names:
-        if is_weights(name) and ".bin" in name:
-            if has_safetensors:
-                unsuitable[name] = " (pickled weights beside safetensors)"
-        elif not name.lower().endswith((*_TEXTS, *_BINARIES)) and name.lower().rpartition("/")[2] not in _NAMES:
-            unsuitable[name] = ""
-    return unsuitable
+    files, _ = scan(folder)
+    card = folder / CARD_NAME
+    shown = _PICTURE.findall(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else []
+    named = {path.relative_to(folder).as_posix() for pattern in PUSHED for path in folder.glob(pattern)} | {*shown}
+    for pattern in include:
+        paths = [inner for path in folder.glob(pattern) for inner in (path.rglob("*") if path.is_dir() else [path])]
+        names = {path.relative_to(folder).as_posix() for path in paths} & files.keys()
+        if not names or any(name.lower().endswith(".py") for name in names):
+            what = "contains Python code, which others might run" if names else "matches no file"
+            raise ValueError(f"--include {pattern!r} {what} in {str(folder)!r}")
+        named |= names
+    others = Counter(
+        name.partition("/")[0] + ("/" if "/" in name else "")
+        for name in files.keys() - named
+        if not name.endswith(".py") and name != "_run.lock"
+    )
+    return (
+        {name: path for name, path in files.items() if name in named},
+        [f"{name} ({count} files)" if name.endswith("/") else name for name, count in sorted(others.items())],
+    )
 
 
 def check_secrets(files: Mapping[str, Path]) -> None:
-    """Raise a `ValueError` that names the text files with a token of the Hub or a private key."""
-    texts = {name: path for name, path in files.items() if not name.lower().endswith(_BINARIES)}
+    """Raise a `ValueError` that names the files, other than weights, with a token of the Hub or a private key."""
+    texts = {name: path for name, path in files.items() if not is_weights(name)}
     found = [name for name, path in texts.items() if _SECRETS.search(path.read_bytes())]
     if found:
         raise ValueError(

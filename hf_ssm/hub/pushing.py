@@ -10,24 +10,27 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 
 from hf_ssm.checkpoint import write_code
+from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import reload
 from hf_ssm.hub.card import CARD_NAME, addressed
 from hf_ssm.hub.client import check_can_push, check_repo_id, user_errors
-from hf_ssm.hub.committing import check_secrets, commit, folder_files, is_weights
+from hf_ssm.hub.committing import check_secrets, commit, is_weights, upload_list
 from hf_ssm.hub.exporting import auto_class_of, export
+from hf_ssm.hub.scanning import scan
 from hf_ssm.hub.sources import suggestion
 from hf_ssm.hub.verifying import Problem, check_folder, family_of, named_class
 from hf_ssm.models.registry import Family
 from hf_ssm.utils.checks import check_path
 
-__all__ = ["check_can_push", "check_model", "check_repo_id", "push", "push_files", "push_folder"]
+__all__ = ["check_can_push", "check_model", "check_repo_id", "push", "push_files", "push_folder", "upload_list"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,24 +95,26 @@ def push_folder(
     revision: str | None = None,
     message: str = "Add model",
     token: str | None = None,
+    include: Sequence[str] = (),
 ) -> str:
     """Push the folder of a model (of `export`, `save_pretrained` or a run) as one commit, proved as by `push`.
 
-    The code in the commit is written anew by the installed package, for a folder without code, too. Checkpoints and
-    other files of a run (`hf_ssm.hub.committing.IGNORED`) are not uploaded. Neither are files other than weights,
-    settings, texts, tables and pictures, such as pickles; a warning names them.
+    The code in the commit is written anew by the installed package, for a folder without code, too. Of the other files
+    only those are uploaded that the package writes (`hf_ssm.hub.committing.PUSHED`), and the pictures on the card;
+    `upload_list` names them. The settings in `train_config.yaml` are uploaded with base names in place of local paths.
 
     Args:
         folder: With `config.json` and weights; it is not changed.
         repo_id: USER/NAME; created if absent.
         private, revision, message, token: As for `push`.
+        include: Patterns of other files, or names of folders, to upload.
 
     Returns:
         The URL of the repository.
 
     Raises:
         ValueError: Malformed name or branch, missing login or right; an incomplete folder, a model of another library,
-            foreign code, hidden files, links out of the folder, or access tokens in files.
+            foreign code, links out of the folder, or access tokens in files.
         OSError: The proof or the push fails; the message says how to repeat.
     """
     check_path("folder", folder)
@@ -121,12 +126,11 @@ def push_folder(
     family, outdated = check_model(folder)
     if outdated:
         logger.warning("The push replaces the code in %r: %s", str(folder), "; ".join(map(str, outdated)))
-    # The code of the folder is left out without a warning: it is replaced.
-    listed = folder_files(folder, also=["*.py"])
-    files = {name: path for name, path in listed.items() if not name.endswith(".py")}
+    files, _ = upload_list(folder, include)
     _check_contents(files)
     check_can_push(repo_id, HfApi(token=token))
     options = [*(("--revision", revision) if revision else ()), *(("--private",) if private else ())]
+    options += [word for pattern in include for word in ("--include", pattern)]
     command = shlex.join(["hf-ssm", "push", str(folder), repo_id, *options])
     with tempfile.TemporaryDirectory() as scratch:
         staged = Path(scratch, "model")
@@ -225,6 +229,23 @@ def _stage(files: Mapping[str, Path], folder: Path) -> None:
             except OSError:
                 pass  # another file system, or one without hard links
         shutil.copyfile(source, target)
+    settings = folder / "train_config.yaml"
+    if settings.is_file():
+        try:
+            content = _without_folders(yaml.safe_load(settings.read_text(encoding="utf-8")))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{settings.name} is not YAML: correct the file, or delete it") from error
+        settings.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def _without_folders(value: Any) -> Any:
+    """Settings with base names in place of local paths; ids of the Hub stay."""
+    if isinstance(value, dict):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(entry) for entry in value]
+    is_path = isinstance(value, str) and re.search(r"[/\\]", value) and is_local(value)
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if is_path else value
 
 
 def _prove(staged: Path, family: Family) -> None:
@@ -246,7 +267,7 @@ def _addressed_files(folder: Path, repo_id: str) -> dict[str, Path]:
     if path.is_file():
         # Bytes, because text mode changes line ends.
         path.write_bytes(addressed(path.read_bytes().decode("utf-8"), repo_id).encode("utf-8"))
-    return folder_files(folder, also=["*.py"])
+    return scan(folder)[0]
 
 
 def _check_contents(files: Mapping[str, Path]) -> None:

@@ -1,6 +1,7 @@
 """The files of a folder, and the links in it that leave it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,12 @@ class Problem:
         return f"{self.path}: {self.what}"
 
 
-def scan(folder: Path) -> tuple[dict[str, Path], list[Problem]]:
+def scan(folder: Path, patterns: Sequence[str] = ("**/*",)) -> tuple[dict[str, Path], list[Problem]]:
     """List the files of a folder and of the folders below, by path in the folder, in alphabetical order.
+
+    Args:
+        folder: The folder.
+        patterns: Those of the paths that are listed.
 
     Returns:
         The files, and the links out of the folder and to nothing. Links from the cache of the Hub to its blobs count
@@ -35,7 +40,7 @@ def scan(folder: Path) -> tuple[dict[str, Path], list[Problem]]:
     places = _places(folder)
     files: dict[str, Path] = {}
     problems = []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         name = path.relative_to(folder).as_posix()
         target = Path(os.path.realpath(path))
         if path.is_symlink() and not (target.exists() and any(target.is_relative_to(place) for place in places)):

@@ -1,17 +1,35 @@
 """Names of checkpoints: a folder, or a repository on the Hub."""
 
+import json
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 from hf_ssm.hub.client import user_error
+from hf_ssm.hub.scanning import scan
 from hf_ssm.utils.hints import closest_name
 
-__all__ = ["check_source", "suggestion"]
+__all__ = [
+    "ADAPTER",
+    "BESIDE_ADAPTER",
+    "check_class_names",
+    "check_source",
+    "parse_json",
+    "read_config_file",
+    "suggestion",
+]
+
+ADAPTER = "adapter_config.json"
+BESIDE_ADAPTER = (
+    "is a PEFT adapter beside the model, which transformers would apply: merge it into the weights "
+    "(`merge_and_unload`) and save the merged model, or move the adapter out of the folder"
+)
 
 
 def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str | None = None) -> None:
@@ -28,10 +46,12 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
 
     Raises:
         FileNotFoundError: There is neither such a folder nor such a repository, or the name begins with a folder.
-        OSError: There is no such folder, and the Hub cannot be reached.
+        OSError: There is no such folder, and the Hub cannot be reached; a link leads out of the folder, or an adapter
+            of PEFT lies beside a model.
     """
     name, path = str(source), Path(source).expanduser()
     if name and path.exists():
+        _check_folder(path)
         return
     missing = f"there is no folder {name!r}{suggestion(path)}"
     try:
@@ -39,6 +59,8 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
     except HFValidationError:
         raise FileNotFoundError(missing) from None
     if Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        if all(isinstance(try_to_load_from_cache(name, file, cache_dir), str) for file in (ADAPTER, "config.json")):
+            raise OSError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
         return
     if Path(path.parts[0]).is_dir():
         raise FileNotFoundError(
@@ -46,13 +68,60 @@ def check_source(source: Any, *, cache_dir: str | Path | None = None, token: str
             f"mean a repository, run `hf download {name}` first"
         )
     try:
-        HfApi(token=token).model_info(name, timeout=10)
+        siblings = HfApi(token=token).model_info(name, timeout=10).siblings or []
     except Exception as error:  # of huggingface_hub or of its HTTP library
         if getattr(getattr(error, "response", None), "status_code", 0) >= 500:
             return  # A busy server: the client repeats the requests that follow.
         line = user_error(error, name)
         kind = FileNotFoundError if isinstance(line, ValueError) else OSError
         raise kind(f"{missing}; {line}") from None
+    if {ADAPTER, "config.json"} <= {sibling.rfilename for sibling in siblings}:
+        raise OSError(f"{ADAPTER} of {name!r} {BESIDE_ADAPTER}")
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `OSError` for links out of a folder that loaders would follow, and an adapter beside a model.
+
+    transformers would copy what a link refers to into the next checkpoint, and apply the adapter without a word.
+    """
+    for link in scan(folder, ("*", "additional_chat_templates/*"))[1]:
+        target = folder / link.path
+        if (target.exists() and not target.is_dir()) or link.path == "additional_chat_templates":
+            raise OSError(f"{str(target)!r} {link.what}")
+    if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
+        raise OSError(f"{str(folder / ADAPTER)!r} {BESIDE_ADAPTER}")
+
+
+def check_class_names(names: Iterable[Any]) -> None:
+    """Raise `ValueError` for control characters, which would become lines of an output or commands of a terminal."""
+    for name in map(str, names):
+        if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name):
+            raise ValueError(f"the class name {name!r} has a control character: rename the class")
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The content of a JSON file; a `ValueError` for a key that stands twice in an object."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) > len(values := dict(pairs)):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        return values
+
+    return json.loads(content, object_pairs_hook=unique)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The content of a config.json; a `ValueError` for contradictions and names that transformers does not notice."""
+    content = parse_json(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"must be a JSON object, got {type(content).__name__}")
+    names, ids = ({} if not isinstance(content.get(key), dict) else content[key] for key in ("id2label", "label2id"))
+    check_class_names(names.values())
+    for number, name in names.items():
+        if isinstance(name, str) and str(ids.get(name, number)) != number:
+            raise ValueError(f"`id2label` has the class {name!r} as {number}, `label2id` as {ids[name]}: correct one")
+    return content
 
 
 def suggestion(path: Path) -> str:

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from hf_ssm.checkpoint import HEADER, auto_map, bundle
 from hf_ssm.hub.client import user_errors
 from hf_ssm.hub.scanning import Problem, scan
-from hf_ssm.hub.sources import check_source
+from hf_ssm.hub.sources import ADAPTER, BESIDE_ADAPTER, check_source, parse_json, read_config_file
 from hf_ssm.models.base.weights import compare, read_shapes
 from hf_ssm.models.registry import FAMILIES, Family
 from hf_ssm.utils.checks import check_path
@@ -102,6 +102,8 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     problems += [] if problems or family is None else _check_model(folder, family)
     problems += _check_json(files, family, elsewhere)
     problems += _check_code(files, family)
+    if ADAPTER in files.keys() | elsewhere:
+        problems.append(Problem(ADAPTER, BESIDE_ADAPTER))
     return problems
 
 
@@ -175,7 +177,7 @@ def _check_config(folder: Path, family: Family | None, elsewhere: Set[str]) -> I
             yield Problem(_CONFIG, "is missing")
         return
     try:
-        _read_object(path)
+        read_config_file(path)
         if family is not None:
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a wrong value may raise anything
@@ -269,7 +271,7 @@ def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set
     references = set() if family is None else set(auto_map(family).values())
     for path in _at_top(files, ".json"):
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             # Problems of the others have been reported.
             if path.name not in (_CONFIG, _INDEX):

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from hf_ssm.analysis.time_steps import propose_time_steps
 from hf_ssm.data.signals import row_lengths, signal_rows
+from hf_ssm.hub.sources import check_class_names
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training.inputs import RunData, check_label_for_each_position
 from hf_ssm.training.loading import read_config, reading
@@ -303,6 +304,7 @@ def _label_fields(settings: RunSettings, data: RunData, pooled: bool) -> dict[st
     if data.classes is None and not _predicts_values(data):
         return {"num_labels": _num_outputs(data.splits, pooled)}
     kind, names = {}, data.classes
+    check_class_names(names or ())
     if names is None:
         count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")
         if settings.model.get("num_labels", count) != count:

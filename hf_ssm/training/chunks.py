@@ -17,9 +17,10 @@ from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.training.pieces import BatchOfPieces, Pieces, PieceSampler
 from hf_ssm.training.pushes import PushingTrainer
 
-__all__ = ["CarriedStates", "PieceTrainer", "check_chunks", "pieces_of", "without_place"]
+__all__ = ["PIECES", "CarriedStates", "PieceTrainer", "check_chunks", "pieces_of", "without_adapter", "without_place"]
 
-_PIECES = "pieces"
+PIECES = "pieces"
+"""Key of the place of a batch in the streams."""
 
 
 class CarriedStates:
@@ -93,7 +94,7 @@ def check_chunks(model: Any, args: Any) -> None:
         model: The model, not wrapped.
         args: `SSMTrainingArguments` with `chunk_length`.
     """
-    model = _base(model)
+    model = without_adapter(model)
     config = model.config
     batches = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
     parallelism = getattr(args, "parallelism_config", None)
@@ -152,7 +153,7 @@ def pieces_of(model: Any, args: Any, rows: Any, batch_size: int, *, training: bo
         batch_size: Streams of each process.
         training: Whether rows are shuffled and streams equally long; evaluation reads whole rows in each stream.
     """
-    model = _base(model)
+    model = without_adapter(model)
     is_shuffled = training and args.train_sampling_strategy == "random"
     return Pieces(
         rows,
@@ -266,9 +267,9 @@ class PieceTrainer(PushingTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """As in transformers; pieces continue from the states of those before them."""
-        if _PIECES not in inputs:
+        if PIECES not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        place: BatchOfPieces = inputs[_PIECES]
+        place: BatchOfPieces = inputs[PIECES]
         inputs = without_place(inputs)
         states = self._states[model.training]
         if not model.training:
@@ -280,14 +281,19 @@ class PieceTrainer(PushingTrainer):
             # The mean of no labels is not a number.
             loss = (outputs.logits.sum() * 0.0).to(loss.dtype)
         if not model.training:
-            added = torch.stack([loss.detach().double() * place.num_labels, loss.new_tensor(place.num_labels).double()])
-            self._evaluated = added if self._evaluated is None else self._evaluated + added
+            self.add_evaluated(loss, loss.new_tensor(place.num_labels))
         return (loss, outputs) if return_outputs else loss
+
+    def add_evaluated(self, loss: Tensor, num_labels: Tensor) -> None:
+        """Add the mean loss of some labels to those of the evaluation."""
+        total = loss.detach().double().where(num_labels > 0, 0.0) * num_labels
+        added = torch.stack([total, num_labels.to(total)])
+        self._evaluated = added if self._evaluated is None else self._evaluated + added
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in transformers; metrics of a language model find the first label of the next piece at the end."""
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
-        following = inputs.get("shift_labels") if _PIECES in inputs else None
+        following = inputs.get("shift_labels") if PIECES in inputs else None
         if following is not None and isinstance(logits, Tensor) and labels is not None:
             # Position t of the logits belongs to label t + 1.
             logits = torch.cat([logits, logits[:, -1:]], dim=1)
@@ -302,7 +308,7 @@ class PieceTrainer(PushingTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in transformers; the loss of pieces is the mean over all labels, however many are in a batch."""
+        """As in transformers; the loss is the mean over all labels, however many are in a batch."""
         self._evaluated, self._states[False] = None, CarriedStates()
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._evaluated is not None and output.metrics is not None:
@@ -313,14 +319,14 @@ class PieceTrainer(PushingTrainer):
 
 def without_place(batch: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the model in a batch."""
-    return {name: value for name, value in batch.items() if name != _PIECES}
+    return {name: value for name, value in batch.items() if name != PIECES}
 
 
-def _base(model: Any) -> Any:
+def without_adapter(model: Any) -> Any:
     """The model of hf_ssm in an adapter of PEFT."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _backbone(model: Any) -> Any:
     """The model without head and adapter."""
-    return _base(model).base_model
+    return without_adapter(model).base_model

@@ -136,8 +136,13 @@ class ContextParallelism:
         """Let the processes share the sequences that a model reads.
 
         Raises:
-            ValueError: The processes share them already, in groups that the Trainer does not know.
+            ValueError: The processes share them already, in groups that the Trainer does not know; a forecaster.
         """
+        if self.sharing is not None and model.main_input_name == "past_values":
+            raise ValueError(
+                f"`cp_size`={self.size} processes cannot share the series of a {type(model).__name__}, which "
+                "normalises whole series: leave `cp_size` out, so that each process reads series of its own."
+            )
         if self.sharing is not None:
             backbone_of(model).sharing = self.sharing
         elif any(getattr(module, "sharing", None) is not None for module in model.modules()):

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from hf_ssm.checkpoint import HEADER
@@ -29,9 +31,16 @@ FIGURES = (PICTURE_NAME, "training_log.svg", RESPONSE_PICTURE_NAME, "frequency_r
 
 _TRAINER_STATE = "trainer_state.json"
 _WEIGHTS = frozenset({"model.safetensors", "model.safetensors.index.json"})
-# A name that a push leaves out (`hf_ssm.hub.committing.IGNORED`), also where a killed run left the file behind.
+# A killed run leaves the file behind.
 _LOCK_NAME = "_run.lock"
 
+# Files of a checkpoint, and keys of the states in them.
+_STATES = {
+    "optimizer.pt": {"state", "param_groups"},
+    "scheduler.pt": {"last_epoch"},
+    "rng_state*.pth": {"python", "numpy", "cpu"},
+    "scaler.pt": {"scale"},
+}
 # Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
     *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, RESPONSE_NAME, *FIGURES),
@@ -119,10 +128,22 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def discard_incomplete(folder: Path) -> None:
-    """Delete incomplete checkpoints, truncated code and temporary files, which an interrupted save leaves behind."""
+    """Delete incomplete checkpoints, truncated code and temporary files, which an interrupted save leaves behind.
+
+    A checkpoint whose weights are whole gets the name "damaged-checkpoint-<step>" instead.
+    """
     for checkpoint in _checkpoints(folder).values():
         problem = checkpoint_problem(checkpoint)
-        if problem is not None:
+        if problem is None:
+            continue
+        kept = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        if _has_whole_weights(checkpoint) and not kept.exists():
+            checkpoint.rename(kept)
+            logger.warning(
+                f"{str(checkpoint)!r} {problem}: its weights are whole, so it stays as {kept.name!r}, and the run "
+                "continues from the checkpoint before it."
+            )
+        else:
             logger.warning(
                 f"{str(checkpoint)!r} {problem}: this checkpoint is deleted, and the run continues from the "
                 "checkpoint before it."
@@ -171,6 +192,16 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
     return f"is incomplete: it lacks {', '.join(missing)}" if missing else None
 
 
+def _has_whole_weights(checkpoint: Path) -> bool:
+    """Whether `from_pretrained` loads a checkpoint from which a run cannot be resumed."""
+    try:
+        weights = [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.safetensors.index.json")]
+        needed = {name for path in [checkpoint / "config.json", *weights] for name in _check_file(path)}
+    except Exception:  # as in `checkpoint_problem`
+        return False
+    return bool(weights) and all((checkpoint / name).is_file() for name in needed)
+
+
 def _check_file(path: Path) -> list[str]:
     """Read a file of a checkpoint to its end; return the names of the files of which it is an index."""
     if path.suffix == ".json":
@@ -186,6 +217,12 @@ def _check_file(path: Path) -> list[str]:
             member = archive.testzip()
         if member is not None:
             raise ValueError(f"{member} has a wrong checksum")
+        for pattern, keys in _STATES.items():
+            if path.match(pattern):
+                with safe_globals():
+                    state = torch.load(path, map_location="meta", weights_only=True)
+                if not isinstance(state, dict) or not keys <= state.keys():
+                    raise ValueError(f"the file lacks {', '.join(sorted(keys))}")
     return []
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME, cached_file
 
-from hf_ssm.hub.sources import check_source
+from hf_ssm.hub.sources import check_source, read_config_file
 from hf_ssm.models.registry import FAMILIES
 
 
@@ -27,12 +29,24 @@ def reading(what: str) -> Iterator[None]:
         raise ValueError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def model_type_of(checkpoint: Any) -> str | None:
+    """The `model_type` in the config.json of a folder or repository, which is checked (see `read_config_file`)."""
+    with reading(f"the config.json of {str(checkpoint)!r}"):
+        model_type: str | None = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
+        path = Path(str(cached_file(checkpoint, CONFIG_NAME)))
+        try:
+            read_config_file(path)
+        except ValueError as error:
+            raise ValueError(f"the config.json of {str(checkpoint)!r}: {error}") from error
+        return model_type
+
+
 def read_config(checkpoint: Any) -> Any:
     """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     what = f"the config.json of {str(checkpoint)!r}"
     check_source(checkpoint)
+    model_type = model_type_of(checkpoint)
     with reading(what):
-        model_type = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
         classes = {entry.config_class.model_type: entry.config_class for entry in FAMILIES.values()}
         if model_type not in classes:
             raise ValueError(f"{str(checkpoint)!r} is a {model_type!r} model, which is not a model of hf_ssm")

@@ -333,10 +333,10 @@ def _make_folder(settings: RunSettings, data: DatasetDict, output: Path, *, clea
     if clear:
         folder.clear_output(output)
     write_text_atomically(output / folder.SETTINGS_NAME, settings.to_yaml())
-    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(_fingerprints(data), indent=1) + "\n")
+    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(fingerprints(data), indent=1) + "\n")
 
 
-def _fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:
+def fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:
     """Number of rows, and hash of the rows in their order, of each split."""
     return {name: {"rows": len(split), "hash": fingerprint(split)} for name, split in data.items()}
 
@@ -356,7 +356,7 @@ def _check_same_data(output: Path, data: DatasetDict) -> None:
         raise ValueError(
             f"--resume: {str(path)!r} is damaged ({error}): restore the file, or start a new run"
         ) from error
-    now = {name: (split["rows"], split["hash"]) for name, split in _fingerprints(data).items()}
+    now = {name: (split["rows"], split["hash"]) for name, split in fingerprints(data).items()}
     for name in dict.fromkeys([*then, *now]):
         if then.get(name) != now.get(name):
             counts = [f"{splits[name][0]} rows" if name in splits else "no rows" for splits in (then, now)]

@@ -6,6 +6,7 @@ accelerate holds the options and writes the checkpoints; `hf_ssm.parallel.shard_
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.fsdp import StateDictType
 
 from hf_ssm.parallel import shard_model
 
-__all__ = ["Sharding", "sharding_of"]
+__all__ = ["Sharding", "check_is_whole", "sharding_of"]
 
 
 def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) -> "Sharding | None":
@@ -57,6 +58,16 @@ def sharding_of(accelerator: Accelerator, plugin_args: dict[str, Any] | None) ->
     return Sharding(accelerator)
 
 
+def check_is_whole(checkpoint: Path) -> None:
+    """Raise `ValueError` for a checkpoint of FSDP, from which a run without FSDP cannot be resumed."""
+    if (checkpoint / "optimizer.bin").is_file() or any(checkpoint.glob("optimizer_*/")):
+        raise ValueError(
+            f"{str(checkpoint)!r} is a checkpoint of FSDP, and this run has no FSDP: resume it by `accelerate launch "
+            "--use_fsdp --fsdp_version 2 ...`, or set fsdp=True (training.fsdp=true) under a launcher, also for one "
+            "process"
+        )
+
+
 class Sharding:
     """Shards a model as the FSDP plugin of an accelerator asks for, before accelerate does, which then leaves it alone.
 
@@ -92,6 +103,13 @@ class Sharding:
             # On CPUs nothing is elsewhere.
             offload_policy=None if accelerator.device.type == "cpu" else plugin.cpu_offload,
         )
+
+    def resume_from(self, checkpoint: Path) -> None:
+        """Take over the format of a checkpoint's optimizer, in parts or whole, which launchers choose differently."""
+        if (checkpoint / "optimizer.bin").is_file() or any(checkpoint.glob("optimizer_*/")):
+            is_whole = (checkpoint / "optimizer.bin").is_file()
+            self._plugin.state_dict_config = self._plugin.optim_state_dict_config = None
+            self._plugin.set_state_dict_type("FULL_STATE_DICT" if is_whole else "SHARDED_STATE_DICT")
 
     def remember_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep the parameters of each group of a new optimizer."""

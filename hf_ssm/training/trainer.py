@@ -15,13 +15,14 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import CONFIG_NAME, logging
 
+from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.training.chunks import PieceTrainer, without_place
+from hf_ssm.training.chunks import PIECES, PieceTrainer, without_adapter, without_place
 from hf_ssm.training.context import ContextParallelism, without_context_parallelism
 from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import RESCALED_BY, rescale_init_
-from hf_ssm.training.sharded import sharding_of
+from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
 
@@ -131,6 +132,8 @@ class SSMTrainer(PieceTrainer):
       False`: at the first such loss that is logged), and saves no weights that are not finite.
     - Reads every row of a stream (`train_dataset=datasets.IterableDataset`, with `max_steps`) once per pass, whatever
       the numbers of processes and workers, and continues at the same row when it resumes: see `RunStream`.
+    - Evaluates with the mean loss over all labels (transformers: the mean of batches), so that `eval_loss` depends
+      neither on the size of batches nor on the number of processes.
     - Pushes the code of the model to the Hub with every `hub_strategy`: see `PushingTrainer`.
     - With `chunk_length=N`, reads rows in pieces of N positions (truncated backpropagation through time): see
       `PieceTrainer`.
@@ -196,6 +199,8 @@ class SSMTrainer(PieceTrainer):
         if self._resuming:
             newest = resume_from_checkpoint is True
             folder = get_last_checkpoint(self.args.output_dir) if newest else resume_from_checkpoint
+            if isinstance(folder, str) and not self.is_deepspeed_enabled:
+                check_is_whole(Path(folder)) if self._sharding is None else self._sharding.resume_from(Path(folder))
             if isinstance(folder, str) and Path(folder, CONFIG_NAME).is_file():
                 self._unwrapped.config.rescaled = AutoConfig.from_pretrained(folder, trust_remote_code=False).rescaled
             if isinstance(folder, str) and isinstance(self.train_dataset, RunStream) and not self.args.ignore_data_skip:
@@ -377,6 +382,11 @@ class SSMTrainer(PieceTrainer):
         if self.label_smoother is not None:
             # The smoothed loss does not see padding and documents.
             inputs = self._with_counted_labels(inputs)
+        if not model.training and PIECES not in inputs and inputs.get("labels") is not None:
+            # The mean over the labels of this process.
+            loss, outputs = super().compute_loss(model, dict(inputs), True)
+            self._add_evaluated(model, inputs, loss)
+            return (loss, outputs) if return_outputs else loss
         weight = self._unwrapped.config.tau_weight
         if weight == 0 or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -389,6 +399,32 @@ class SSMTrainer(PieceTrainer):
         self._tau.record(tau, loss.mean() * (share / steps), steps=steps)
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
+
+    def _add_evaluated(self, model: nn.Module, inputs: dict[str, Any], loss: Tensor) -> None:
+        """Add the loss of a batch, and the number of its labels, to those of the evaluation.
+
+        The last batches of several processes are filled with rows from the start of the data, which do not count.
+        """
+        state, labels = self.accelerator.gradient_state, inputs["labels"]
+        rows = counted = len(labels)
+        if self.accelerator.num_processes > self._context.size and state.end_of_dataloader and state.remainder > 0:
+            first = self.accelerator.process_index // self._context.size * rows
+            counted = min(max(state.remainder - first, 0), rows)
+            # All processes compute, also one without a row that counts, as they may share the weights.
+            inputs = {
+                name: value[: max(counted, 1)] if isinstance(value, Tensor) and len(value) == rows else value
+                for name, value in inputs.items()
+            }
+            loss = super().compute_loss(model, dict(inputs))
+        labels, mask = self._with_counted_labels(inputs)["labels"], inputs.get("attention_mask")
+        head = without_adapter(self._unwrapped)
+        if not labels.is_floating_point():
+            is_counted = (labels[:, 1:] if isinstance(head, SSMForCausalLM) else labels) != -100
+        else:
+            if mask is not None and getattr(head, "pooling", 0) is None and labels.shape[:2] == mask.shape:
+                labels = labels[mask.bool()]
+            is_counted = ~labels.isnan()
+        self.add_evaluated(loss.mean(), is_counted.sum() * bool(counted))
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in transformers, with the outputs of all positions."""

@@ -66,6 +66,39 @@ def test_requests_are_limited(client: httpx.Client) -> None:
     assert client.post("/gradio_api/queue/join", json=body).status_code != 413
 
 
+def test_requests_of_other_sites_are_refused(client: httpx.Client) -> None:
+    port = client.base_url.port
+    files = {"files": ("a.csv", b"sequence\nACGT\n")}
+    own = {"Origin": f"http://127.0.0.1:{port}"}
+    assert client.post("/gradio_api/upload", files=files, headers=own).status_code == 200
+    for origin in ("http://evil.example", f"http://127.0.0.1:{port + 1}", "null", f"http://evil.example:{port}"):
+        assert client.post("/gradio_api/upload", files=files, headers={"Origin": origin}).status_code == 403
+        body = {"data": ["ACGT"], "fn_index": 0, "session_hash": "x"}
+        assert client.post("/gradio_api/queue/join", json=body, headers={"Origin": origin}).status_code == 403
+
+
+def test_origins_of_a_proxy() -> None:
+    known = page._OwnRequests(None, ["lab.example.org", "*.example.net"])._knows
+    names = ("lab.example.org", "a.example.net", "xlab.example.org", "example.net", "xexample.net", "")
+    assert [known(name) for name in names] == [True, True, False, False, False, False]
+
+
+def test_numbers_that_are_not_finite_are_refused(client: httpx.Client) -> None:
+    for number in ("NaN", "Infinity", "-Infinity"):
+        body = f'{{"data": ["ACGT", {number}], "fn_index": 0, "session_hash": "x"}}'
+        answer = client.post("/gradio_api/queue/join", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400 and "not finite" in answer.text
+    # As a text, it is a matter of the reader.
+    body = {"data": ["NaN"], "fn_index": 0, "session_hash": "x"}
+    assert client.post("/gradio_api/queue/join", json=body).status_code != 400
+
+
+def test_uploads_are_private(client: httpx.Client) -> None:
+    (path,) = client.post("/gradio_api/upload", files={"files": ("a.csv", b"sequence\nACGT\n")}).json()
+    folder = next(parent for parent in Path(path).parents if parent.name.startswith("hf_ssm_app_"))
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 def test_nothing_is_recorded_or_kept(client: httpx.Client) -> None:
     settings = client.get("/config").json()
     assert settings["run_history"] is False

@@ -1,5 +1,6 @@
 """The computations behind the tabs, on tiny models."""
 
+import json
 import re
 import threading
 import time
@@ -26,6 +27,9 @@ from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.training.inputs import load_data
+from hf_ssm.training.run import fingerprints
+from hf_ssm.training.settings import read_settings_file, resolve
 
 SEQUENCE = "ACGTTTGACATTAGGACCATGACA"
 TABS = (predicting, bases, variants, frequency, theory)
@@ -310,11 +314,20 @@ def test_no_position_to_fill_in(serve: Callable[..., ServedModel]) -> None:
         predicting.prediction_html(served, Job(), SEQUENCE, None)
 
 
+def store_fingerprints(folder: Path) -> None:
+    """As a run does."""
+    splits = load_data(resolve(read_settings_file(folder / "train_config.yaml"), {})).splits
+    (folder / "data_fingerprint.json").write_text(json.dumps(fingerprints(splits)))
+
+
 def test_examples_are_rows_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"ACGT" + "".join(word): "ab"[number % 2] for number, word in enumerate(product("ACGT", repeat=3))}
     (tmp_path / "rows.csv").write_text("\n".join(["sequence,label", *map(",".join, rows.items())]))
     settings = tmp_path / "train_config.yaml"
     settings.write_text(f"data:\n  dataset: {tmp_path / 'rows.csv'}\n")
+    # A stranger's settings may name a table of this machine, but not what is in it.
+    assert app._examples(str(tmp_path)) == []
+    store_fingerprints(tmp_path)
     found = app._examples(str(tmp_path))
     assert len(found) == 4 and all(example.label.endswith(f": {rows[example.text]}") for example in found)
     assert len({rows[example.text] for example in found}) == 2
@@ -323,6 +336,8 @@ def test_examples_are_rows_of_the_data(tmp_path: Path, monkeypatch: pytest.Monke
     )
     data = f"data: {{dataset: {tmp_path / 'rows.csv'}, label_column: [x, y]}}"
     settings.write_text(f"{data}\nmodel: {{task: sequence-regression}}\n")
+    assert app._examples(str(tmp_path)) == []
+    store_fingerprints(tmp_path)
     assert [example.label for example in app._examples(str(tmp_path))] == ["row 1", "row 2", "row 3", "row 4"]
     # The settings of a repository do not open files of this machine.
     monkeypatch.setattr(app, "file_of", lambda checkpoint, name: settings)

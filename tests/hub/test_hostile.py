@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_ssm import HyenaConfig, S4Config, S4ForSequenceClassification, S4Model, SelectiveSSMModel, cli
+from hf_ssm.hub.verifying import verify
+from hf_ssm.tokenization import build_dna_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,7 @@ def test_a_missing_shard(folder, mamba, capsys):
 def test_an_adapter_is_not_converted(mamba, capsys):
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "../elsewhere"}
     (mamba / "adapter_config.json").write_text(json.dumps(adapter))
-    refuses_to_convert(mamba, capsys, "holds a PEFT adapter")
+    refuses_to_convert(mamba, capsys, "is a PEFT adapter beside the model")
 
 
 class TestPickles:
@@ -196,6 +199,33 @@ class TestConfigurations:
     def test_another_type(self, kind, folder):
         configured(folder, model_type=kind)
         refuses_to_load(folder, r"has the `model_type`", S4ForSequenceClassification, S4Model, S4Config)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('"LABEL_0"', '"a\\nCLNSIG=Pathogenic"', r"the class name 'a\\nCLNSIG=Pathogenic' has a control character"),
+            ('"LABEL_1"', '"\\u001b[2J"', r"the class name '\\x1b\[2J' has a control character"),
+            ('"LABEL_1": 1', '"LABEL_1": 0', "`id2label` has the class 'LABEL_1' as 1, `label2id` as 0"),
+            ('"hidden_size"', '"state_size": 8, "hidden_size"', "the key 'state_size' stands there twice"),
+            ('"S4ForSequenceClassification"', '"S4Config"', "architectures"),
+        ],
+    )
+    def test_names_that_mislead(self, old, new, message, folder, tmp_path, capsys):
+        """In every command: as a line of a VCF, a command of the terminal, another class, another size."""
+        text = (folder / "config.json").read_text()
+        names = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+        text = json.dumps(json.loads(text) | names).replace(old, new)
+        (folder / "config.json").write_text(text)
+        build_dna_tokenizer().save_pretrained(folder)
+        (tmp_path / "x.fa").write_text(">a\nACGT\n")
+        commands = [["predict", str(folder), str(tmp_path / "x.fa"), "--output", str(tmp_path / "out.csv")]]
+        commands += [["export", str(folder), str(tmp_path / "program")], ["app", str(folder)]]
+        for command in commands:
+            assert cli.main(command) == 2
+            line = capsys.readouterr().err.splitlines()[-1]
+            assert line.startswith("hf-ssm: error: ") and re.search(message, line), line
+        (problem,) = verify(folder).problems
+        assert problem.path == "config.json" and re.search(message, problem.what)
 
     def test_no_type(self, folder, mamba, capsys):
         configured(folder, model_type=None)

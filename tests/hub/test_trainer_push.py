@@ -96,11 +96,20 @@ def test_each_save_has_the_code(hub, trainer, strategy):
     assert is_whole(repo.files())
 
 
-def test_a_token_is_not_published(hub, trainer):
-    """It would be a part of `training_args.bin`."""
-    with pytest.raises(ValueError, match="`hub_token` would be published"):
-        trainer("end", hub_token=hub.token)
-    assert hub.repos == {}
+@pytest.mark.parametrize("strategy", ["end", "checkpoint"])
+def test_other_files_stay_behind(hub, trainer, strategy):
+    """Tables and figures beside the model, and the pickled arguments with paths and token."""
+    run = trainer(strategy, hub_token=hub.token)
+    output = Path(run.args.output_dir)
+    for name in ("predictions.csv", "probe/results.json", "notes.py"):
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text("private")
+    run.train()
+    run.push_to_hub()
+    for commit in hub.repo(NAME).commits():
+        assert not [name for name in commit.blobs if Path(name).name in ("training_args.bin", "notes.py")]
+        assert not [name for name in commit.blobs if name.startswith("pr")]
+    assert is_whole(hub.repo(NAME).files())
 
 
 def test_a_model_whose_code_cannot_be_written_creates_nothing(hub, trainer, monkeypatch):

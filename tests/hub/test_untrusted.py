@@ -1,17 +1,18 @@
 """Which files of a folder a push leaves out or refuses, and links that leave the folder."""
 
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from hf_ssm.hub import committing, pushing
+from hf_ssm.cli import main
+from hf_ssm.hub import pushing
+from hf_ssm.hub.committing import upload_list
 from hf_ssm.hub.verifying import check_folder, verify
 
 NAME = "ada/motifs"
-UNSAFE = ("evil.pkl", "evil.PKL", "x.pyc", "notes.PYC", "a.so", "data.npz", "more.zip", "sub/pytorch_model.bin", "a.sh")
 
 
 def uploaded(hub: Any) -> set[str]:
@@ -19,26 +20,63 @@ def uploaded(hub: Any) -> set[str]:
 
 
 class TestAllowList:
-    def test_other_suffixes_are_left_out_and_named(self, hub, folder, proofs, caplog):
+    def test_what_the_package_has_not_written_stays_behind(self, hub, folder, proofs, capsys):
         names = {path.name for path in folder.iterdir()}
-        payload = pickle.dumps(print)
-        for name in (*UNSAFE, "pytorch_model.bin", "PYTORCH_MODEL.BIN", "pytorch_model.bin.index.json"):
+        others = {"predictions.csv": "patients", "probe/results.json": "[]", "probe/curve.png": "x", ".env": "hf_x"}
+        for name, text in others.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(payload)
-        (folder / "pytorch_model.bin.index.json").write_text("{}")
-        caplog.set_level(logging.WARNING)
-        pushing.push_folder(folder, NAME)
+            (folder / name).write_text(text)
+        for name in ("evil.pkl", "sub/pytorch_model.bin", "pytorch_model.bin", "a.sh"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(pickle.dumps(print))
+        assert main(["push", str(folder), NAME, "--dry-run"]) == 0
+        dry = capsys.readouterr().out
+        assert hub.requests == []
+        assert main(["push", str(folder), NAME]) == 0
+        out = capsys.readouterr().out
         assert uploaded(hub) == names
-        (line,) = [record.getMessage() for record in caplog.records if "not uploaded" in record.getMessage()]
-        assert "\n" not in line and "evil.PKL" in line
-        assert "pytorch_model.bin (pickled weights beside safetensors)" in line
+        left = ".env, a.sh, evil.pkl, predictions.csv, probe/ (2 files), pytorch_model.bin, sub/ (1 files)"
+        assert f"Not uploaded: {left} (`hf-ssm push {folder} ... --include NAME` adds" in out
+        listed = out.partition("Uploaded, beside the code of the model: ")[2].partition("\n")[0].split(", ")
+        assert set(listed) == {name for name in names if not name.endswith(".py")}
+        assert dry.splitlines()[:2] == out.splitlines()[:2] and dry.endswith("Nothing was uploaded.\n")
 
-    def test_suffixes_are_compared_without_case(self, hub, folder, proofs):
-        for name in ("A.JSON", "Notes.MD", "LICENSE", "curve.PNG", "probe/curve.png", "merges.txt"):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text("{}")
+    def test_included_files_and_pictures_of_the_card(self, hub, folder, proofs):
+        for name in ("probe/curve.png", "probe/a/b.csv", "report/tau.png", "table.csv"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("x")
+        with (folder / "README.md").open("a") as card:
+            card.write("\n![τ](report/tau.png) ![out](../other.png)\n")
+        before = {path.name for path in folder.iterdir() if path.is_file()} - {"table.csv"}
+        assert main(["push", str(folder), NAME]) == 0
+        assert uploaded(hub) == before | {"report/tau.png"}
+        assert main(["push", str(folder), NAME, "--include", "probe", "--include", "*.csv"]) == 0
+        assert uploaded(hub) == before | {"report/tau.png", "probe/curve.png", "probe/a/b.csv", "table.csv"}
+
+    @pytest.mark.parametrize("pattern", ["nothing.csv", "*.py"])
+    def test_includes_that_are_refused(self, hub, folder, proofs, pattern, capsys):
+        assert main(["push", str(folder), NAME, "--include", pattern]) == 2
+        assert f"--include {pattern!r} " in capsys.readouterr().err and hub.requests == []
+
+    def test_settings_have_no_local_paths(self, hub, folder, proofs, tmp_path):
+        (tmp_path / "tokenizer").mkdir()
+        data = {
+            "dataset": "/home/ada/patients.csv",
+            "test_file": "clinic/*.fa",
+            "tokenizer": str(tmp_path / "tokenizer"),
+        }
+        settings = {
+            "model": {"checkpoint": "ada/base", "family": "s4"},
+            "data": {**data, "validation_file": "~/private/v.csv", "max_length": 5},
+            "training": {"logging_dir": "C:\\Users\\ada\\logs", "learning_rate": 1e-3},
+        }
+        (folder / "train_config.yaml").write_text(yaml.safe_dump(settings))
         pushing.push_folder(folder, NAME)
-        assert uploaded(hub) >= {"A.JSON", "Notes.MD", "LICENSE", "curve.PNG", "probe/curve.png", "merges.txt"}
+        pushed = yaml.safe_load(hub.repo(NAME).files()["train_config.yaml"])
+        names = {"dataset": "patients.csv", "test_file": "*.fa", "tokenizer": "tokenizer", "validation_file": "v.csv"}
+        assert pushed["data"] == {**names, "max_length": 5} and pushed["model"] == settings["model"]
+        assert pushed["training"] == {"logging_dir": "logs", "learning_rate": 1e-3}
+        assert yaml.safe_load((folder / "train_config.yaml").read_text()) == settings
 
     @pytest.mark.parametrize("name", ["evil.PY", "sub/evil.Py"])
     def test_code_in_capitals_is_foreign_code(self, hub, folder, proofs, name):
@@ -49,12 +87,6 @@ class TestAllowList:
             pushing.push_folder(folder, NAME)
         assert name in [problem.path for problem in verify(folder).problems]
         assert hub.requests == []
-
-    def test_pickled_weights_without_safetensors(self, tmp_path):
-        (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-        assert committing.folder_files(tmp_path).keys() == {"pytorch_model.bin"}
-        (tmp_path / "model.safetensors").write_bytes(b"x")
-        assert committing.folder_files(tmp_path).keys() == {"model.safetensors"}
 
 
 LINKS = {
@@ -75,8 +107,6 @@ def test_links_that_leave_the_folder(hub, folder, proofs, kind):
     assert problem.path == name and "is a symbolic link out of the folder or to nothing" in problem.what
     with pytest.raises(ValueError, match=f"{name}.* is a symbolic link out of the folder"):
         pushing.push_folder(folder, NAME)
-    with pytest.raises(ValueError, match=rf"{name} \(a symbolic link out of the folder"):
-        committing.folder_files(folder)
     assert hub.requests == []
 
 
@@ -110,7 +140,7 @@ class TestLinksOfTheCache:
         names = {path.name for path in folder.iterdir()}
         snapshot = self.snapshot(folder, tmp_path / "cache", shared)
         assert verify(snapshot).problems == () and verify(snapshot).checked == len(names)
-        assert committing.folder_files(snapshot, also=["*.py"]).keys() == names
+        assert upload_list(snapshot)[0].keys() == {name for name in names if not name.endswith(".py")}
 
     def test_other_files_of_the_cache_are_outside(self, folder, tmp_path):
         snapshot = self.snapshot(folder, tmp_path / "cache")

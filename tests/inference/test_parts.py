@@ -103,6 +103,20 @@ def test_a_part_that_was_being_written_is_computed_again(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
 
 
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0damage"])
+def test_a_damaged_part_is_named(tmp_path, content):
+    output = tmp_path / "o.csv"
+    with pytest.raises(Interrupted):
+        write(output, function=FailsAt(2))
+    part = tmp_path / ".o.csv.parts" / "000001.arrow"
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match=r"000001\.arrow' is damaged \(.*\): delete this file and repeat the command"):
+        write(output)
+    part.unlink()
+    write(output)
+    assert len(pd.read_csv(output)) == sum(range(1, 8))
+
+
 def test_other_settings_are_refused(tmp_path):
     output = tmp_path / "o.csv"
     with pytest.raises(Interrupted):

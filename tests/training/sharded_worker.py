@@ -5,7 +5,8 @@
     torchrun ... sharded_worker.py zero-3 FOLDER
 
 `train` trains by the command with the options into FOLDER/run, and models of all families by the Trainer, each into a
-folder of its own. `resume` continues the run FOLDER/checkpoints from its checkpoint, with any number of processes.
+folder of its own. `resume` continues the run FOLDER/checkpoints from its checkpoint, with any number of processes;
+`resume-fsdp` does so under torchrun.
 `zero-2` and `zero-3` train one model by DeepSpeed into FOLDER.
 """
 
@@ -56,11 +57,11 @@ def make_trainer(name: str, output: Path, **options: Any) -> SSMTrainer:
     return SSMTrainer(model, SSMTrainingArguments(str(output), **training), train_dataset=Dataset.from_dict(rows))
 
 
-def resumable(output: Path) -> SSMTrainer:
+def resumable(output: Path, **options: Any) -> SSMTrainer:
     """A run of Adam with a checkpoint after the second of four steps."""
     adam = {"optim": "adamw_torch", "learning_rate": 0.01, "adam_epsilon": 1e-3, "lr_scheduler_type": "linear"}
     saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "save_total_limit": None}
-    return make_trainer(RESUMED, output, **adam, **saving)
+    return make_trainer(RESUMED, output, **adam, **saving, **options)
 
 
 class KeepOptimizer(TrainerCallback):
@@ -117,9 +118,9 @@ def main(phase: str, folder: Path, *options: str) -> None:
         trainer.save_model()
         dist.destroy_process_group()
         return
-    if phase == "resume":
+    if phase.startswith("resume"):
         world = int(os.environ["WORLD_SIZE"])
-        trainer = resumable(folder / f"resumed-{world}")
+        trainer = resumable(folder / f"resumed-{world}", **({"fsdp": True} if phase == "resume-fsdp" else {}))
         trainer.add_callback(KeepOptimizer(folder / f"optimizer-{world}.pt"))
         trainer.train(resume_from_checkpoint=str(folder / "checkpoints" / "checkpoint-2"))
         trainer.save_model()

@@ -11,14 +11,21 @@ from hf_ssm.checkpoint import HEADER, bundle
 from hf_ssm.training import folder
 from hf_ssm.utils.files import TEMPORARY_PREFIX, staged_files, write_text_atomically
 
+STATES = {
+    "optimizer.pt": ("state", "param_groups"),
+    "scheduler.pt": ("state", "last_epoch"),
+    "rng_state.pth": ("state", "python", "numpy", "cpu"),
+    "scaler.pt": ("state", "scale"),
+}
+
 
 def checkpoint(parent, name, complete=True):
     """A folder with the kinds of files of a checkpoint."""
     path = parent / name
     path.mkdir()
     save_file({"weight": torch.zeros(4)}, path / "model.safetensors")
-    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        torch.save({"state": torch.zeros(4)}, path / file)
+    for file, keys in STATES.items():
+        torch.save({key: torch.zeros(4) for key in keys}, path / file)
     (path / "config.json").write_text('{"model_type": "hf_ssm_s4"}')
     (path / "modeling_s4.py").write_text(HEADER)
     if complete:
@@ -35,7 +42,7 @@ def test_last_checkpoint_is_the_complete_one_of_most_steps(tmp_path):
     assert folder.last_checkpoint(tmp_path).name == "checkpoint-100"
 
 
-FILES = ["model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+FILES = ["model.safetensors", "config.json", *STATES, "trainer_state.json"]
 
 
 def flip_a_byte(content):
@@ -45,14 +52,18 @@ def flip_a_byte(content):
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "flipped", "other"])
 def test_a_damaged_checkpoint_is_named_once_and_the_one_before_is_taken(tmp_path, caplog, name, damage):
     checkpoint(tmp_path, "checkpoint-1")
     file = checkpoint(tmp_path, "checkpoint-2") / name
     content = file.read_bytes()
     file.unlink()
+    if (damage, name) == ("missing", "scaler.pt") or (damage == "other" and name not in STATES):
+        pytest.skip("nothing is wrong")
     changes = {"empty": lambda: b"", "truncated": lambda: content[:-1], "flipped": lambda: flip_a_byte(content)}
-    if damage != "missing":
+    if damage == "other":
+        torch.save({"other": 1}, file)
+    elif damage != "missing":
         if damage == "flipped" and name == "model.safetensors":
             pytest.skip("weights have no checksum")
         file.write_bytes(changes[damage]())
@@ -61,7 +72,10 @@ def test_a_damaged_checkpoint_is_named_once_and_the_one_before_is_taken(tmp_path
     what = "it lacks" if damage == "missing" else ""
     assert len(caplog.messages) == 1 and f"checkpoint-2' is incomplete: {what}" in caplog.messages[0]
     assert name in caplog.messages[0] and "\n" not in caplog.messages[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    # The weights are of use for more than this run.
+    kept = [] if name in ("model.safetensors", "config.json") else ["damaged-checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", *kept]
+    assert not kept or (tmp_path / kept[0] / "model.safetensors").is_file()
 
 
 def test_the_state_of_another_step_and_a_missing_shard_are_noticed(tmp_path):

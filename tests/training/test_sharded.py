@@ -112,6 +112,19 @@ def test_another_number_of_processes_resumes(sharded: Path) -> None:
 
 
 @pytest.mark.slow
+def test_torchrun_resumes(sharded: Path, tmp_path: Path) -> None:
+    """By default, `accelerate launch` saves the optimizer in parts, and the training arguments whole."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", together.free_port(), str(HERE / "sharded_worker.py"), "resume-fsdp", str(sharded)]
+    environ = together.environment(HF_SSM_KERNELS="torch")
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    check_weights(sharded / "resumed-2", load_file(sharded / "checkpoints" / "model.safetensors"))
+    with pytest.raises(ValueError, match="is a checkpoint of FSDP, and this run has no FSDP: resume it by `accelerate"):
+        worker.resumable(tmp_path).train(resume_from_checkpoint=str(sharded / "checkpoints" / "checkpoint-2"))
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_weights_of_a_checkpoint_are_also_whole(sharded: Path) -> None:
     folder = sharded / "checkpoints" / "checkpoint-2"

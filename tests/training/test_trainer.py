@@ -13,7 +13,7 @@ import hf_ssm
 from hf_ssm import SSMTrainer, rescale_init_, tau_loss
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.training import SSMTrainingArguments, launch, losses
-from hf_ssm.training.context import context_size
+from hf_ssm.training.context import ContextParallelism, context_size
 from hf_ssm.training.settings import resolve
 
 # The default collator pins memory where there is an accelerator; here there is none.
@@ -545,6 +545,14 @@ def test_settings_that_contradict_shared_sequences(tmp_path: Path, other_paralle
         args = SSMTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **options)
         args.distributed_state.num_processes = 4
         context_size(args)
+
+
+def test_forecasters_do_not_share_series(make_model) -> None:
+    context = object.__new__(ContextParallelism)
+    context.size, context.sharing = 2, object()
+    model = hf_ssm.FlowStateForPrediction(hf_ssm.FlowStateConfig(hidden_size=8, state_size=4, num_hidden_layers=1))
+    with pytest.raises(ValueError, match="`cp_size`=2 processes cannot share the series of a FlowStateForPrediction"):
+        context.split(model)
 
 
 def test_processes_that_are_not_joined_are_refused(make_model, tmp_path: Path, monkeypatch) -> None:

@@ -48,3 +48,11 @@ def add_push(parser: argparse.ArgumentParser) -> None:
         "--revision", metavar="BRANCH", help="branch, which is created if it does not exist (default: main)"
     )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument(
+        "--include",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also upload a file or a folder that the package has not written, by name or pattern; can be repeated",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the files that would be uploaded, and stop")
