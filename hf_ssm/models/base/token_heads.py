@@ -251,9 +251,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
             )
         mask = model_kwargs.get("attention_mask")
-        is_chunked = generation_config.prefill_chunk_size is not None and mask is not None
+        is_chunked = generation_config.prefill_chunk_size is not None
         # The last chunk has to hold the last token of each row, whose output is the next token.
-        if is_chunked and has_readable_values(mask) and not mask[:, -1].all():
+        if is_chunked and mask is not None and has_readable_values(mask) and not mask[:, -1].all():
             raise ValueError(
                 "`prefill_chunk_size` needs prompts that are padded on the left: pad them with "
                 "`tokenizer.padding_side = 'left'`, or leave it out."
@@ -297,9 +297,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             inputs = {name: value for name, value in kwargs.items() if name not in unread}
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
-        inputs: dict[str, Any] = parent.prepare_inputs_for_generation(
-            input_ids, *args, inputs_embeds=inputs_embeds, **kwargs
-        )
+        inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
         if inputs_embeds is not None and not kwargs.get("use_cache"):
             # Ids of such a prompt are ignored if they are given too; those generated since are not.
             if kwargs.get("is_first_iteration"):

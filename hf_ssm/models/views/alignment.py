@@ -45,8 +45,7 @@ class Alignment(View):
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         # An exported program checks the number of positions where it has to know them, in a streaming convolution.
-        continues = isinstance(self.cache, SSMCache) and not is_exporting()
-        past = self.cache.get_seq_length() if continues else 0
+        past = self.cache.get_seq_length() if isinstance(self.cache, SSMCache) and not is_exporting() else 0
         mask = check_mask(self.attention_mask, hidden_states, past, in_pieces=self.cache is not None)
         if is_shared(self.model.sharing) and mask is not None:
             check_without_holes(mask)
