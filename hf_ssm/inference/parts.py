@@ -302,8 +302,13 @@ class Parts:
             yield self._read(number).cast(schema)
 
     def _read(self, number: int) -> pa.Table:
-        with pa.memory_map(str(self._path(number))) as file:
-            return pa.ipc.open_file(file).read_all()
+        try:
+            with pa.memory_map(str(self._path(number))) as file:
+                return pa.ipc.open_file(file).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ValueError(
+                f"part {str(self._path(number))!r} is damaged: delete it, and repeat the command ({error})"
+            ) from error
 
     def join(self, join: Callable[[Iterator[pa.Table], Path], None], total: int) -> None:
         """Write the output from all parts, of which there are so many, and remove them."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -101,6 +102,17 @@ def test_a_part_that_was_being_written_is_computed_again(tmp_path, monkeypatch):
     write(output)
     assert len(pd.read_csv(output)) == sum(range(1, 8))
     assert [path.name for path in tmp_path.iterdir()] == ["o.csv"]
+
+
+def test_a_damaged_part_and_a_folder_that_takes_no_files_are_named(tmp_path):
+    output = tmp_path / "o.csv"
+    with pytest.raises(Interrupted):
+        write(output, function=FailsAt(1))
+    (tmp_path / ".o.csv.parts" / "000000.arrow").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"part '.*000000\.arrow' is damaged: delete it, and repeat the command"):
+        write(output)
+    with pytest.raises(OSError, match="no file can be made in the folder '/proc': choose another folder"):
+        write(Path("/proc/o.csv"))
 
 
 def test_other_settings_are_refused(tmp_path):
