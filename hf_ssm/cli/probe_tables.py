@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hf_ssm.cli.probe_rows import Example, Rows
+from hf_ssm.data.genome import spellings
 from hf_ssm.data.records import Place
 from hf_ssm.data.tracks import Entries, averaged
 from hf_ssm.plotting import describe_target
@@ -91,14 +92,14 @@ def bedgraph_lines(
 
 
 def track_entries(
-    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Iterable[str]
+    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Collection[str]
 ) -> Iterator[Entries]:
     """The numbers of `bedgraph_lines` as one track: the mean of the sequences that cover a base."""
     chroms: list[str] = []
     spans: list[tuple[int, int, float]] = []
     for example, result in zip(examples, results, strict=True):
         chrom, of_row = _spans(tokenizer, data, example, result)
-        chroms += [chrom] * len(of_row)
+        chroms += [next((name for name in spellings(chrom) if name in contigs), chrom)] * len(of_row)
         spans += of_row
     starts, ends, values = (np.array(column) for column in zip(*spans, strict=True))
     yield from averaged(chroms, starts, ends, values, contigs)

@@ -340,13 +340,13 @@ def test_nothing_is_written_where_something_is(small, tmp_path):
         export(small, tokenizer, tmp_path / "full", prove=False)
     with pytest.raises(NotADirectoryError, match=r"notes\.txt' is a file"):
         export(small, tokenizer, tmp_path / "full" / "notes.txt", prove=False)
-    with pytest.raises(FileExistsError, match=r"new' was written by another command"), new_folder(tmp_path / "new"):
-        (tmp_path / "new").mkdir()
-        (tmp_path / "new" / "config.json").touch()
     (tmp_path / "empty").mkdir()
     export(small, tokenizer, tmp_path / "empty", prove=False)
     assert (tmp_path / "empty" / "config.json").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
+    with pytest.raises(FileExistsError, match=r"new' was written by another command"), new_folder(tmp_path / "new"):
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "config.json").touch()
 
 
 def test_a_write_that_fails_leaves_nothing(small, tmp_path, monkeypatch):
