@@ -329,6 +329,7 @@ def test_damaged_and_foreign_checkpoints(error_of, finished, tmp_path, monkeypat
     [
         (OSError(errno.ENOSPC, "No space left on device"), "cannot write to 'out': [Errno 28] No space left"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "cannot write to 'out': I/O error"),
+        (OSError("1024 requested and 320 written"), "cannot write to 'out': 1024 requested"),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), "cannot write to 'out'"),
         (
             RuntimeError("The size of tensor a (3)\nmust match"),

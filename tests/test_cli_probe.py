@@ -385,6 +385,10 @@ def test_places_on_the_genome(saved, tmp_path):
         ({"name": "chr1:100-110"}, ("chr1", 100, 110)),
         ({"name": "chr1:101-110"}, ("chr1", 100, 110)),
         ({"name": "chr1:1,000-1,010(-)"}, ("chr1", 1000, 1010, True)),
+        ({"name": "peak 1::chr1:100-110(-)"}, ("chr1", 100, 110, True)),
+        ({"name": "x::chr1:100-110"}, ("chr1", 100, 110)),
+        ({"name": "chr1:101-110/rc"}, ("chr1", 100, 110, True)),
+        ({"name": "HLA-A*01:01:100-110(+)"}, ("HLA-A*01:01", 100, 110)),
         # Windows of a longer record.
         ({"name": "chr1:100-200", "start": 30}, ("chr1", 130, 140)),
         ({"name": "chr1:100-200(-)", "start": 30}, ("chr1", 160, 170, True)),

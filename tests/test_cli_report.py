@@ -187,6 +187,10 @@ def test_data_of_the_run_and_other_data(error_of, capsys, checkpoint, tmp_path):
     fractions = ["--set", "data.validation_fraction=0.0", "--set", "data.test_fraction=0.0"]
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0
     assert "for 10 sequences" in capsys.readouterr().out
+    content["data"]["dataset"] = "data/here.csv"
+    settings.write_text(yaml.safe_dump(content))
+    missing = "the data of the run, 'data/here.csv' in train_config.yaml, are not here: give --dataset"
+    assert missing in error_of("report", checkpoint)
     settings.unlink()
     assert "has no train_config.yaml that names its data: give --dataset" in error_of("report", checkpoint)
     assert run("report", checkpoint, "--dataset", other, *fractions) == 0

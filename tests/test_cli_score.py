@@ -216,6 +216,10 @@ def test_names_of_contigs_and_reasons_are_printed(
             if not second
             else f"  2 alleles without {what}, the first: {reason}\n" in out
         )
+    Path("v.vcf").write_text(header.replace("ID=chr1", "ID=chr1,length=5000") + second)
+    assert main([command, "own", "v.vcf", "--genome", "g.fa", "--window", "16", *output]) == 0
+    note = "By its header, v.vcf belongs to another genome than g.fa: chr1 has 5,000 bases, not "
+    assert capsys.readouterr().err.count(note) == 1
     Path("v.vcf").write_text(header + second)
     assert main([command, "own", "v.vcf", "--genome", "g.fa", "--window", "16", *output]) == 0
     assert "Names of contigs" not in capsys.readouterr().err

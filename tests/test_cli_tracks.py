@@ -63,7 +63,7 @@ def letters_of(path: str) -> Letters:
 def mean_of_letters(rows: list[tuple[str, int, int, float]]) -> Letters:
     values: dict[tuple[str, int], list[float]] = {}
     for chrom, start, end, value in rows:
-        for place in range(start, end):
+        for place in (place for place in range(start, end) if CONTIGS[chrom][place] != "N"):
             values.setdefault((chrom, place), []).append(value)
     return {key: sum(each) / len(each) for key, each in values.items()}
 
@@ -120,12 +120,71 @@ def test_whole_intervals_and_regions(folder: Path) -> None:
     found = pd.read_csv("r.csv")
     assert found["region"].tolist() == ["one", "G2"]
     for row, (chrom, (start, stop)) in zip(found.itertuples(index=False), genes.items(), strict=True):
-        numbers = [values[chrom, place] for place in range(start, stop)]
-        assert row.prediction_bases == stop - start
+        numbers = [values[chrom, place] for place in range(start, stop) if CONTIGS[chrom][place] != "N"]
+        assert row.prediction_bases == len(numbers)
         assert row.prediction_mean == pytest.approx(sum(numbers) / len(numbers), rel=1e-6)
         assert row.prediction_max == pytest.approx(max(numbers), rel=1e-6)
     urls = [track["url"] for track in json.loads(Path("s.json").read_text())["tracks"]]
     assert urls == ["genes.gtf", "t.bw"]
+
+
+def test_gaps_have_no_value_and_do_not_count(folder: Path) -> None:
+    """Windows with mostly N are left out of tracks and means; the records of a FASTA file are contigs."""
+    text = CONTIGS["b"][:40].replace("N", "A") + "N" * 33 + CONTIGS["b"][40:87].replace("N", "C")
+    Path("gap.fa").write_text(f">x {'y'}\n{text}\n>empty\n{'N' * 30}\n")
+    windows = ["predict", "value", "gap.fa", "--window", "20", "--overwrite-output"]
+    assert main([*windows, "--stride", "10", "--output", "w.csv", "--track", "t.bedgraph"]) == 0
+    table = pd.read_csv("w.csv")
+    assert list(table)[:4] == ["name", "chrom", "chrom_start", "chrom_end"]
+    kept = table[table["unknown_letters"] <= 0.5]
+    assert set(kept["chrom"]) == {"x"} and 0 < len(kept) < (table["chrom"] == "x").sum()
+    expected: dict[tuple[str, int], list[float]] = {}
+    for row in kept.itertuples(index=False):
+        for place in (place for place in range(row.genome_start, row.genome_end) if text[place] != "N"):
+            expected.setdefault(("x", place), []).append(row.prediction)
+    assert is_close(letters_of("t.bedgraph"), {key: sum(each) / len(each) for key, each in expected.items()})
+    for how in ("mean", "max"):
+        assert main([*windows, "--stride", "10", "--aggregate", how, "--output", "a.csv"]) == 0
+        one, empty = pd.read_csv("a.csv")["prediction"]
+        assert one == pytest.approx(getattr(kept["prediction"], how)(), rel=1e-9) and math.isnan(empty)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["predict", "value", "one.bed", "--track", "t.bedgraph"], "between one.bed and chr.fa: b is chrb, MT is chrM"),
+        (["score", "causal", "--saturate", "b:11-12", "--window", "20"], "between --saturate and chr.fa: b is chrb"),
+        (
+            ["score", "causal", "v.csv", "--window", "20", "--regions", "one.gff3"],
+            "between one.gff3 and chr.fa: b is chrb, MT is chrM",
+        ),
+    ],
+)
+def test_other_names_of_contigs(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, arguments: list[str], note: str
+) -> None:
+    """The output is that of the names of the genome, and the input keeps its own."""
+    Path("chr.fa").write_text(f">chrb\n{CONTIGS['b']}\n>chrM\n{CONTIGS['a']}\n")
+    results = []
+    for b, mt in (("b", "MT"), ("chrb", "chrM")):
+        Path("one.bed").write_text(f"{b}\t10\t30\tx\n{mt}\t3\t20\ty\n")
+        genes = [f"{name}\t.\tgene\t11\t20\t.\t+\t.\tID=1\n" for name in (b, mt)]
+        Path("one.gff3").write_text("".join(genes))
+        places = [(name, place, CONTIGS[old][place - 1]) for name, old in ((b, "b"), (mt, "a")) for place in (12, 18)]
+        rows = [f"{name},{place},{ref},{'AC'[ref in 'Aa']}\n" for name, place, ref in places]
+        Path("v.csv").write_text("chrom,pos,ref,alt\n" + "".join(rows))
+        line = [argument.replace("b:", f"{b}:") for argument in arguments]
+        assert main([*line, "--genome", "chr.fa", "--output", "o.csv", "--overwrite-output"]) == 0
+        assert (note in capsys.readouterr().err + caplog.text) == (b == "b")
+        caplog.clear()
+        results.append(pd.read_csv("o.csv"))
+    old, new = results
+    if "--track" in arguments:
+        assert {chrom for chrom, _ in letters_of("t.bedgraph")} == {"chrb", "chrM"}
+    if "--saturate" not in arguments:
+        assert old["chrom"].unique().tolist() == ["b", "MT"]
+    assert new["chrom"].unique().tolist() == ["chrb", "chrM"][: new["chrom"].nunique()]
+    pd.testing.assert_frame_equal(old.drop(columns="chrom"), new.drop(columns="chrom"))
 
 
 def test_likelihood_and_entropy(folder: Path) -> None:
@@ -289,4 +348,4 @@ def test_errors_of_predict(
     table = ["predict", "value", "v.csv", "--output", "o.csv", "--track", "t.bw"]
     Path("v.csv").write_text("sequence\nACGT\n")
     assert main(table) == 2
-    assert "--track and --regions need intervals: give a BED file" in capsys.readouterr().err
+    assert "--track and --regions need places: give a BED file" in capsys.readouterr().err

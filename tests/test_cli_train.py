@@ -121,9 +121,16 @@ def test_a_trained_model_is_evaluated_with_no_epochs(capsys, finished, tmp_path)
     output = tmp_path / "run"
     assert run("train", *PLANTED, "--model", finished, "--epochs", 0, "--output", output) == 0
     out, err = capsys.readouterr()
-    assert "test: loss" in out and "error" not in err
+    assert "test: loss" in out and "error" not in err and "not trained" not in err
     assert "accuracy" in (output / "README.md").read_text()
     assert not (output / "training_log.png").exists()
+
+
+def test_a_fresh_model_without_a_step_is_called_untrained(capsys, tmp_path):
+    assert run("train", *PLANTED, *TINY, "--epochs", 0, "--output", tmp_path / "run") == 0
+    assert "The model is not trained" in capsys.readouterr().err
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "The model is not trained" in card and "best one" not in card
 
 
 def test_without_evaluation_no_checkpoint_is_called_the_best(capsys, finished, tmp_path):

@@ -35,7 +35,7 @@ _WORK_IN_PROCESSES = ("demo", "probe", "train")
 _WORK_IN_PARTS = ("embed", "predict", "score")
 
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
-_FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos")
+_FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos|\d+ requested and \d+ written")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,8 +15,9 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import PreTrainedModel
 
 from hf_ssm import plotting
+from hf_ssm.data import GENERATORS
 from hf_ssm.data.records import table_columns
-from hf_ssm.data.streaming import is_glob
+from hf_ssm.data.streaming import is_glob, is_local
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
@@ -245,6 +246,11 @@ def data_settings(
         stored = _settings_for_other_data(stored, args.dataset)
     if not args.dataset and not stored.get("dataset"):
         raise ValueError(f"{checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
+    if args.dataset is None and "dataset" not in assignments.get("data", {}):
+        source = str(stored["dataset"])
+        is_file = is_local(source) and source not in GENERATORS and not is_glob(source)
+        if is_file and not Path(source).expanduser().exists():
+            raise ValueError(f"the data of the run, {source!r} in {folder.SETTINGS_NAME}, are not here: give --dataset")
     # The files of the checkpoint define these.
     stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
     options = {name: getattr(args, name, None) for name in _DATA_OPTIONS}

@@ -20,7 +20,7 @@ from hf_ssm.cli.sequences import (
     sequence_column,
     with_progress,
 )
-from hf_ssm.cli.variants import print_changed_contigs, print_reasons
+from hf_ssm.cli.variants import print_contig_notes, print_reasons
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import table_columns
@@ -74,7 +74,7 @@ def _embed_variants(args: argparse.Namespace) -> None:
                 columns.update(variant.columns)
                 embedder.check_columns(variant.columns)
             total += 1
-        print_changed_contigs(contigs, args.input, genome)
+        print_contig_notes(contigs, args.input, genome)
         files = [file_facts(path) for path in (args.input, args.genome) if path is not None]
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,15 +14,18 @@ from hf_ssm.cli.forecast import check_no_series, run_forecast
 from hf_ssm.cli.screen import print_rows, summary_of
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, model_words, reader_of, sequence_column
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.tracks import TrackFiles, entries_of_rows
+from hf_ssm.cli.tracks import TrackFiles, entries_of_rows, regions_of
+from hf_ssm.data.fasta import FASTA_SUFFIXES
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.regions import Regions, read_regions
+from hf_ssm.data.records import Place, Record
+from hf_ssm.data.regions import Regions
 from hf_ssm.data.tracks import check_track, track_paths
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, table_of, write_in_parts
 from hf_ssm.inference.predict import Predictor, Unit, letters_of
 from hf_ssm.inference.sharing import launched_workers
 
-_TRACK_OPTIONS = ("track", "regions", "by_region", "session")
+_TRACK_OPTIONS = ("track", "regions", "feature", "by_region", "session")
 _OPTIONS = ("window", "stride", "aggregate", "both_strands")
 
 
@@ -34,9 +38,11 @@ def run_predict(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         genome = None
         if any(getattr(args, name) is not None for name in _TRACK_OPTIONS):
-            if args.genome is None:
-                raise ValueError("--track and --regions need intervals: give a BED file as INPUT, and --genome FASTA")
-            genome = stack.enter_context(Genome(args.genome))
+            if args.genome is None and bare_suffix(args.input) not in FASTA_SUFFIXES:
+                raise ValueError(
+                    "--track and --regions need places: give a BED file as INPUT, and --genome FASTA, or a FASTA file"
+                )
+            genome = stack.enter_context(Genome(args.genome or args.input))
         _predict(args, genome)
 
 
@@ -44,12 +50,22 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
     _check_output(args)
     options = {name: getattr(args, name) for name in _OPTIONS}
     column = sequence_column(args)
-    regions = None if args.regions is None or genome is None else read_regions(args.regions, genome)
+    regions = regions_of(args, genome)
     model = load_sequence_model(args)
     predictor = Predictor(model, **options, regions=regions)
     tracks = None if genome is None else _tracks(args, genome, regions, predictor)
     records, facts = reader_of(args, column, model)
-    facts["regions"] = args.regions and file_facts(args.regions)
+    if genome is not None and args.genome is None:
+        read_fasta = records
+
+        def records() -> Iterator[Record]:
+            # The records are contigs.
+            for record in read_fasta():
+                place = Place(str(record.columns["name"]), 0, len(record.sequence))
+                columns = dict(zip(("chrom", "chrom_start", "chrom_end"), place[:3], strict=True))
+                yield replace(record, columns=record.columns | columns, place=place)
+
+    facts["regions"] = args.regions and [file_facts(args.regions), args.feature]
     if is_own_model(args.checkpoint):
         warn_of_chance(args.checkpoint, model.tokenizer)
     # Before anything is computed, all of the input is read once: errors come early.
@@ -71,7 +87,7 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
             table = pa.concat_tables(parts)
             print(summary_of(table, predictor))
             if tracks is not None and genome is not None:
-                columns = entries_of_rows(table, predictor.value_columns, genome.contigs)
+                columns = entries_of_rows(table, predictor.value_columns, genome)
                 tracks.write(columns, _locus(table))
             join_table(iter(parts), path)
 
@@ -80,8 +96,8 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
             shown = table_of(groups, compute, part_size=1).data.table
         else:
             # The first process of a launch joins the parts of all.
-            replace = {"part_size": 1, "overwrite": args.overwrite_output, "skipped": count, "join": join}
-            write_in_parts(args.output, groups, compute, options | facts, **replace)
+            how = {"part_size": 1, "overwrite": args.overwrite_output, "skipped": count, "join": join}
+            write_in_parts(args.output, groups, compute, options | facts, **how)
     if args.output is None:
         print(summary_of(shown, predictor))
         places = [name for name in ("start", "end") if name in shown.column_names]

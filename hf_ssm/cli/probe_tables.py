@@ -2,20 +2,22 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hf_ssm.cli.probe_rows import Example, Rows
+from hf_ssm.data.genome import spellings
 from hf_ssm.data.records import Place
 from hf_ssm.data.tracks import Entries, averaged
 from hf_ssm.plotting import describe_target
 from hf_ssm.probes import MaskingResult
 
 TOKENS_NAME, BEDGRAPH_NAME, TRACK_NAME = "tokens.tsv", "effect.bedgraph", "effect.bw"
-# The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it.
-_REGION = re.compile(r"(?P<chrom>[^\s:]+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(\((?P<strand>[+-])\))?")
+# The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it. Names of contigs
+# may have colons, such as those of HLA alleles.
+_REGION = re.compile(r"(?:.*::)?(?P<chrom>\S+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(?P<strand>\([+-]\)|/rc)?")
 _NAMES = ("name", "id", "sequence_name")
 
 
@@ -23,8 +25,9 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
     """The place of the sequence of a row.
 
     Taken from the columns `chrom`, `chrom_start` (or `start`) and `strand`, or from `name` and `start`, where the name
-    may be a region `chr:start-end`: 1-based where the region then has the length of the sequence, otherwise 0-based. A
-    row without them, or with a start that is no number, lies at 0 of a contig with its name, or "row<number>".
+    may be a region `chr:start-end`, with `name::` before it and `(-)` or `/rc` behind it: 1-based where the region then
+    has the length of the sequence, otherwise 0-based. A row without them, or with a start that is no number, lies at 0
+    of a contig with its name, or "row<number>".
 
     Args:
         row: The columns of the row.
@@ -45,7 +48,7 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
         return Place((name.split() or [f"row{number}"])[0], start, start + length)
     first, last = (int(region[key].replace(",", "")) for key in ("start", "end"))
     first -= last - first + 1 == length
-    if region["strand"] == "-":
+    if region["strand"] in ("(-)", "/rc"):
         return Place(region["chrom"], last - start - length, last - start, True)
     return Place(region["chrom"], first + start, first + start + length)
 
@@ -89,14 +92,14 @@ def bedgraph_lines(
 
 
 def track_entries(
-    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Iterable[str]
+    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Collection[str]
 ) -> Iterator[Entries]:
     """The numbers of `bedgraph_lines` as one track: the mean of the sequences that cover a base."""
     chroms: list[str] = []
     spans: list[tuple[int, int, float]] = []
     for example, result in zip(examples, results, strict=True):
         chrom, of_row = _spans(tokenizer, data, example, result)
-        chroms += [chrom] * len(of_row)
+        chroms += [next((name for name in spellings(chrom) if name in contigs), chrom)] * len(of_row)
         spans += of_row
     starts, ends, values = (np.array(column) for column in zip(*spans, strict=True))
     yield from averaged(chroms, starts, ends, values, contigs)

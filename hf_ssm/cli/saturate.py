@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hf_ssm.cli.effects import TargetSaturation
 from hf_ssm.cli.options.sequences import SATURATION_HORIZON
 from hf_ssm.cli.sequences import with_progress
 from hf_ssm.cli.tracks import TrackFiles, effect_tracks, entries_of_rows
-from hf_ssm.data.genome import Genome
+from hf_ssm.data.genome import Genome, changed_contigs
 from hf_ssm.data.regions import Regions
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import join_table, write_in_parts
@@ -66,7 +67,7 @@ def saturate_regions(
         if track_names:
             bases = effect_tracks(table, saturation.columns, args.track)
             (contig, first, last), *_ = regions
-            tracks.write(entries_of_rows(bases, track_names, genome.contigs), f"{contig}:{first + 1}-{last}")
+            tracks.write(entries_of_rows(bases, track_names, genome), f"{contig}:{first + 1}-{last}")
         join_table(iter([table]), path)
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
@@ -105,10 +106,11 @@ def parse_regions(texts: list[str], genome: Any, option: str) -> list[Region]:
         if parsed is None:
             raise ValueError(f"{option} {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
         first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
-        size = genome.length(parsed["contig"])
+        contig = genome.contig(parsed["contig"]) or parsed["contig"]
+        size = genome.length(contig)
         if not 1 <= first <= last <= size:
-            raise ValueError(
-                f"{option} {text!r}: {parsed['contig']!r} has the positions 1 to {size}; give a region inside it"
-            )
-        regions.append((parsed["contig"], first - 1, last))
+            raise ValueError(f"{option} {text!r}: {contig!r} has the positions 1 to {size}; give a region inside it")
+        if note := changed_contigs([parsed["contig"]], option, genome):
+            print(note, file=sys.stderr)
+        regions.append((contig, first - 1, last))
     return regions

@@ -26,10 +26,10 @@ from hf_ssm.cli.sequences import (
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.tracks import run_base_tracks
-from hf_ssm.cli.variants import print_changed_contigs, print_reasons
+from hf_ssm.cli.tracks import regions_of, run_base_tracks
+from hf_ssm.cli.variants import print_contig_notes, print_reasons
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.regions import Regions, in_regions, read_regions
+from hf_ssm.data.regions import Regions, in_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import VCF_OUTPUTS, AnnotatedVcf, is_vcf
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
@@ -41,7 +41,7 @@ from hf_ssm.utils.files import check_not_input, write_text_atomically
 
 _SETTINGS = (
     *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by", "match_group"),
-    *("target", "shifts", "flank", "per_strand", "info_prefix"),
+    *("target", "shifts", "flank", "per_strand", "info_prefix", "feature"),
 )
 _VARIANTS, _SATURATE, _TRACK, _MAP = "VARIANTS", "--saturate", "--track", "--dependencies"
 # Options for some uses of the command.
@@ -49,7 +49,7 @@ _USES = {
     **dict.fromkeys(("label_column", "positive", "by", "match_group", "info_prefix"), (_VARIANTS,)),
     **dict.fromkeys(("scores", "target", "horizon", "shifts", "flank", "per_strand"), (_VARIANTS, _SATURATE)),
     **dict.fromkeys(("session", "by_region"), (_SATURATE, _TRACK)),
-    "regions": (_VARIANTS, _SATURATE, _TRACK),
+    **dict.fromkeys(("regions", "feature"), (_VARIANTS, _SATURATE, _TRACK)),
     "svg": (_SATURATE, _MAP),
 }
 _DEFAULTS = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
@@ -74,7 +74,7 @@ def run_score(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         regions = None if texts is None else parse_regions(texts, genome, use)
-        within = None if args.regions is None or genome is None else read_regions(args.regions, genome)
+        within = regions_of(args, genome)
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
         stack.enter_context(evaluating(model.model))
@@ -201,7 +201,7 @@ def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable
             scorer.check_columns(variant.columns)
         for name in names:
             read[name].append(variant.columns.get(name))
-    print_changed_contigs(contigs, args.variants, scorer.genome)
+    print_contig_notes(contigs, args.variants, scorer.genome)
     if names and count:
         missing = [name for name in names if name not in columns]
         if missing:

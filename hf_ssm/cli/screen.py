@@ -69,7 +69,7 @@ def summary_of(table: pa.Table, predictor: Predictor) -> str:
     counts = Counter(dict.fromkeys(predictor.classes, 0))
     for entry in pc.value_counts(table["prediction"]).to_pylist():
         # Several classes of a row are joined; a row may have none.
-        chosen = predictor.chosen(entry["values"])
+        chosen = ["no class"] if entry["values"] is None else predictor.chosen(entry["values"])
         counts.update(dict.fromkeys(chosen or ["none"], entry["counts"]))
     texts = [f"{name} {count}" for name, count in counts.most_common()]
     return f"rows of each class: {_listed(texts, ', ', 'classes')}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from hf_ssm.cli.checkpoints import warn_of_chance
@@ -13,12 +14,30 @@ from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, loa
 from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
-from hf_ssm.data.tracks import Entries, averaged, check_session, check_track, track_paths, write_session, write_track
+from hf_ssm.data.tracks import (
+    Entries,
+    averaged,
+    check_session,
+    check_track,
+    track_paths,
+    without_gaps,
+    write_session,
+    write_track,
+)
+from hf_ssm.inference.model import MOST_UNKNOWN
 from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
 from hf_ssm.inference.windows import GENOME_SPAN
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import replacing
+
+
+def regions_of(args: argparse.Namespace, genome: Genome | None) -> Regions | None:
+    """The regions of --regions; `None` without the option."""
+    if args.regions is None and args.feature is not None:
+        raise ValueError("--feature is for --regions with a GTF or GFF3 file: give --regions, or leave --feature out")
+    return None if args.regions is None or genome is None else read_regions(args.regions, genome, args.feature)
+
 
 Tracks = Mapping[str, Callable[[], Iterable[Entries]]]
 """Name of each track, and a function that gives its entries."""
@@ -107,21 +126,28 @@ def _replacing(path: Path) -> AbstractContextManager[Path]:
 
 
 def entries_of_rows(
-    table: pa.Table, names: Iterable[str], contigs: Iterable[str]
+    table: pa.Table, names: Iterable[str], genome: Genome
 ) -> dict[str, Callable[[], Iterator[Entries]]]:
     """The tracks of columns of a table whose rows are intervals of a genome, averaged where they overlap.
+
+    Rows with mostly unknown letters, and letters of the genome that are no bases, such as N, have no value.
 
     Args:
         table: Columns `chrom`, `genome_start` and `genome_end`, or else `chrom_start` and `chrom_end`, and the tracks.
         names: The columns of the tracks.
-        contigs: The contigs in the order of the genome.
+        genome: The genome, whose contigs may have other names in the table.
     """
-    chroms = table["chrom"].to_pylist()
+    chroms = [genome.contig(chrom) or chrom for chrom in table["chrom"].to_pylist()]
     span = GENOME_SPAN if GENOME_SPAN[0] in table.column_names else ("chrom_start", "chrom_end")
     starts, ends = (table[name].to_numpy() for name in span)
 
+    is_known = np.ones(len(table), dtype=bool)
+    if "unknown_letters" in table.column_names:
+        is_known = table["unknown_letters"].to_numpy() <= MOST_UNKNOWN
+
     def entries_of(name: str) -> Callable[[], Iterator[Entries]]:
-        return lambda: averaged(chroms, starts, ends, table[name].to_numpy().astype(float), contigs)
+        values = np.where(is_known, table[name].to_numpy().astype(float), np.nan)
+        return lambda: without_gaps(averaged(chroms, starts, ends, values, genome.contigs), genome)
 
     return {name: entries_of(name) for name in names}
 
@@ -150,7 +176,7 @@ def run_base_tracks(args: argparse.Namespace) -> None:
     """`hf-ssm score --track`: likelihood and entropy of each base of a genome, or of regions."""
     check_track(args.output, "output")
     with Genome(args.genome) as genome:
-        regions = None if args.regions is None else read_regions(args.regions, genome)
+        regions = regions_of(args, genome)
         paths = track_paths(args.output, args.track)
         # The output proper; the other files are complete when it exists.
         args.output = paths[args.track[0]]
@@ -164,6 +190,7 @@ def run_base_tracks(args: argparse.Namespace) -> None:
         settings = {
             **options,
             "tracks": args.track,
+            "feature": args.feature,
             "checkpoint": checkpoint_facts(args, model.model),
             "files": [file_facts(path) for path in (args.genome, args.regions) if path is not None],
         }

@@ -38,6 +38,7 @@ _COMMAND_NOTE = (
     "`hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card, prints these values."
 )
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
+_UNTRAINED_NOTE = "The model is not trained: the run has no steps, and the weights are random."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 
@@ -174,6 +175,8 @@ def finish(
             print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
         if note := chance_note(split, values, chance):
             print(f"{'':>10}  {note}")
+    if _is_untrained(settings, result):
+        print(f"{_UNTRAINED_NOTE} Choose more --epochs or --max-steps.", file=sys.stderr)
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, facts)
@@ -185,6 +188,10 @@ def finish(
     print(f"The model, its card and its log are in {output}")
 
 
+def _is_untrained(settings: RunSettings, result: RunResult) -> bool:
+    return result.steps == 0 and settings.model["checkpoint"] is None
+
+
 def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
     source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
@@ -192,6 +199,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
     chosen = evaluated and training["load_best_model_at_end"]
+    note = _UNTRAINED_NOTE if _is_untrained(settings, result) else _CHOSEN_NOTE if chosen else _LAST_NOTE
     versions = ", ".join(f"{name} {version}" for name, version in _VERSIONS.items())
     return CardFacts(
         model_name=name.rpartition("/")[2],
@@ -214,7 +222,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
             **{f"training.{name}": value for name, value in training.items()},
         },
         tau=result.tau,
-        selection_note=f"{_COMMAND_NOTE} {_CHOSEN_NOTE if chosen else _LAST_NOTE}",
+        selection_note=f"{_COMMAND_NOTE} {note}",
         environment=f"The training took {result.steps} steps and {result.seconds / 60:.1f} minutes with {versions}.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,

@@ -3,16 +3,17 @@
 import re
 import sys
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
-from hf_ssm.data.genome import Genome
-from hf_ssm.data.variants import contig_of
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, changed_contigs, listed
 
-_MOST_NAMES = 5
+_CONTIG = re.compile(r"##contig=<(?=[^>]*\bID=([^,>]+))[^>]*\blength=(\d+)")
 
 
-def print_changed_contigs(names: Iterable[str], path: Path, genome: Genome | None) -> None:
-    """Print on stderr which contigs of variants have another name in the genome, with or without the prefix "chr".
+def print_contig_notes(names: Iterable[str], path: Path, genome: Genome | None) -> None:
+    """Print on stderr which contigs have another name in the genome, and which another length, by the header of a VCF.
 
     Args:
         names: Contigs of the variants.
@@ -21,12 +22,20 @@ def print_changed_contigs(names: Iterable[str], path: Path, genome: Genome | Non
     """
     if genome is None:
         return
-    pairs = [(name, contig_of(name, genome)) for name in dict.fromkeys(names)]
-    changed = [f"{name} is {contig}" for name, contig in pairs if contig is not None and contig != name]
-    if changed:
-        rest = f", and {len(changed) - _MOST_NAMES} more" if len(changed) > _MOST_NAMES else ""
-        names_of = f"Names of contigs differ between {path.name} and {genome.path.name}"
-        print(f"{names_of}: {', '.join(changed[:_MOST_NAMES])}{rest}.", file=sys.stderr)
+    if note := changed_contigs(names, path.name, genome):
+        print(note, file=sys.stderr)
+    differing = []
+    if bare_suffix(path) == ".vcf":
+        with opened(path) as file:
+            for match in map(_CONTIG.match, takewhile(lambda line: line.startswith("#"), file)):
+                contig = match and genome.contig(match[1])
+                if match and contig and genome.length(contig) != int(match[2]):
+                    differing.append(f"{match[1]} has {int(match[2]):,} bases, not {genome.length(contig):,}")
+    if differing:
+        print(
+            f"By its header, {path.name} belongs to another genome than {genome.path.name}: {listed(differing)}.",
+            file=sys.stderr,
+        )
 
 
 def print_reasons(reasons: Iterable[str], what: str) -> None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from datasets import Dataset, Features, Value
 
@@ -34,13 +34,13 @@ def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Number and name of the record, and letters, of each line of letters."""
+    """Number and name of the record, and letters, of each line of letters, or of each piece of a long line."""
     record, name, is_empty = 0, "", False
     with opened(path) as file:
-        for number, line in enumerate(map(str.strip, file), start=1):
-            if not line or line.startswith(";"):
+        for number, is_rest, line in _pieces(file):
+            if not line or (line.startswith(";") and not is_rest):
                 continue
-            if line.startswith(">"):
+            if line.startswith(">") and not is_rest:
                 if is_empty:
                     raise _empty_record(name)
                 if not line[1:].split():
@@ -56,6 +56,15 @@ def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
             raise ValueError("the file has no FASTA record.")
         if is_empty:
             raise _empty_record(name)
+
+
+def _pieces(file: IO[str]) -> Iterator[tuple[int, bool, str]]:
+    """Number of the line, whether its beginning came before, and text: a line may be as long as a chromosome."""
+    number, is_rest = 1, False
+    while piece := file.readline(_PIECE):
+        yield number, is_rest, piece.strip()
+        is_rest = not piece.endswith("\n")
+        number += not is_rest
 
 
 def _empty_record(name: str) -> ValueError:

@@ -1,23 +1,34 @@
 """A reference genome by pysam (htslib): random access to a FASTA file, and intervals of BED files."""
 
 import gzip
+import logging
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from hf_ssm.data.checks import did_you_mean
 from hf_ssm.data.files import compression, decompress, is_compressed, opened
 from hf_ssm.utils.files import staged_files
 
-__all__ = ["Genome", "Interval", "import_pysam", "index_suffix", "quiet", "read_bed", "write_index"]
+__all__ = [
+    *("Genome", "Interval", "changed_contigs", "import_pysam", "index_suffix", "listed", "log_once", "quiet"),
+    *("read_bed", "spellings", "write_index"),
+]
+
+logger = logging.getLogger(__name__)
 
 # The last block of a complete bgzip file (SAM specification, section 4.1.2).
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -25,6 +36,9 @@ _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b00030000000000000
 _LAST_OF_TBI = 2**29
 # The log of htslib bypasses Python's stderr; in a process of its own it can be read.
 _INDEX = "import sys, pysam; pysam.faidx(*sys.argv[1:])"
+_MITOCHONDRION = ("MT", "chrM", "M", "chrMT")
+# Contigs that are named in a message, and those of an index that are compared with the file.
+_MOST_NAMES, _COMPARED = 5, 1000
 
 
 def import_pysam() -> ModuleType:
@@ -75,8 +89,9 @@ def write_index(path: Path, output: Path, last: int, **options: Any) -> None:
 class Genome:
     """Random access to the sequences of a FASTA file; a context manager.
 
-    An index beside the file (`.fai`, and `.gzi` of a bgzip file) is used if it is not older than the file. Otherwise
-    one is built in a temporary folder, where a gzip file that is not of bgzip is also decompressed.
+    An index beside the file (`.fai`, and `.gzi` of a bgzip file) is used if it is not older than the file and has its
+    contigs at their places. Otherwise one is built in a temporary folder, where a gzip file that is not of bgzip is
+    also decompressed.
 
     Args:
         path: FASTA file, plain or compressed by bgzip or gzip.
@@ -112,6 +127,10 @@ class Genome:
 
     def __contains__(self, contig: str) -> bool:
         return contig in self.contigs
+
+    def contig(self, name: str) -> str | None:
+        """The contig of a name in one of its `spellings`; `None` if there is none."""
+        return next((spelling for spelling in spellings(name) if spelling in self.contigs), None)
 
     def length(self, contig: str) -> int:
         """Length of a contig in letters.
@@ -168,12 +187,39 @@ class Genome:
         self.close()
 
 
+def spellings(name: str) -> tuple[str, ...]:
+    """A name of a contig, and the same with or without the prefix "chr"; those of the mitochondrion."""
+    return (name, *_MITOCHONDRION) if name in _MITOCHONDRION else (name, f"chr{name}", name.removeprefix("chr"))
+
+
+def changed_contigs(names: Iterable[str], source: str, genome: Genome) -> str:
+    """A sentence about those names in a file or option that the genome spells in another way; "" without any."""
+    pairs = [(name, genome.contig(name)) for name in dict.fromkeys(names)]
+    changed = [f"{name} is {contig}" for name, contig in pairs if contig not in (None, name)]
+    if not changed:
+        return ""
+    return f"Names of contigs differ between {source} and {genome.path.name}: {listed(changed)}."
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f", and {rest} more" if rest > 0 else "")
+
+
+@lru_cache
+def log_once(text: str) -> None:
+    """Log a warning, unless it is empty or was logged before: files are read several times."""
+    if text:
+        logger.warning("%s", text)
+
+
 @dataclass(frozen=True)
 class Interval:
     """A line of a BED file.
 
     Attributes:
-        chrom: Name of the contig.
+        chrom: Name of the contig in the genome.
         start: First letter, counted from 0.
         stop: The one after the last letter.
         strand: "+", "-" or "." (none).
@@ -211,12 +257,14 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
                     )
                 fields = parse(text, len(text))
                 interval = _interval(fields)
+                interval = replace(interval, chrom=genome.contig(interval.chrom) or interval.chrom)
                 genome.check(interval.chrom, interval.start, interval.stop)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from error
             intervals.append((number, interval))
         if not intervals:
             raise ValueError("the file has no interval.")
+    log_once(changed_contigs((str(interval.columns["chrom"]) for _, interval in intervals), path.name, genome))
     names = max((interval.columns for _, interval in intervals), key=len)
     return [
         (number, replace(interval, columns={name: interval.columns.get(name) for name in names}))
@@ -246,7 +294,9 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     if kind == "bgzip":
         indices["filepath_index_compressed"] = Path(f"{path}.gzi")
     changed = path.stat().st_mtime
-    if kind != "gzip" and all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values()):
+    is_new = all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values())
+    # Copies keep the time of another file.
+    if kind != "gzip" and is_new and _is_index(path, *indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
     built = {name: folder / index.name for name, index in indices.items()}
     file = folder / "genome.fa" if kind == "gzip" else path
@@ -259,6 +309,46 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
                 _check_headers(lines, path)
             _build_index(source, path, [str(scratch / index.name) for index in built.values()])
     return file, {name: str(index) for name, index in built.items()}
+
+
+def _is_index(path: Path, fai: Path, gzi: Path | None = None) -> bool:
+    """Whether an index has the contigs of a FASTA file at their places; of many contigs, some are compared."""
+    try:
+        rows = [line.split("\t") for line in fai.read_text(encoding="utf-8").splitlines()]
+        contigs = [(name.encode(), [int(number) for number in numbers]) for name, *numbers in (row[:5] for row in rows)]
+        blocks = [(0, 0)]
+        if gzi is not None:
+            pairs = np.fromfile(gzi, "<u8")[1:].reshape(-1, 2)[:, ::-1]
+            blocks += [(int(start), int(place)) for start, place in pairs]
+        with path.open("rb") as file:
+
+            def read(start: int, size: int) -> bytes:
+                if gzi is None:
+                    file.seek(start)
+                    return file.read(size)
+                before, place = blocks[bisect_right(blocks, start, key=lambda block: block[0]) - 1]
+                file.seek(place)
+                with gzip.GzipFile(fileobj=file) as letters:
+                    letters.read(start - before)
+                    return letters.read(size)
+
+            step = max(1, len(contigs) // _COMPARED)
+            for number in {*range(0, len(contigs), step), len(contigs) - 1}:
+                name, (length, start, bases, width) = contigs[number]
+                end = 0 if number == 0 else _end(*contigs[number - 1][1])
+                header = read(end, start - end) if start > end else b""
+                if not header.endswith(b"\n") or header.strip().split(None, 1)[0] != b">" + name:
+                    return False
+                if b"\n" in header.strip() or (length > bases and read(start + bases, width - bases).strip(b"\r\n")):
+                    return False
+            return not read(_end(*contigs[-1][1]), 1 << 16).strip()
+    except (OSError, ValueError, IndexError, EOFError, zlib.error):
+        return False
+
+
+def _end(length: int, start: int, bases: int, width: int) -> int:
+    """The byte after the last letter of a contig in a file, by the columns of its index."""
+    return start + length // bases * width + length % bases
 
 
 def _check_headers(lines: Iterable[bytes], path: Path) -> None:

@@ -217,4 +217,6 @@ def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iter
 def _checked(record: Record) -> Record:
     if not isinstance(record.sequence, str) or not record.sequence.strip():
         raise ValueError(f"{record.where} has no sequence (found {record.sequence!r}): remove the row.")
+    if "\0" in record.sequence:
+        raise ValueError(f"{record.where}: letter {record.sequence.index(chr(0)) + 1} is a NUL character: remove it.")
     return record

@@ -1,6 +1,8 @@
 """Regions of a genome, from BED files or the genes of an annotation, and statistics of tracks within them."""
 
+import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ssm.data.files import bare_suffix, opened
-from hf_ssm.data.genome import Genome, import_pysam, read_bed
+from hf_ssm.data.genome import Genome, changed_contigs, listed, log_once, read_bed, spellings
 from hf_ssm.data.variants import Variant
 
 __all__ = ["REGION_FORMATS", "Region", "RegionStatistics", "Regions", "in_regions", "read_regions"]
@@ -20,6 +22,10 @@ REGION_FORMATS = (".bed", ".gtf", ".gff", ".gff3")
 _GFF = (".gff", ".gff3")
 # Attributes that name a gene, the most readable first.
 _NAMES = ("gene_name", "Name", "gene_id", "ID")
+_GENE_ID = re.compile(r"(?:^|;)\s*ID=gene[-:]")
+_GTF_ATTRIBUTE = re.compile(r'(\S+)\s+(?:"([^"]*)"|([^\s;"]+))\s*(?:;|$)')
+# Types that a message names.
+_MOST_TYPES = 5
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,19 @@ class Regions:
         return is_inside
 
 
-def read_regions(path: Path, genome: Genome) -> Regions:
-    """The intervals of a BED file, or the features `gene` of a GTF or GFF3 file; each may be gzipped.
+def read_regions(path: Path, genome: Genome, features: Sequence[str] | None = None) -> Regions:
+    """The intervals of a BED file, or features of a GTF or GFF3 file; each may be gzipped.
 
-    A gene is named by its attribute `gene_name`, `Name`, `gene_id` or `ID`, the first that it has. Genes on contigs
-    that the genome lacks are left out, as genomes often come without patches and scaffolds.
+    The features are genes by default: `gene`, and in GFF3 also `pseudogene`, types that end in `_gene`, such as
+    `ncRNA_gene`, and features whose ID begins with "gene-" or "gene:", unless they are parts of other features. A
+    feature is named by its attribute `gene_name`, `Name`, `gene_id` or `ID`, the first that it has. A feature of GFF3
+    that passes the origin of a circular contig gives two regions. Features on contigs that the genome lacks are left
+    out, as genomes often come without patches and scaffolds. A line of the log names what is left out.
 
     Args:
         path: The file; the suffix determines the format.
-        genome: The genome to which the coordinates refer.
+        genome: The genome to which the coordinates refer. Contigs may have other `spellings` there.
+        features: Types of the features to take, such as "exon", instead of genes.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -112,18 +122,16 @@ def read_regions(path: Path, genome: Genome) -> Regions:
         raise ValueError(
             f"regions {str(path)!r}: the suffix must be one of {', '.join(REGION_FORMATS)}, also with .gz."
         )
-    if suffix == ".bed":
-        intervals = [interval for _, interval in read_bed(path, genome)]
-        names = [str(interval.columns.get("name") or ".") for interval in intervals]
-        regions = [
+    if suffix != ".bed":
+        return Regions(_features(path, genome, suffix in _GFF, features))
+    if features is not None:
+        raise ValueError(f"`features` (--feature) is for GTF and GFF3 files, not for {str(path)!r}: leave it out.")
+    regions = []
+    for _, each in read_bed(path, genome):
+        name = str(each.columns.get("name") or ".")
+        regions.append(
             Region(each.chrom, each.start, each.stop, _named(name, each.chrom, each.start, each.stop), each.strand)
-            for each, name in zip(intervals, names, strict=True)
-        ]
-    else:
-        regions = list(_genes(path, genome, suffix in _GFF))
-        if not regions:
-            contigs = ", ".join(list(genome.contigs)[:5])
-            raise ValueError(f"{str(path)!r} has no feature 'gene' on a contig of {genome.path.name} ({contigs}, ...).")
+        )
     return Regions(regions)
 
 
@@ -131,38 +139,78 @@ def _named(name: str, chrom: str, start: int, stop: int) -> str:
     return f"{chrom}:{start + 1}-{stop}" if name == "." else name
 
 
-def _genes(path: Path, genome: Genome, is_gff: bool) -> Iterator[Region]:
-    pysam = import_pysam()
-    parse = (pysam.asGFF3 if is_gff else pysam.asGTF)(encoding="utf-8")
-    with opened(path, "rb") as file:
+def _features(path: Path, genome: Genome, is_gff: bool, types: Sequence[str] | None) -> list[Region]:
+    regions: list[Region] = []
+    left_out, contigs, foreign, circular = Counter[str](), dict[str, None](), dict[str, None](), set[str]()
+    with opened(path) as file:
         for number, line in enumerate(file, start=1):
-            text = line.rstrip(b"\r\n")
-            if text.startswith(b"##FASTA"):
-                return
-            fields = text.split(b"\t", 3)
-            if text.startswith(b"#") or len(fields) < 4 or fields[2] != b"gene":
+            if line.startswith("##FASTA"):
+                break
+            cells = line.rstrip("\r\n").split("\t")
+            if line.startswith("#") or len(cells) < 4:
                 continue
+            text = cells[8] if len(cells) > 8 else ""
+            if is_gff and "Is_circular=true" in text:
+                circular.add(cells[0])
+            is_part = is_gff and "Parent=" in text
+            if not (cells[2] in types if types is not None else _is_gene(cells[2], text, is_gff, is_part)):
+                left_out[cells[2]] += not is_part
+                continue
+            chrom = genome.contig(cells[0])
+            if chrom is None:
+                foreign[cells[0]] = None
+                continue
+            contigs[cells[0]] = None
             try:
-                region = _gene(parse(text, len(text)))
-                if region.chrom in genome:
-                    genome.check(region.chrom, region.start, region.stop)
-                    yield region
-            # pysam raises an IndexError for attributes without a value.
-            except (ValueError, IndexError) as error:
-                raise ValueError(f"line {number} is malformed: {' '.join(str(error).split())}") from error
+                regions += _parts(cells, chrom, genome, is_gff, cells[0] in circular)
+            except ValueError as error:
+                raise ValueError(f"line {number} is malformed: {error}") from error
+    kinds = ", ".join(f"{kind} {count}" for kind, count in left_out.most_common(_MOST_TYPES) if count)
+    if not regions:
+        wanted = " or ".join(map(repr, types or ("gene",)))
+        others = f"; its other features are {kinds}: choose some with `features` (--feature)" if kinds else ""
+        raise ValueError(
+            f"{str(path)!r} has no feature {wanted} on a contig of {genome.path.name} ({listed([*genome.contigs])})"
+            f"{others}."
+        )
+    log_once(changed_contigs(contigs, path.name, genome))
+    if is_gff and kinds and types is None:
+        log_once(f"{path.name}: {len(regions)} genes are used; left out: {kinds} (--feature chooses others).")
+    if foreign:
+        log_once(f"{path.name}: features on contigs that {genome.path.name} lacks are left out: {listed([*foreign])}.")
+    return regions
 
 
-def _gene(record: Any) -> Region:
-    attributes = {name: unquote(str(value)) for name, value in record.asDict().items()}
+def _is_gene(kind: str, attributes: str, is_gff: bool, is_part: bool) -> bool:
+    if kind == "gene" or not is_gff or is_part:
+        return kind == "gene"
+    return kind == "pseudogene" or kind.endswith("_gene") or _GENE_ID.search(attributes) is not None
+
+
+def _parts(cells: Sequence[str], chrom: str, genome: Genome, is_gff: bool, is_circular: bool) -> list[Region]:
+    """The region of a line, or both regions of one that passes the origin of a circular contig."""
+    if len(cells) < 9:
+        raise ValueError(f"it has {len(cells)} columns, separated by tabs, and the format has 9.")
+    start, stop, size = int(cells[3]) - 1, int(cells[4]), genome.length(chrom)
+    if is_gff:
+        pairs = (part.strip().partition("=") for part in cells[8].split(";"))
+        attributes = {name: unquote(value) for name, _, value in pairs}
+    else:
+        attributes = {match[1]: match[2] or match[3] for match in _GTF_ATTRIBUTE.finditer(cells[8])}
     name = next((attributes[key] for key in _NAMES if attributes.get(key)), ".")
-    start, stop = int(record.start), int(record.end)
-    return Region(record.contig, start, stop, _named(name, record.contig, start, stop), record.strand or ".")
+    spans = [(start, stop)]
+    # Such features end behind the last base (GFF3 1.26, "Circular genomes").
+    if is_circular and start < size < stop <= start + size:
+        spans = [(start, size), (0, stop - size)]
+    for span in spans:
+        genome.check(chrom, *span)
+    return [Region(chrom, *span, _named(name, chrom, start, stop), cells[6]) for span in spans]
 
 
 def in_regions(variants: Iterable[Variant], regions: Regions) -> Iterator[Variant]:
     """The variants whose reference allele overlaps a region, with a column `region`: the names, joined by ";".
 
-    Contigs are the same with and without the prefix "chr".
+    Contigs may have other `spellings`.
 
     Raises:
         ValueError: A variant has no place, or a column `region`.
@@ -175,9 +223,8 @@ def in_regions(variants: Iterable[Variant], regions: Regions) -> Iterator[Varian
                 "the variants have a column 'region', and the output with `regions` needs a column of this name: "
                 "rename the column."
             )
-        bare = variant.chrom.removeprefix("chr")
-        stop = variant.start + max(1, len(variant.ref))
-        numbers = [n for chrom in (bare, f"chr{bare}") for n in regions.overlapping(chrom, variant.start, stop)]
+        stop, chroms = variant.start + max(1, len(variant.ref)), dict.fromkeys(spellings(variant.chrom))
+        numbers = [n for chrom in chroms for n in regions.overlapping(chrom, variant.start, stop)]
         if numbers:
             names = ";".join(dict.fromkeys(regions.regions[number].name for number in numbers))
             yield replace(variant, columns={**variant.columns, "region": names})

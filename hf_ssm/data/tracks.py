@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +17,15 @@ from hf_ssm.utils.files import file_names, write_text_atomically
 
 __all__ = [
     *("SESSION_FORMATS", "TRACK_FORMATS", "Entries", "averaged", "check_session", "check_track", "import_pybigwig"),
-    *("track_paths", "write_session", "write_track"),
+    *("track_paths", "without_gaps", "write_session", "write_track"),
 ]
 
 TRACK_FORMATS = (".bw", ".bigwig", ".bedgraph", ".bedgraph.gz")
 SESSION_FORMATS = (".xml", ".json")
 _BIGWIG = (".bw", ".bigwig")
+_GAP = re.compile("[^ACGTUacgtu]+")
+# Letters of a genome that are read at a time.
+_PIECE = 2**20
 
 
 class Entries(NamedTuple):
@@ -106,6 +110,24 @@ def averaged(
         np.add.at(covering, piece, 1)
         kept = covering > 0
         yield Entries(chrom, borders[:-1][kept], borders[1:][kept], sums[kept] / covering[kept])
+
+
+def without_gaps(track: Iterable[Entries], genome: Genome) -> Iterator[Entries]:
+    """A track without the letters of a genome that are no bases, such as N."""
+    for chrom, starts, ends, values in track:
+        gaps = []
+        for first in range(int(starts[0]), int(ends[-1]), _PIECE):
+            last = min(first + _PIECE, int(ends[-1]))
+            if np.searchsorted(ends, first, side="right") < np.searchsorted(starts, last):
+                gaps += [(first + m.start(), first + m.end()) for m in _GAP.finditer(genome.fetch(chrom, first, last))]
+        bounds = np.array(gaps, dtype=np.int64).reshape(-1, 2)
+        borders = np.unique(np.concatenate([starts, ends, bounds.flatten()]))
+        row = np.searchsorted(starts, borders[:-1], side="right") - 1
+        gap = np.searchsorted(bounds[:, 0], borders[:-1], side="right") - 1
+        kept = (row >= 0) & (borders[:-1] < ends[row])
+        if gaps:
+            kept &= (gap < 0) | (borders[:-1] >= bounds[gap, 1])
+        yield Entries(chrom, borders[:-1][kept], borders[1:][kept], values[row[kept]])
 
 
 def write_track(

@@ -14,7 +14,7 @@ from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
 
-__all__ = ["Variant", "Windows", "as_variants", "contig_of", "read_variants", "windows_of"]
+__all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
 
 _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
@@ -254,7 +254,7 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         return Windows(cut[0], cut[1], (0, 0))
     if genome is None:
         raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
-    chrom = contig_of(variant.chrom, genome)
+    chrom = genome.contig(variant.chrom)
     if chrom is None:
         return f"contig {variant.chrom!r} is not in {genome.path.name}"
     size, stop = genome.length(chrom), variant.start + len(variant.ref)
@@ -292,9 +292,3 @@ def _name_of(variant: Variant) -> str:
     """The identifier of a variant, or its place."""
     identifier = next((value for name, value in variant.columns.items() if str(name).lower() == "id"), None)
     return f"{variant.chrom}:{variant.start + 1}" if identifier in (None, "", ".") else str(identifier)
-
-
-def contig_of(name: str, genome: Genome) -> str | None:
-    """The contig of a genome for a name with or without the prefix "chr"; `None` if there is none."""
-    names = (name, f"chr{name}", name.removeprefix("chr"))
-    return next((spelling for spelling in names if spelling in genome), None)

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from hf_ssm.data.files import bare_suffix, compression
 from hf_ssm.data.genome import Genome, import_pysam, write_index
-from hf_ssm.data.variants import contig_of
 
 __all__ = ["VCF_OUTPUTS", "AnnotatedVcf", "is_vcf"]
 
@@ -122,7 +121,7 @@ class AnnotatedVcf:
     def _declarations(self, types: Mapping[str, str]) -> Iterator[str]:
         """Lines of the header: contigs that it lacks, and the fields."""
         for name in self._missing_contigs:
-            contig = None if self._genome is None else contig_of(name, self._genome)
+            contig = None if self._genome is None else self._genome.contig(name)
             length = "" if self._genome is None or contig is None else f",length={self._genome.length(contig)}"
             yield f"##contig=<ID={name}{length}>"
         for name, field in self._fields.items():

@@ -104,8 +104,14 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         whole = scratch / target.name
         whole.mkdir()
         yield whole
-        # Replaces an empty folder.
-        whole.rename(target)
+        try:
+            whole.rename(target)  # replaces an empty folder
+        except OSError as error:
+            if target.is_dir() and any(target.iterdir()):
+                raise FileExistsError(
+                    f"{str(target)!r} was written by another command: choose another folder"
+                ) from error
+            raise
 
 
 def _check_tokenizer(model: PreTrainedModel, tokenizer: Any) -> None:

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from hf_ssm.data.records import Record, as_records, check_dna, unknown_share
 from hf_ssm.data.regions import Regions
-from hf_ssm.inference.model import SequenceModel, UnknownLetters, check_finite, check_strands, other_strand
+from hf_ssm.inference.model import (
+    MOST_UNKNOWN,
+    SequenceModel,
+    UnknownLetters,
+    check_finite,
+    check_strands,
+    other_strand,
+)
 from hf_ssm.inference.parts import table_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
 from hf_ssm.probes.reading import check_choice
@@ -60,7 +67,8 @@ def predict(
             the model takes are cut, into the longest windows that it takes.
         stride: Letters from the start of a window to the start of the next window, default `window`. The last window of
             a sequence may be shorter.
-        aggregate: Combine the scores of the windows of a sequence: "mean" or "max" of each column. By default each
+        aggregate: Combine the scores of the windows of a sequence: "mean" or "max" of each column. Windows of DNA with
+            mostly unknown letters, such as N, do not count: a sequence of them has no prediction. By default each
             window has a row. Tokens that lie in several windows always get the mean.
         both_strands: Average the scores of each DNA sequence, or window, and of its reverse complement; for token
             classifiers, average the scores of the same letters.
@@ -259,14 +267,18 @@ class Predictor:
 
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""
-        columns = dict(zip(self.value_columns, values.T, strict=True))
+        columns: dict[str, Any] = {
+            name: pa.array(of_name, from_pandas=True)
+            for name, of_name in zip(self.value_columns, values.T, strict=True)
+        }
         if self._kind == _VALUES:
             return columns
         if self._kind == _LABELS:
             chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
         else:
             chosen = [self._names[best] for best in values.argmax(1)]
-        return {"prediction": chosen, **columns}
+        has_none = np.isnan(values).any(1)
+        return {"prediction": pa.array(chosen, pa.string(), mask=has_none), **columns}
 
     def _value_columns(self) -> list[str]:
         if self._kind != _VALUES:
@@ -277,9 +289,14 @@ class Predictor:
     def _combined(self, unit: Unit, scores: Sequence[_Scores]) -> _Scores:
         """The scores of the windows of a unit as one."""
         values = np.concatenate([score.values for score in scores])
-        if not self._of_tokens:
+        if self._aggregate is not None:
+            sequence, is_dna = unit[0].record.sequence, self.unknown.is_dna
+            known = [not is_dna or unknown_share(sequence[each.start : each.stop]) <= MOST_UNKNOWN for each in unit]
+            values = values[known] if any(known) else np.full_like(values[:1], np.nan)
             combined = values.max(0) if self._aggregate == "max" else values.mean(0)
             return _Scores(combined[None], scores[0].letters)
+        if not self._of_tokens:
+            return scores[0]
         letters = np.concatenate([score.letters + window.start for window, score in zip(unit, scores, strict=True)])
         if len(unit) == 1:
             return _Scores(values, letters)

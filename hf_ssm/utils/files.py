@@ -130,11 +130,15 @@ def lock_file(path: Path, busy: str) -> FileLock:
 
     Raises:
         BlockingIOError: Another process holds the file.
+        OSError: The file cannot be made.
     """
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
+        # File systems such as /proc take no files.
+        if not path.exists():
+            raise OSError(f"no file can be made in the folder {str(path.parent)!r}: choose another folder") from error
         raise BlockingIOError(busy) from error
     return lock
 

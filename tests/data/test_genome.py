@@ -111,14 +111,51 @@ def test_truncated_files_are_refused(reference, name, lost, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_index_of_another_file_is_recognised(reference, capfd):
-    path = reference()
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.bgz"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">chr1\nACGT\n",
+        TEXT.replace("chr2", "chr3"),
+        TEXT.replace("ACGTACGTAC\nGTnnNRacgt\nACG", "ACGTACGT\nACGTnnNR\nacgtACG"),
+        TEXT.replace("GTnnNRacgt\nACG", "GTnnNRacgt\nACGT"),
+        TEXT + ">chr3\nACGT\n",
+        TEXT.replace(">chr2", ">other\nAC\n>chr2"),
+    ],
+)
+def test_an_index_of_another_file_is_not_used(reference, capfd, name, text):
+    """The copy of a file may be older than the index of another one, which stood there before."""
+    path = reference(name=name)
     pysam.faidx(str(path))
-    path.write_text(">chr1\nACGT\n")
-    os.utime(f"{path}.fai")
-    with Genome(path) as genome, pytest.raises(ValueError, match="its index"):
-        genome.fetch("chr1", 0, 20)
-    assert capfd.readouterr() == ("", "")
+    pysam.faidx(str(other := reference(text, "other.fa")))
+    index = Path(f"{path}.fai").read_bytes()
+    times = os.stat(path).st_mtime
+    reference(text, name)
+    os.utime(path, (times, times))
+    with Genome(path) as genome, Genome(other) as expected:
+        assert genome.contigs == expected.contigs
+        for contig, length in genome.contigs.items():
+            assert genome.fetch(contig, 0, length) == expected.fetch(contig, 0, length)
+    assert Path(f"{path}.fai").read_bytes() == index and capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.bgz"])
+def test_the_index_of_many_contigs_is_compared_at_some(reference, monkeypatch, name):
+    monkeypatch.setattr(module, "_COMPARED", 3)
+    path = reference("".join(f">c{n} x\n{'ACGTN' * (n + 1)}\n" for n in range(20)) + "\n", name)
+    pysam.faidx(str(path))
+    monkeypatch.setattr(module, "_build_index", lambda *arguments: pytest.fail("there is an index"))
+    with Genome(path) as genome:
+        assert len(genome.contigs) == 20 and genome.fetch("c19", 95, 100) == "ACGTN"
+
+
+def test_spellings_of_contigs(reference):
+    with Genome(reference(">1\nAC\n>chrX\nAC\n>MT\nAC\n>chr1\nAC\n")) as genome:
+        names = {"1": "1", "chr1": "chr1", "X": "chrX", "chrM": "MT", "M": "MT", "chrMT": "MT", "2": None, "Y": None}
+        assert {name: genome.contig(name) for name in names} == names
+        note = module.changed_contigs(["1", "X", "chrM", "X", "2"], "a.bed", genome)
+        assert note == "Names of contigs differ between a.bed and g.fa: X is chrX, chrM is MT."
+        assert module.changed_contigs(["1", "2"], "a.bed", genome) == ""
 
 
 def test_missing_file_and_missing_library(reference, monkeypatch):

@@ -153,6 +153,7 @@ def test_bed_and_genome_belong_together(file):
     ("name", "text", "message"),
     [
         ("i.csv", "sequence,name\nACGT,a\n,b\n", r"i\.csv, line 3 has no sequence"),
+        ("i.csv", "sequence\nACG\0T\n", r"i\.csv, line 2: letter 4 is a NUL character: remove it"),
         ("i.json", '[{"sequence": "A"}, {"name": "b"}]', r"i\.json, row 2 has no sequence \(found None\)"),
         ("i.jsonl", '{"sequence": 7}\n', r"i\.jsonl, line 1 has no sequence \(found 7\)"),
         (

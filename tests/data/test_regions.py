@@ -24,7 +24,7 @@ chr2\tA\tgene\t1\t20\t.\t+\t.\tgene_id "G2"
 GFF = """##gff-version 3
 chr1\tA\tgene\t3\t9\t.\t-\t.\tID=gene-1;Name=l(2)gl%3B1
 chr2\tA\tmRNA\t1\t20\t.\t+\t.\tID=other
-chr2\tA\tgene\t1\t20\t.\t.\t.\tID=gene-2
+chr2\tA\tgene\t1\t20\t.\t.\t.\tID=gene-2;partial
 ##FASTA
 >chr2
 A\tA\tgene
@@ -59,11 +59,64 @@ def test_files(tmp_path: Path, genome: Genome, name: str, text: str, expected: l
         assert [(each.chrom, each.start, each.stop, each.name, each.strand) for each in found] == expected
 
 
+def feature(chrom: str, kind: str, start: int, stop: int, attributes: str) -> str:
+    return f"{chrom}\tA\t{kind}\t{start}\t{stop}\t.\t+\t.\t{attributes}\n"
+
+
+def test_genes_of_gff3_and_what_is_left_out(tmp_path: Path, genome: Genome, caplog: pytest.LogCaptureFixture) -> None:
+    """Genes of Ensembl, RefSeq and VEuPathDB, without their parts; `features` are other types."""
+    rows = [
+        ("1", "region", 1, 16, "ID=1:1..16"),
+        ("1", "gene", 1, 4, "ID=gene:A;Name=a"),
+        ("1", "mRNA", 1, 4, "ID=transcript:A;Parent=gene:A"),
+        ("1", "ncRNA_gene", 2, 5, "ID=gene:B"),
+        ("1", "pseudogene", 3, 6, "ID=gene-C"),
+        ("1", "pseudogene", 3, 6, "ID=part;Parent=gene-C"),
+        ("1", "protein_coding_gene", 4, 7, "ID=D"),
+        ("1", "sequence_feature", 5, 8, "Note=x;ID=gene-E"),
+        ("1", "exon", 5, 8, "Parent=gene-E"),
+        ("1", "repeat_region", 5, 9, "ID=id-r"),
+        ("1", "repeat_region", 6, 9, "ID=gene"),
+        ("scaffold9", "gene", 1, 4, "ID=gene-F"),
+    ]
+    path = tmp_path / "a.gff3"
+    path.write_text("".join(feature(*row) for row in rows))
+    found = read_regions(path, genome).regions
+    assert [(each.chrom, each.start, each.name) for each in found] == [
+        *(("chr1", 0, "a"), ("chr1", 1, "gene:B"), ("chr1", 2, "gene-C"), ("chr1", 3, "D"), ("chr1", 4, "gene-E"))
+    ]
+    assert "Names of contigs differ between a.gff3 and g.fa: 1 is chr1." in caplog.text
+    assert "a.gff3: 5 genes are used; left out: repeat_region 2, region 1 (--feature chooses others)." in caplog.text
+    assert "a.gff3: features on contigs that g.fa lacks are left out: scaffold9." in caplog.text
+    found = read_regions(path, genome, ["exon", "mRNA"]).regions
+    assert [(each.start, each.stop, each.name) for each in found] == [(0, 4, "transcript:A"), (4, 8, "chr1:5-8")]
+    with pytest.raises(ValueError, match=r"no feature 'CDS' on .*; its other features are .*gene 2"):
+        read_regions(path, genome, ["CDS"])
+    (tmp_path / "a.bed").write_text("chr1\t1\t2\n")
+    with pytest.raises(ValueError, match=r"\(--feature\) is for GTF and GFF3 files"):
+        read_regions(tmp_path / "a.bed", genome, ["exon"])
+
+
+def test_genes_over_the_origin_of_a_circular_contig(tmp_path: Path, genome: Genome) -> None:
+    path = tmp_path / "a.gff"
+    gene = feature("chr1", "gene", 15, 20, "ID=b")
+    path.write_text(feature("chr1", "region", 1, 16, "ID=r;Is_circular=true") + gene)
+    found = read_regions(path, genome).regions
+    assert [(each.chrom, each.start, each.stop, each.name) for each in found] == [
+        ("chr1", 14, 16, "b"),
+        ("chr1", 0, 4, "b"),
+    ]
+    path.write_text(gene)
+    with pytest.raises(ValueError, match="line 1 is malformed: chr1:14-20 is not an interval"):
+        read_regions(path, genome)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.txt", "", "'.*a.txt': the suffix must be one of .bed, .gtf, .gff, .gff3"),
         ("a.gtf", 'chr1\tA\texon\t3\t5\t.\t-\t.\tgene_id "G1";\n', "no feature 'gene' on a contig of g.fa .chr1, chr2"),
+        ("a.gtf", 'chr1\tA\texon\t3\t5\t.\t-\t.\tx "y";\n', "its other features are exon 1: choose some with"),
         (
             "a.gtf",
             'chr1\tA\tgene\t3\t50\t.\t-\t.\tgene_id "G1";\n',

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -115,6 +116,11 @@ def test_a_damaged_part_is_named(tmp_path, content):
     part.unlink()
     write(output)
     assert len(pd.read_csv(output)) == sum(range(1, 8))
+
+
+def test_a_folder_that_takes_no_files_is_named():
+    with pytest.raises(OSError, match="no file can be made in the folder '/proc': choose another folder"):
+        write(Path("/proc/o.csv"))
 
 
 def test_other_settings_are_refused(tmp_path):

@@ -55,6 +55,8 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 
 def _add_region_options(add: Callable[..., object], what: str) -> None:
     add("--regions", metavar="FILE", type=Path, help=f"BED file, or GTF or GFF3 file, whose genes are used: {what}")
+    types = "features of the GTF or GFF3 file, such as exon (default: genes, pseudogenes and genes of RNA)"
+    add("--feature", metavar="TYPE", nargs="+", help=types)
     statistics = "also write mean, maximum and sum of the tracks of each region of --regions (csv, tsv or parquet)"
     add("--by-region", metavar="FILE", type=Path, help=statistics)
     session = "also write a file that opens the tracks in a genome browser: .xml (IGV) or .json (igv.js)"
