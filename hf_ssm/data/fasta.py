@@ -16,7 +16,7 @@ from hf_ssm.data.files import opened
 
 logger = logging.getLogger(__name__)
 
-FASTA_SUFFIXES = (".fa", ".fasta", ".fna")
+FASTA_SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn")
 _SEQUENCE_LINE = re.compile(r"[A-Za-z*.-]+")
 _MOSTLY_UNKNOWN = 0.5
 _PIECE = 2**20  # letters of a record that are read at a time

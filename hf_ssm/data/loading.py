@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
-_ALSO_IN_TRAIN = "%s: %d sequences of split %r also occur in 'train'."
+_ALSO_IN_TRAIN = (
+    "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other strand)."
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -71,8 +73,9 @@ def load_sequences(
 
     **Splits** of the data (of a Hub data set, by `split_column`, by file) are kept; "valid", "val" and "dev" mean
     validation, and rows of other splits are dropped with a warning. A missing validation or test split is cut randomly
-    from the training rows, stratified by label, with equal sequences in the same split. A warning gives the
-    number of validation or test sequences that also occur in training.
+    from the training rows, stratified by label, with equal sequences in the same split, in DNA also those in the other
+    case, as RNA or as reverse complements. A warning gives the number of validation or test sequences that also occur
+    in training.
 
     **Labels** are whole numbers, or strings, which become a `ClassLabel` with sorted names. The classes must be
     0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
