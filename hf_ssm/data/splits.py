@@ -114,6 +114,13 @@ def cut(
     for name, indices in rows.items():
         if not len(indices):
             shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
+            count = 1 if labels is None else len(np.unique(labels))
+            if count > 1 and len(sequences) >= len(names) * 10:
+                raise ValueError(
+                    f"{shares}: the {len(sequences)} rows have {count} different labels, too many for a share of each "
+                    f"in {name!r}: check the label column (--label-column); to predict numbers, use --task "
+                    "sequence-regression (targets=True)."
+                )
             raise ValueError(
                 f"{shares}: {len(sequences)} rows are too few to give {name!r} a row; set the fraction to 0, "
                 "or give more data."

@@ -57,6 +57,7 @@ _FIRST_ROWS = 256
 _LABEL_KINDS = {
     "class": "one class for each row",
     "classes": "a list of classes for each row",
+    "flags": "several labels of each row, each 0 or 1",
     "number": "one number for each row",
     "numbers": "a list of numbers for each row",
 }
@@ -223,7 +224,9 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
-        arguments["targets"] = TASKS[settings.task].predicts_numbers
+        task = TASKS[settings.task]
+        arguments |= {"targets": task.predicts_numbers, "multi_label": "flags" in task.labels}
+        arguments["per_position"] = "classes" in task.labels
     rows = load_sequences(source, **arguments)
     check_column("sequence_column", settings.sequence_column, rows["train"].column_names, "the data")
     return rows

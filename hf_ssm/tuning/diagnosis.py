@@ -258,10 +258,9 @@ def _label_frequency(
 ) -> LabelFrequency:
     if data.label_kind is None:
         raise ValueError("the task has no labels")
-    if data.label_kind == "classes" or data.has_pairs:
-        raise ValueError(
-            "the labels belong to positions" if data.label_kind == "classes" else "the labels belong to pairs"
-        )
+    owners = {"classes": "the labels belong to positions", "flags": "there are several labels of a row"}
+    if data.label_kind in owners or data.has_pairs:
+        raise ValueError(owners.get(data.label_kind, "the labels belong to pairs"))
     inputs, mask = sequences_of(batch, ignored)
     spectra = periodograms(inputs, mask)
     if data.tokenizer is not None or spectra.shape[1] > _MOST_CHANNELS:
