@@ -42,6 +42,11 @@ class Variant:
     has_place: bool = True
     reason: str = ""
 
+    @property
+    def where(self) -> str:
+        """Place and alleles, for messages."""
+        return f"variant {self.chrom}:{self.start + 1} {self.ref[:20]}>{self.alt[:20]}"
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -236,6 +241,9 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         genome: The reference genome.
         left: Bases before the variant, in the direction of the strand.
         right: Bases from the variant on.
+
+    Raises:
+        ValueError: A variant with a place, and no genome.
     """
     if variant.reason:
         return variant.reason
@@ -244,7 +252,8 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         strands = [(variant.ref, variant.alt), (reverse_complement(variant.ref), reverse_complement(variant.alt))]
         cut = [(ref[:count], alt[:count]) for ref, alt in strands]
         return Windows(cut[0], cut[1], (0, 0))
-    assert genome is not None
+    if genome is None:
+        raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
     chrom = contig_of(variant.chrom, genome)
     if chrom is None:
         return f"contig {variant.chrom!r} is not in {genome.path.name}"

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from hf_ssm.models.registry import HEADS
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.context import plain_operations
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["probe_inputs", "prove_export"]
@@ -40,7 +39,7 @@ save_file({"logits": logits.contiguous()}, outputs)
 def prove_export(folder: str | Path, model: PreTrainedModel, auto_class: str) -> None:
     """Compare the outputs of a model with those of its saved copy in a new process that cannot import hf_ssm.
 
-    Both are computed on the CPU by plain operations of torch.
+    Both are computed on the CPU by operations of torch.
 
     Args:
         folder: Folder of the saved model, whose code is run: the caller has just written it.
@@ -107,5 +106,5 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_backend("torch"), plain_operations(), evaluating(model):
+    with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]
