@@ -47,7 +47,7 @@ def read_labels(
     if targets or per_position:
         values = _as_lists(values, per_position)
     if targets:
-        values = as_numbers(values) if all(isinstance(value, str) for value in values) else values
+        values = as_numbers(list(values)) if all(isinstance(value, str) for value in values) else values
         return _read_targets(column, values, source, row_name)
     flags = _read_flags(column, values, source, row_name) if multi_label else None
     if flags is not None:

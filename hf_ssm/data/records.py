@@ -136,7 +136,7 @@ def read_records(
     if genome is not None:
         yield from _bed_records(path, genome, keep_case)
     elif suffix in FASTA_SUFFIXES:
-        for name, sequence in read_fasta(path):
+        for name, sequence in read_fasta(path, distinct=True):
             letters = sequence if keep_case else in_capitals(sequence, path)
             yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):

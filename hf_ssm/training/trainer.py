@@ -170,10 +170,11 @@ class SSMTrainer(PieceTrainer):
         if self._unwrapped.config.tau_weight > 0:
             warn_of_fixed_orders(self._unwrapped)
         if getattr(self.args, "class_weights", None) is not None:
-            columns = getattr(self.train_dataset, "column_names", None) or ()
+            rows: Any = self.train_dataset
+            columns = getattr(rows, "column_names", None) or ()
             if "labels" not in columns or self._unwrapped.config.problem_type == "regression":
                 raise ValueError("`class_weights` needs training rows in memory with classes in the column 'labels'.")
-            labels = self.train_dataset.with_format(None)["labels"][:]
+            labels = rows.with_format(None)["labels"][:]
             self.compute_loss_func = BalancedLoss(labels, self._unwrapped.config.num_labels)
         if self.label_smoother is not None:
             smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
