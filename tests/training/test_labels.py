@@ -84,3 +84,17 @@ def test_weights_need_classes(run):
         run(["0.5", "1.5", "2"], "sequence-regression", class_weights="balanced")
     with pytest.raises(ValueError, match="`class_weights` must be 'balanced' or None, got 'even'"):
         run(["0", "1"], class_weights="even")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("MKVLIEEFPQRL", "are not letters of DNA"), ("ACGT CGTA GTAC", "consists of overlapping k-mers of 4 letters")],
+)
+def test_rows_that_a_tokenizer_of_dna_would_misread_are_named_as_in_the_file(tmp_path, wrong, message):
+    rows = [f"{''.join(np.random.default_rng(row).choice([*'ACGT'], 12))}\t{row % 2}" for row in range(40)]
+    rows[30] = f"{wrong}\t1"
+    path = tmp_path / "b.tsv"
+    path.write_text("\n".join(["sequence\tlabel", *rows]) + "\n")
+    settings = resolve({"data": {"dataset": str(path)}, "model": MODEL})
+    with pytest.raises(ValueError, match=rf"column 'sequence', line 32 of b.tsv: .*{message}"):
+        train(settings, tmp_path / "run")
