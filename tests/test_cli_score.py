@@ -223,3 +223,27 @@ def test_names_of_contigs_and_reasons_are_printed(
     Path("v.vcf").write_text(header + second)
     assert main([command, "own", "v.vcf", "--genome", "g.fa", "--window", "16", *output]) == 0
     assert "Names of contigs" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["o.csv", "o.parquet", "o.vcf"])
+def test_a_vcf_without_records_is_an_empty_result(folder: Path, output: str) -> None:
+    header = "##fileformat=VCFv4.2\n##contig=<ID=chr1,length=300>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    Path("v.vcf").write_text(header)
+    arguments = ["score", "own", "v.vcf", "--genome", "g.fa", "--window", "16", "--output", output]
+    assert main(arguments) == 0
+    if output == "o.vcf":
+        assert Path(output).read_text().startswith(header.partition("#CHROM")[0])
+        return
+    found = pd.read_csv(output) if output == "o.csv" else pd.read_parquet(output)
+    assert list(found) == ["chrom", "pos", "id", "ref", "alt", "llr", "next_token", "reason", "missing"]
+    assert not len(found)
+
+
+def test_a_label_is_found_where_one_is_missing(folder: Path) -> None:
+    """As the floats and texts that whole numbers become where one is missing; other columns stay as they are."""
+    rows = Path("v.csv").read_text().splitlines()
+    lines = [f"{row},00{number},{'' if number == 3 else (number % 2) * 1.0}" for number, row in enumerate(rows[1:])]
+    Path("v.csv").write_text("\n".join([f"{rows[0]},id,flag", *lines]) + "\n")
+    assert main(arguments("own", "o.csv", "--label-column", "flag", "--positive", "1", "--scores", "llr")) == 0
+    assert json.loads(Path("o.metrics.json").read_text())[0]["variants"] == 59
+    assert pd.read_csv("o.csv", dtype=str)["id"].tolist() == [f"00{number}" for number in range(len(lines))]

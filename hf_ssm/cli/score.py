@@ -28,6 +28,7 @@ from hf_ssm.cli.sequences import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.tracks import regions_of, run_base_tracks
 from hf_ssm.cli.variants import print_contig_notes, print_reasons
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions
 from hf_ssm.data.variants import Variant, read_variants
@@ -183,9 +184,23 @@ def _score(
 
     is_slow = any("pseudo" in name for name in args.scores or ())
     size = max(1, _PART // 16) if is_slow else _PART
-    write_in_parts(
-        args.output, variants, scorer.table, settings, part_size=size, overwrite=args.overwrite_output, join=join
-    )
+    # A VCF file of a sample or region may have no records.
+    options = {
+        "part_size": size,
+        "overwrite": args.overwrite_output,
+        "may_be_empty": bare_suffix(args.variants) == ".vcf",
+    }
+
+    def compute(variants: list[Variant]) -> pa.Table:
+        scores = scorer.table(variants)
+        if variants:
+            return scores
+        no_columns = {
+            name: pa.array([], pa.int64() if name == "pos" else pa.string()) for name in (*_VCF_COLUMNS, *info)
+        }
+        return pa.table(no_columns | dict(zip(scores.column_names, scores.columns, strict=True)))
+
+    write_in_parts(args.output, variants, compute, settings, **options, join=join)
 
 
 def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:

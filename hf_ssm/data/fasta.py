@@ -16,21 +16,31 @@ from hf_ssm.data.files import opened
 
 logger = logging.getLogger(__name__)
 
-FASTA_SUFFIXES = (".fa", ".fasta", ".fna")
+FASTA_SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn")
 _SEQUENCE_LINE = re.compile(r"[A-Za-z*.-]+")
 _MOSTLY_UNKNOWN = 0.5
 _PIECE = 2**20  # letters of a record that are read at a time
 _RECORD = itemgetter(0, 1)
 
 
-def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
+def read_fasta(path: Path, distinct: bool = False) -> Iterator[tuple[str, str]]:
     """Yield `(name, sequence)` of each record of a FASTA file, optionally gzipped; errors as for `opened`.
 
-    The name is the first word of the header. Lower-case letters (soft-masked repeats) are kept. Blank lines and
-    lines that begin with ";" are skipped.
+    The name is the first word of the header; with `distinct`, the whole header if first words are equal. Lower-case
+    letters (soft-masked repeats) are kept. Blank lines and lines that begin with ";" are skipped.
     """
-    for (_, name), lines in groupby(_lines(path), key=_RECORD):
-        yield name, "".join(letters for *_, letters in lines)
+    headers: list[str] = []
+    if distinct:
+        with opened(path) as file:
+            headers = [line[1:].strip() for line in file if line.startswith(">")]
+        words = {header.split()[0] for header in headers if header}
+        if len(words) < len(headers) and len(set(headers)) < len(headers):
+            logger.warning(
+                "%s: %d records have the header of another one.", path.name, len(headers) - len(set(headers))
+            )
+        headers = headers if len(words) < len(headers) else []
+    for (number, name), lines in groupby(_lines(path), key=_RECORD):
+        yield headers[number - 1] if headers else name, "".join(letters for *_, letters in lines)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str]]:

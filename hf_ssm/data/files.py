@@ -14,36 +14,49 @@ from typing import IO, Any
 import pyarrow
 
 _DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
     ".zst": lambda path: pyarrow.input_stream(str(path), compression="zstd"),
 }
+_COMPRESSED = (".gz", ".bgz", *_DECOMPRESSORS)
+# Lists of peaks (ENCODE) are BED files with more columns.
+_SAME_FORMAT = {".narrowpeak": ".bed", ".broadpeak": ".bed"}
+_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @contextmanager
 def opened(path: Path, mode: str = "rt") -> Iterator[IO[Any]]:
-    """Open a file for reading; `mode` is "rt" (UTF-8 text) or "rb".
+    """Open a file for reading; `mode` is "rt" (text in UTF-8, or in UTF-16 with a byte order mark) or "rb".
 
-    It is decompressed if its name ends in ".gz", ".bz2", ".xz" or ".zst".
+    Gzip is decompressed whatever the name is, and other files if their names end in ".bz2", ".xz" or ".zst".
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read, or the `with` block raised a `ValueError`.
     """
     try:
-        source: Any = _DECOMPRESSORS[path.suffix.lower()](path) if is_compressed(path) else path.open("rb", buffering=0)
+        source: Any = _DECOMPRESSORS.get(path.suffix.lower(), _open_gzip_or_plain)(path)
         with io.BufferedReader(source) as binary:
-            yield binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8-sig")
+            yield binary if "b" in mode else io.TextIOWrapper(binary, encoding=_encoding(binary) or "utf-8")
     except FileNotFoundError as error:
         raise FileNotFoundError(f"source={str(path)!r}: there is no such file; check the path.") from error
     except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"source={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
+def _open_gzip_or_plain(path: Path) -> Any:
+    return gzip.open(path) if compression(path) else path.open("rb", buffering=0)
+
+
+def _encoding(file: io.BufferedReader) -> str | None:
+    """The encoding that a byte order mark tells; None without one."""
+    head = file.peek(3)
+    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
+
+
 def is_compressed(path: Path) -> bool:
-    """Whether the suffix is that of a compressed file that `opened` reads."""
-    return path.suffix.lower() in _DECOMPRESSORS
+    """Whether the suffix is that of a compressed file."""
+    return path.suffix.lower() in _COMPRESSED
 
 
 def compression(path: Path) -> str | None:
@@ -55,13 +68,25 @@ def compression(path: Path) -> str | None:
     return "bgzip" if head[12:] == b"BC" else "gzip"
 
 
+def needs_copy(path: Path) -> bool:
+    """Whether htslib cannot read a file, since it is compressed by other means than bgzip or has a byte order mark."""
+    with opened(path, "rb") as file:
+        is_marked = _encoding(file) is not None  # type: ignore[arg-type]
+    return is_marked or compression(path) == "gzip" or path.suffix.lower() in _DECOMPRESSORS
+
+
 def decompress(path: Path, target: Path) -> None:
-    """Write the contents of a gzip file to another one; errors as for `opened`."""
+    """Write the contents of a file to another one, decompressed and without a byte order mark; errors as `opened`."""
     with opened(path, "rb") as source, target.open("wb") as copy:
-        shutil.copyfileobj(source, copy, 1 << 20)
+        encoding = _encoding(source)  # type: ignore[arg-type]
+        if encoding is None:
+            shutil.copyfileobj(source, copy, 1 << 20)
+        else:
+            with io.TextIOWrapper(source, encoding=encoding, newline="") as text:
+                copy.writelines(line.encode() for line in text)
 
 
 def bare_suffix(path: Path) -> str:
-    """The lower-case suffix before that of a compressed file: ".csv" for "a.CSV.gz"."""
+    """The lower-case suffix before that of a compressed file: ".csv" for "a.CSV.gz", and ".bed" for lists of peaks."""
     stem = path.with_suffix("") if is_compressed(path) else path
-    return stem.suffix.lower()
+    return _SAME_FORMAT.get(stem.suffix.lower(), stem.suffix.lower())

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from hf_ssm.data.checks import did_you_mean
-from hf_ssm.data.files import compression, decompress, is_compressed, opened
-from hf_ssm.utils.files import staged_files
+from hf_ssm.data.files import compression, decompress, needs_copy, opened
 
 __all__ = [
     *("Genome", "Interval", "changed_contigs", "import_pysam", "index_suffix", "listed", "log_once", "quiet"),
@@ -34,6 +33,7 @@ logger = logging.getLogger(__name__)
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 # Larger positions need another index than .tbi (tabix specification).
 _LAST_OF_TBI = 2**29
+_DIGIT = re.compile("[0-9]")
 # The log of htslib bypasses Python's stderr; in a process of its own it can be read.
 _INDEX = "import sys, pysam; pysam.faidx(*sys.argv[1:])"
 _MITOCHONDRION = ("MT", "chrM", "M", "chrMT")
@@ -237,25 +237,25 @@ class Interval:
 def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
     """The intervals of a BED file of 3 to 6 fields, optionally gzipped, each with the number of its line.
 
-    Empty lines, comments ("#") and lines "track" and "browser" are left out, and so are fields after the sixth.
+    Fields are separated by tabs, or in lines without tabs by spaces. Empty lines, comments ("#"), lines "track" and
+    "browser" and a first line of names are left out, and so are fields after the sixth. Scores stay texts.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: A line is malformed, an interval is not in the genome, or there is none.
     """
-    parse = import_pysam().asBed(encoding="utf-8")
-    intervals = list[tuple[int, Interval]]()
-    with opened(path, "rb") as file:
+    intervals, is_first = list[tuple[int, Interval]](), True
+    with opened(path) as file:
         for number, line in enumerate(file, start=1):
-            text = line.rstrip(b"\r\n")
-            if not text.strip() or text.startswith(b"#") or text.split()[0] in (b"track", b"browser"):
+            words = line.split()
+            if not words or words[0].startswith("#") or words[0] in ("track", "browser"):
+                continue
+            fields = line.rstrip("\r\n").split("\t") if "\t" in line else words
+            has_names = is_first and len(fields) > 2 and not any(_DIGIT.search(field) for field in fields[1:3])
+            is_first = False
+            if has_names:
                 continue
             try:
-                if b"\0" in text:
-                    raise ValueError(
-                        "the line has a NUL character, as texts in UTF-16 have: convert the file to UTF-8."
-                    )
-                fields = parse(text, len(text))
                 interval = _interval(fields)
                 interval = replace(interval, chrom=genome.contig(interval.chrom) or interval.chrom)
                 genome.check(interval.chrom, interval.start, interval.stop)
@@ -272,20 +272,27 @@ def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
     ]
 
 
-def _interval(fields: Any) -> Interval:
-    columns: dict[str, Any] = {"chrom": fields.contig, "chrom_start": fields.start, "chrom_end": fields.end}
-    for name, value in zip(("name", "score", "strand"), list(fields)[3:], strict=False):
-        columns[name] = (None if value == "." else float(value)) if name == "score" else value
+def _interval(fields: Sequence[str]) -> Interval:
+    if len(fields) < 3:
+        raise ValueError(f"{' '.join(fields)[:40]!r} has fewer than 3 fields (contig, start and end).")
+    columns: dict[str, Any] = {"chrom": fields[0]}
+    for name, text in zip(("chrom_start", "chrom_end"), fields[1:], strict=False):
+        if not text.strip().isdecimal():
+            raise ValueError(
+                f"{name} {text!r} is not a whole number: write it in digits, such as 100000 for 1e+05 "
+                "(in R, after options(scipen = 99))."
+            )
+        columns[name] = int(text)
+    columns |= dict(zip(("name", "score", "strand"), fields[3:], strict=False))
     strand = columns.get("strand", ".")
     if strand not in ("+", "-", "."):
         raise ValueError(f"the strand {strand!r} is not '+', '-' or '.'; correct the line.")
-    return Interval(fields.contig, fields.start, fields.end, strand, columns)
+    return Interval(fields[0], columns["chrom_start"], columns["chrom_end"], strand, columns)
 
 
 def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     """A file with an index, and the arguments of `FastaFile` for the index."""
-    # Other formats than gzip have no random access either.
-    kind = compression(path) or ("gzip" if is_compressed(path) else None)
+    kind, copied = compression(path), needs_copy(path)
     with path.open("rb") as binary:
         binary.seek(-min(len(_LAST_BLOCK), path.stat().st_size), os.SEEK_END)
         if kind == "bgzip" and binary.read() != _LAST_BLOCK:
@@ -296,19 +303,23 @@ def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
     changed = path.stat().st_mtime
     is_new = all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values())
     # Copies keep the time of another file.
-    if kind != "gzip" and is_new and _is_index(path, *indices.values()):
+    if not copied and is_new and _is_index(path, *indices.values()):
         return path, {name: str(index) for name, index in indices.items()}
-    built = {name: folder / index.name for name, index in indices.items()}
-    file = folder / "genome.fa" if kind == "gzip" else path
-    if not all(part.is_file() for part in (file, *built.values())):
-        with staged_files(folder) as scratch:
-            if kind == "gzip":
-                decompress(path, scratch / file.name)
-            source = scratch / file.name if kind == "gzip" else path
-            with gzip.open(source) if kind == "bgzip" else source.open("rb") as lines:
-                _check_headers(lines, path)
-            _build_index(source, path, [str(scratch / index.name) for index in built.values()])
-    return file, {name: str(index) for name, index in built.items()}
+    file = folder / "genome.fa" if copied else path
+    if copied:
+        decompress(path, file)
+    with gzip.open(file) if kind == "bgzip" and not copied else file.open("rb") as lines:
+        has_blank_lines = _check_headers(lines, path)
+    if has_blank_lines:
+        # Not in a file that faidx takes.
+        with opened(file, "rb") as lines, (folder / "lines.fa").open("wb") as copy:
+            copy.writelines(line for line in lines if line.strip())
+        file = folder / "lines.fa"
+    if file != path:
+        indices = {"filepath_index": indices["filepath_index"]}
+    built = {name: str(folder / index.name) for name, index in indices.items()}
+    _build_index(file, path, list(built.values()))
+    return file, built
 
 
 def _is_index(path: Path, fai: Path, gzi: Path | None = None) -> bool:
@@ -351,9 +362,13 @@ def _end(length: int, start: int, bases: int, width: int) -> int:
     return start + length // bases * width + length % bases
 
 
-def _check_headers(lines: Iterable[bytes], path: Path) -> None:
-    """Refuse what faidx takes without an error: it omits repeated names and empty contigs, and reads FASTQ."""
-    names, name, awaits_letters = set[str](), "", False
+def _check_headers(lines: Iterable[bytes], path: Path) -> bool:
+    """Refuse what faidx takes without an error: it omits repeated names and empty contigs, and reads FASTQ.
+
+    Returns:
+        Whether there are blank lines, which faidx refuses within a contig.
+    """
+    names, name, awaits_letters, has_blank_lines = set[str](), "", False, False
     for number, line in enumerate(lines, start=1):
         is_header = line.startswith(b">")
         if is_header:
@@ -369,10 +384,13 @@ def _check_headers(lines: Iterable[bytes], path: Path) -> None:
             names.add(name)
         elif number == 1:
             raise ValueError(f"{str(path)!r}, line 1: {line[:40]!r} is not a header of FASTA ('>' and a name).")
-        awaits_letters = is_header or (awaits_letters and not line.strip())
+        is_blank = not line.strip()
+        has_blank_lines |= is_blank
+        awaits_letters = is_header or (awaits_letters and is_blank)
     _check_letters(awaits_letters, path, name)
     if not names:
         raise ValueError(f"{str(path)!r} has no FASTA record.")
+    return has_blank_lines
 
 
 def _check_letters(missing: bool, path: Path, name: str) -> None:

@@ -1,6 +1,8 @@
 """Labels: a class or a number for each row or each position."""
 
+import logging
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,28 +10,48 @@ import numpy as np
 from datasets import ClassLabel, Dataset, List, Value
 
 from hf_ssm.data.checks import RowName, rows_text
+from hf_ssm.data.tables import as_numbers
+
+logger = logging.getLogger(__name__)
 
 IGNORED_LABEL = -100
 """Label of a position without a label, PyTorch's `ignore_index`."""
 
+_SEPARATORS = re.compile(r"[\s,;|]+")
+# Several labels of a row, such as "0|1|0|1" or "[0, 1]".
+_FLAGS = re.compile(r"\[?\s*[01]([.]0*)?([\s,;|]+[01]([.]0*)?)+\s*\]?")
 _TO_REGRESSION = "To predict numbers: targets=True (command: --task sequence-regression)."
 
 
 def read_labels(
-    column: str, values: Sequence[Any], source: str, row_name: RowName, targets: bool = False
+    column: str,
+    values: Sequence[Any],
+    source: str,
+    row_name: RowName,
+    targets: bool = False,
+    multi_label: bool = False,
+    per_position: bool = False,
 ) -> tuple[list[Any], Any]:
     """Check labels and convert them to one type; return the labels and their `datasets` feature.
 
     Classes are whole numbers, or strings, which become ids in the order of the sorted names. Lists hold the class of
     each position, with -100 for positions without a class. With `targets`, labels are regression targets: a number, a
-    list of numbers, or a list of equally long lists for each row. `source` and `row_name` name the data in messages.
+    list of numbers, or a list of equally long lists for each row; numbers in lists may be missing (NaN). With
+    `multi_label`, equally long lists of 0 and 1 are labels of the row, each of which holds or does not. With one of
+    these or `per_position`, lists may be texts, see `_as_lists`. `source` and `row_name` name the data in messages.
 
     Raises:
         ValueError: A label is missing or of another type than the others; the classes are not 0, 1, ... without a gap,
-            or there is only one; a number is not finite.
+            or there is only one; a number is infinite.
     """
+    if targets or per_position:
+        values = _as_lists(values, per_position)
     if targets:
+        values = as_numbers(list(values)) if all(isinstance(value, str) for value in values) else values
         return _read_targets(column, values, source, row_name)
+    flags = _read_flags(column, values, source, row_name) if multi_label else None
+    if flags is not None:
+        return flags, List(Value("float32"), length=len(flags[0]))
     if not any(isinstance(value, list | tuple | np.ndarray) for value in values):
         return _read_classes(column, values, source, row_name)
     for row, value in enumerate(values):
@@ -65,8 +87,15 @@ def merged_name(label_column: str | Sequence[str]) -> str:
 
 
 def label_kind(split: Dataset, column: str) -> str:
-    """Type of a label column: "class", "classes" (of each position), "number" or "numbers"."""
-    feature, plural = split.features[column], False
+    """Type of a label column: "class", "classes" (of positions), "flags" (several of a row), "number" or "numbers"."""
+    return label_kind_of(split.features[column])
+
+
+def label_kind_of(feature: Any) -> str:
+    """The same of the feature of a column."""
+    plural = False
+    if isinstance(feature, List) and feature.length > 0 and str(getattr(feature.feature, "dtype", "")) == "float32":
+        return "flags"  # regression targets are lists of any length
     while isinstance(feature, List):
         feature, plural = feature.feature, True
     is_class = isinstance(feature, ClassLabel) or not str(getattr(feature, "dtype", "")).startswith("float")
@@ -98,6 +127,55 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in ("", "nan")
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def canonical(value: Any) -> str:
+    """A label as text, the same for 1, 1.0 and True, or "true"; "" for a missing one."""
+    text = "" if is_missing(value) else str(value).strip()
+    whole = re.fullmatch(r"([+-]?[0-9]+)[.]0*", text)
+    return {"true": "1", "false": "0"}.get(text.lower(), whole[1] if whole else text)
+
+
+def _as_lists(values: Sequence[Any], per_position: bool) -> list[Any]:
+    """Cells such as "[0, 1]", "0|1" or "0 1" as lists; with `per_position`, of other texts those of their letters.
+
+    Returns:
+        The values themselves if one of them is no such text.
+    """
+    if not all(isinstance(value, str) and value.strip() for value in values):
+        return list(values)
+    rows = [[entry.strip("'\"") for entry in _SEPARATORS.split(text.strip("[] \n")) if entry] for text in values]
+    if all(len(row) == 1 for row in rows) and not per_position:
+        return list(values)
+    rows = [list(row[0]) if len(row) == 1 and per_position else row for row in rows]
+    entries = iter(as_numbers([entry for row in rows for entry in row]))
+    return [[next(entries) for _ in row] for row in rows]
+
+
+def _read_flags(column: str, values: Sequence[Any], source: str, row_name: RowName) -> list[list[float]] | None:
+    """Labels of which each holds (1) or does not (0), NaN if it is unknown; None for values of another kind."""
+    if any(isinstance(value, str) and _FLAGS.fullmatch(value.strip()) for value in values):
+        check_no_missing(column, values, source, row_name)
+        for row, value in enumerate(values):
+            if not (isinstance(value, str) and _FLAGS.fullmatch(value.strip())):
+                raise ValueError(
+                    f"label_column={column!r}: {source} has {_short(value)} in {row_name(row)}, but other rows have "
+                    "several labels, such as '0|1'; give every row as many labels."
+                )
+        values = _as_lists(values, per_position=False)
+    elif not all(isinstance(value, list | tuple | np.ndarray) and len(value) for value in values):
+        return None
+    texts = [list(map(canonical, value)) for value in values]
+    if not {entry for row in texts for entry in row} <= {"0", "1", ""}:
+        return None
+    for row, entries in enumerate(texts):
+        if len(entries) != len(texts[0]) or not any(entries):
+            raise ValueError(
+                f"label_column={column!r}: {source} has {_short(values[row])} in {row_name(row)}, but "
+                f"{_short(values[0])} in {row_name(0)}; give every row as many labels, 0 or 1 (for a class of each "
+                "position: --task token-classification)."
+            )
+    return [[float(entry or "nan") for entry in row] for row in texts]
 
 
 def _read_classes(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[int], Any]:
@@ -132,14 +210,15 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
 def _read_targets(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[Any], Any]:
     check_no_missing(column, values, source, row_name)
     shape: tuple[int, ...] | None = None
-    targets = []
+    targets, missing, total = [], 0, 0
     for row, value in enumerate(values):
         try:
-            numbers = np.asarray(value)
+            numbers = np.asarray(_with_nan(value))
         except ValueError:  # lists of different lengths
             numbers = np.asarray(None)
         where = f"label_column={column!r}: {source} has {_short(value)} in {row_name(row)}"
-        if numbers.dtype.kind not in "iuf" or numbers.ndim > 2 or not numbers.size or not np.isfinite(numbers).all():
+        is_number = numbers.dtype.kind in "iuf" and numbers.ndim <= 2 and numbers.size
+        if not is_number or np.isinf(numbers).any() or np.isnan(numbers).all():
             raise ValueError(
                 f"{where}; a regression target is a finite number, a list of numbers, or a list of equally long lists."
             )
@@ -150,11 +229,19 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
                 "labels the same shape."
             )
         shape = numbers.shape
+        missing, total = missing + int(np.isnan(numbers).sum()), total + numbers.size
         targets.append(numbers.astype(np.float32).tolist())
+    if missing:
+        logger.warning("%s: %d of the %d numbers of %r are missing; they do not count.", source, missing, total, column)
     feature: Any = Value("float32")
     for _ in shape or ():
         feature = List(feature)
     return targets, feature
+
+
+def _with_nan(value: Any) -> Any:
+    """A number, or lists of numbers, with NaN for None."""
+    return list(map(_with_nan, value)) if isinstance(value, list | tuple) else math.nan if value is None else value
 
 
 def _short(value: Any) -> str:

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
-_ALSO_IN_TRAIN = "%s: %d sequences of split %r also occur in 'train'."
+_ALSO_IN_TRAIN = (
+    "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other strand)."
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -56,6 +58,8 @@ def load_sequences(
     grayscale: bool = False,
     image_size: int | None = None,
     targets: bool = False,
+    multi_label: bool = False,
+    per_position: bool = False,
     **generator_options: Any,
 ) -> DatasetDict:
     """Load sequences, and labels if there are any, in splits.
@@ -71,8 +75,9 @@ def load_sequences(
 
     **Splits** of the data (of a Hub data set, by `split_column`, by file) are kept; "valid", "val" and "dev" mean
     validation, and rows of other splits are dropped with a warning. A missing validation or test split is cut randomly
-    from the training rows, stratified by label, with equal sequences in the same split. A warning gives the
-    number of validation or test sequences that also occur in training.
+    from the training rows, stratified by label, with equal sequences in the same split, in DNA also those in the other
+    case, as RNA or as reverse complements. A warning gives the number of validation or test sequences that also occur
+    in training.
 
     **Labels** are whole numbers, or strings, which become a `ClassLabel` with sorted names. The classes must be
     0, 1, ... without a gap, at least two of them. A list has the class of each position, and -100 for none. A Hub
@@ -91,9 +96,9 @@ def load_sequences(
     Args:
         source: See above.
         sequence_column: Column of the sequences (texts, signals or images).
-        label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets`: each row gets
-            one value for each column, and the data get one column of lists, named "a, b" for the columns "a" and "b".
-            Not used for FASTA.
+        label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets` or
+            `multi_label`: each row gets one value for each column, and the data get one column of lists, named "a, b"
+            for the columns "a" and "b". Not used for FASTA.
         split_column: Column of the split. A table without a column "split" (the default) is split randomly, and so is
             any table if `split_column` is None; a column of another name must exist.
         validation_fraction: Share of the training rows for a missing validation split; 0 for no such split.
@@ -116,7 +121,10 @@ def load_sequences(
         quoted: Tables: whether csv and tsv cells may be quoted; if False, a quote is an ordinary character.
         grayscale: Images: convert colours to gray.
         image_size: Images: side of the square to which images are resized; None keeps the size.
-        targets: Whether the labels are regression targets, numbers or lists of numbers.
+        targets: Whether the labels are regression targets, numbers or lists of numbers, of which some may be missing.
+        multi_label: Whether lists of 0 and 1, also as texts such as "0|1|0|1", are labels of a sequence of which each
+            holds or does not, and not the classes of its positions; several label columns are such a list.
+        per_position: Whether texts in the label column, such as "0 0 1" or "EEI", are the classes of the positions.
         **generator_options: Arguments of the generator, such as `length=400`.
 
     Returns:
@@ -130,10 +138,11 @@ def load_sequences(
             (`MissingColumns` names all missing columns).
     """
     name = os.fspath(source)
-    if isinstance(label_column, list) and not (targets and label_column):
+    if isinstance(label_column, list) and not (label_column and (targets or multi_label)):
         raise ValueError(
-            f"label_column={label_column!r}: several label columns are possible for regression only; set "
-            "targets=True (command: --task sequence-regression), or name one column."
+            f"label_column={label_column!r}: several label columns are numbers or labels of 0 and 1; set targets=True "
+            "(command: --task sequence-regression) or multi_label=True (--task sequence-classification), or name one "
+            "column."
         )
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
@@ -146,6 +155,7 @@ def load_sequences(
             f"argument{did_you_mean(unknown, arguments)}, and source={name!r} is not a generator with that option."
         )
     images = ImageOptions(grayscale, image_size)
+    kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
     path = Path(name).expanduser()
     suffix = bare_suffix(path)
     labels = None if label_column is None else merged_name(label_column)
@@ -161,17 +171,18 @@ def load_sequences(
     _refuse_fasta_options(name, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
     if suffix in TABLE_SUFFIXES:
         of_labels = label_columns(label_column)
-        needed, numbers = {**texts, **of_labels}, list(of_labels.values())
+        # Digits may be the classes of positions.
+        needed, numbers = {**texts, **of_labels}, [] if per_position else list(of_labels.values())
         loaded, places = load_tables(path, files, needed, numbers, split_column, column_names, quoted)
         names = " and ".join(file.name for file in (path, *files.values()))
-        splits = prepare(names, loaded, texts, label_column, images, targets, places)
+        splits = prepare(names, loaded, texts, label_column, images, kind, places)
     elif is_idx(path):
         splits = {"train": load_idx(path, sequence_column, labels, images)}
     elif path.is_dir():
-        splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, targets)
+        splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, kind)
     elif _HUB_ID.fullmatch(name) and not path.exists():
         loaded = load_dataset(name, config_name, revision=revision)
-        splits = prepare(name, loaded, texts, label_column, images, targets)
+        splits = prepare(name, loaded, texts, label_column, images, kind)
     else:
         raise _unknown_source(name, path)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
@@ -180,13 +191,16 @@ def load_sequences(
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
     """Names of the classes: those of the `ClassLabel`, otherwise "0", "1", ... up to the largest label.
 
-    The labels may be lists with the class of each position.
+    The labels may be lists with the class of each position, or several labels of a row.
 
     Raises:
         ValueError: The training split has no such column.
     """
     check_column("label_column", label_column, data["train"].column_names, "the training split")
     feature = data["train"].features[label_column]
+    if label_kind(data["train"], label_column) == "flags":
+        names = label_column.split(", ")  # of several columns
+        return names if len(names) == feature.length else [str(index) for index in range(feature.length)]
     feature = feature.feature if isinstance(feature, List) else feature
     if isinstance(feature, ClassLabel):
         return list(feature.names)

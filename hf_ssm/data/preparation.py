@@ -10,7 +10,15 @@ from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import RowName, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.images import ImageOptions, images_to_pixels
-from hf_ssm.data.labels import check_no_missing, classes_in, label_columns, label_kind, merged_name, read_labels
+from hf_ssm.data.labels import (
+    check_no_missing,
+    classes_in,
+    label_columns,
+    label_kind,
+    label_kind_of,
+    merged_name,
+    read_labels,
+)
 from hf_ssm.data.signals import check_signals, is_signal
 from hf_ssm.data.splits import split_name
 
@@ -25,7 +33,7 @@ def prepare(
     text_columns: Mapping[str, str],
     label_column: str | Sequence[str] | None,
     images: ImageOptions,
-    targets: bool,
+    kind: Mapping[str, bool],
     places: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Dataset]:
     """Check the rows of a data set and convert labels, signals and images.
@@ -38,7 +46,8 @@ def prepare(
         loaded: The splits.
         text_columns: Argument name to column name. Columns must hold text; that of `sequence_column` may hold signals
             or images.
-        label_column, targets: As in `load_sequences`.
+        label_column: As in `load_sequences`.
+        kind: Arguments of `read_labels`.
         images: Conversion of images to pixels.
         places: Split name to the names of its rows in messages; by default "row 17 of 'test'".
 
@@ -57,9 +66,9 @@ def prepare(
         shown = train.select_columns([name for name, kind in train.features.items() if not isinstance(kind, Image)])
         check_columns(needed, {name: [] for name in train.column_names} | shown[:_SHOWN], source)
     if label_column is not None:
-        if isinstance(label_column, str) and not targets:
+        if isinstance(label_column, str) and not kind["targets"]:
             splits = _without_hidden_labels(source, splits, label_column)
-        splits = _with_clean_labels(source, splits, label_column, targets, places)
+        splits = _with_clean_labels(source, splits, label_column, kind, places, text_columns["sequence_column"])
     for argument, column in text_columns.items():
         feature = splits["train"].features[column]
         if argument == "sequence_column" and isinstance(feature, Image):
@@ -103,20 +112,26 @@ def _with_clean_labels(
     source: str,
     splits: dict[str, Dataset],
     label_column: str | Sequence[str],
-    targets: bool,
+    kind: Mapping[str, bool],
     places: Mapping[str, Sequence[str]] | None,
+    sequence_column: str,
 ) -> dict[str, Dataset]:
     """Check labels over all splits and give them one feature; several columns become one of lists."""
     row_name = _row_name(splits, places)
     if not isinstance(label_column, str):
         columns = [[value for split in splits.values() for value in split[name]] for name in label_column]
         values: list[Any] = [list(row) for row in zip(*columns, strict=True)]
-        labels, kind = read_labels(merged_name(label_column), values, source, row_name, targets)
-        return _with_labels(splits, list(label_column), merged_name(label_column), labels, kind)
+        labels, feature = read_labels(merged_name(label_column), values, source, row_name, **kind)
+        if not kind["targets"] and label_kind_of(feature) != "flags":
+            raise ValueError(
+                f"label_column={list(label_column)!r}: several label columns are labels of 0 and 1, but {source} has "
+                f"{values[0]} in {row_name(0)}; for numbers: --task sequence-regression."
+            )
+        return _with_labels(splits, list(label_column), merged_name(label_column), labels, feature)
     values = [value for split in splits.values() for value in split[label_column]]
     feature = splits["train"].features[label_column]
     names = feature.feature if isinstance(feature, List) else feature
-    if isinstance(names, ClassLabel) and not targets:
+    if isinstance(names, ClassLabel) and not kind["targets"]:
         check_no_missing(label_column, values, source, row_name)
         classes = {label for split in splits.values() for label in classes_in(split, label_column)}
         outside = sorted(classes.difference(range(names.num_classes)))
@@ -127,8 +142,12 @@ def _with_clean_labels(
                 "label_column=None."
             )
         return splits
-    labels, kind = read_labels(label_column, values, source, row_name, targets)
-    return _with_labels(splits, [label_column], label_column, labels, kind)
+    if kind["multi_label"] and all(isinstance(value, list) for value in values):
+        # Lists as long as the sequences are classes of positions.
+        lengths = [len(text or ()) for split in splits.values() for text in values_of(split, sequence_column)]
+        kind = {**kind, "multi_label": lengths != list(map(len, values))}
+    labels, feature = read_labels(label_column, values, source, row_name, **kind)
+    return _with_labels(splits, [label_column], label_column, labels, feature)
 
 
 def _with_labels(

@@ -1,9 +1,9 @@
 """Sequences as the functions for inference read them: from files, one after the other, or from Python."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome, read_bed
+from hf_ssm.data.letters import AMBIGUOUS_LETTERS, DNA_LETTERS, is_dna, reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
 
 __all__ = [
@@ -31,13 +32,9 @@ __all__ = [
 
 INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
 
-# Letters of the International Union of Pure and Applied Chemistry, and their complements.
-_COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
-AMBIGUOUS_LETTERS = "RYSWKMBDHVN"
 # About a third of a protein are letters without a meaning in DNA: E, F, I, L, P, Q.
 _MOST_FOREIGN = 0.2
 _SHOWN = 100  # rows from which the column of the sequences is guessed
-_DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
 
 
 class Place(NamedTuple):
@@ -72,24 +69,25 @@ class Record:
     is_window: bool = False
 
 
-def reverse_complement(sequence: str) -> str:
-    """The other strand of a DNA sequence, with IUPAC letters; case is kept, U becomes A, other letters stay."""
-    return sequence.translate(_COMPLEMENT)[::-1]
-
-
-def is_dna(sequence: str) -> bool:
-    """Whether all letters are IUPAC letters of DNA or RNA, in either case; white space and gaps ("-", ".") may be."""
-    return _DNA.issuperset(sequence)
-
-
 def unknown_share(sequence: str) -> float:
     """Share of the letters of a sequence of DNA or RNA that name no single base, such as N; 0 without letters."""
     return 1 - sum(map(sequence.count, "ACGTUacgtu")) / len(sequence) if sequence else 0.0
 
 
-def check_letters(sequence: str, where: str, remedy: str) -> None:
-    """Raise `ValueError` if more than a fifth of a sequence are no letters of DNA, as of about every protein."""
-    foreign = {} if is_dna(sequence) else Counter(letter for letter in sequence if letter not in _DNA)
+def check_letters(sequence: str, where: str, remedy: str, tokens: Collection[str] = ()) -> None:
+    """Raise `ValueError` for a sequence that a tokenizer of DNA would misread.
+
+    More than a fifth of it are no letters of DNA, as of about every protein; or it consists of overlapping k-mers, as
+    in the files of DNABERT, whose words would be read one after the other unless they are `tokens`.
+    """
+    words = sequence.split()
+    overlaps = len(words) > 2 and len(words[0]) > 1 and all(a[1:] == b[:-1] for a, b in pairwise(words))
+    if overlaps and words[0] not in tokens:
+        raise ValueError(
+            f"{where}: {sequence[:40]!r} consists of overlapping k-mers of {len(words[0])} letters, which would be "
+            f"read as {sum(map(len, words))} bases: join the first word and the last letter of each of the others."
+        )
+    foreign = {} if is_dna(sequence) else Counter(letter for letter in sequence if letter not in DNA_LETTERS)
     count = sum(foreign.values())
     if count > _MOST_FOREIGN * len(sequence):
         raise ValueError(
@@ -102,7 +100,7 @@ def check_dna(record: Record) -> None:
     """Raise `ValueError` if a sequence that is to be read on both strands has other letters than those of DNA."""
     if not is_dna(record.sequence):
         raise ValueError(
-            f"{record.where}: {min({*record.sequence} - _DNA)!r} is not a letter of DNA, so "
+            f"{record.where}: {min({*record.sequence} - DNA_LETTERS)!r} is not a letter of DNA, so "
             f"{record.sequence[:40]!r} has no reverse complement: remove the row, or read one strand only."
         )
 
@@ -138,7 +136,7 @@ def read_records(
     if genome is not None:
         yield from _bed_records(path, genome, keep_case)
     elif suffix in FASTA_SUFFIXES:
-        for name, sequence in read_fasta(path):
+        for name, sequence in read_fasta(path, distinct=True):
             letters = sequence if keep_case else in_capitals(sequence, path)
             yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):

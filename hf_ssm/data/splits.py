@@ -11,6 +11,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features
 
 from hf_ssm.data.checks import check_integer, did_you_mean
+from hf_ssm.data.letters import AMBIGUOUS_LETTERS, is_dna, reverse_complement
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +19,7 @@ SPLITS = ("train", "validation", "test")
 # Of the blocks of a genome by which overlapping windows are split: least and largest length in windows, and the number
 # that a genome should have.
 _SHORTEST_BLOCK, _LONGEST_BLOCK, _BLOCKS = 4, 16, 100
+_BASES = str.maketrans("U" + AMBIGUOUS_LETTERS, "T" + "N" * len(AMBIGUOUS_LETTERS))
 _SPELLINGS = {
     "train": "train",
     "training": "train",
@@ -112,6 +114,13 @@ def cut(
     for name, indices in rows.items():
         if not len(indices):
             shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
+            count = 1 if labels is None else len(np.unique(labels))
+            if count > 1 and len(sequences) >= len(names) * 10:
+                raise ValueError(
+                    f"{shares}: the {len(sequences)} rows have {count} different labels, too many for a share of each "
+                    f"in {name!r}: check the label column (--label-column); to predict numbers, use --task "
+                    "sequence-regression (targets=True)."
+                )
             raise ValueError(
                 f"{shares}: {len(sequences)} rows are too few to give {name!r} a row; set the fraction to 0, "
                 "or give more data."
@@ -133,12 +142,22 @@ def _groups(sequences: Sequence[Hashable] | np.ndarray) -> tuple[np.ndarray, np.
 def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
     """Of each text a hash of 64 bits, which takes its place in comparisons of the texts of a large file.
 
+    Texts of DNA or RNA have one hash if they differ only in case, in U for T, in an ambiguous letter or in white
+    space, as tokenizers of DNA read them alike, and so do reverse complements, copies to a model of both strands.
+
     Two different texts of a file with `n` rows have one hash with a probability of n² / 2**65; they would be in the
     same split.
     """
-    data = (text.encode() if isinstance(text, str) else text for text in texts)
+    data = (_canonical(text).encode() if isinstance(text, str) else text for text in texts)
     digests = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True) for text in data)
     return np.fromiter(digests, dtype=np.int64)
+
+
+def _canonical(text: str) -> str:
+    if not is_dna(text):
+        return text
+    bases = "".join(text.upper().split()).translate(_BASES)
+    return min(bases, reverse_complement(bases))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hf_ssm.data.checks import check_integer, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, stream_windows
 from hf_ssm.data.files import bare_suffix, opened
-from hf_ssm.data.labels import label_columns, merged_name
+from hf_ssm.data.labels import canonical, label_columns, merged_name
 from hf_ssm.data.tables import SPLIT_COLUMN, read_rows, row_noun
 
 SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", *FASTA_SUFFIXES)
@@ -271,11 +271,11 @@ class _Reading:
             if not numbers or not all(map(math.isfinite, numbers)):
                 raise ValueError(f"label_column={self.labels!r}: {value!r} in {place} is not a finite number.")
             return numbers if isinstance(value, list) else numbers[0]
-        names: Sequence[Any] = range(len(self.classes)) if self.holds_ids else self.classes
-        entry = value if self.holds_ids else str(value)
+        names: Sequence[Any] = range(len(self.classes)) if self.holds_ids else list(map(canonical, self.classes))
+        entry = value if self.holds_ids else canonical(value)
         if entry not in names:
             raise ValueError(
-                f"label_column={self.labels!r}: {value!r} in {place} is not one of the classes {list(names)}; "
+                f"label_column={self.labels!r}: {value!r} in {place} is not one of the classes {list(self.classes)}; "
                 "complete the argument classes (command: --set 'data.classes=[a, b]'), or remove the row."
             )
         return names.index(entry)

@@ -59,7 +59,8 @@ def load_tables(
         path: The table of the training rows, and of other splits if it has a split column.
         split_files: Split name to a further table with the rows of that split.
         needed: Argument name to the required column it names, such as `sequence_column` to "text".
-        number_columns: Columns whose cells in csv and tsv files are read by `as_numbers`; all others are texts.
+        number_columns: Columns whose cells in csv and tsv files are read by `as_numbers`, unless one begins with 0 as
+            codes do; all others are texts.
         split_column, column_names, quoted: As in `load_sequences`.
 
     Returns:
@@ -289,7 +290,9 @@ def _read(
         check_columns(
             needed, {name: as_numbers(cells) if is_text else cells for name, cells in columns.items()}, path.name
         )
-    columns |= {name: as_numbers(columns[name]) for name in numbers if is_text}
+    # Of labels such as 00, 01 and 10.
+    are_names = {name: any(re.match("0[0-9]", cell) for cell in columns[name] if is_text) for name in numbers}
+    columns |= {name: as_numbers(columns[name]) for name in numbers if is_text and not are_names[name]}
     return columns, [f"{row_noun(path)} {number} of {path.name}" for number in places]
 
 

@@ -9,7 +9,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from hf_ssm.data.files import bare_suffix, compression, decompress
+from hf_ssm.data.files import bare_suffix, compression, decompress, needs_copy
 from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
@@ -93,7 +93,7 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
     with tempfile.TemporaryDirectory() as folder:
         file = path
-        if compression(path) == "gzip":
+        if needs_copy(path):
             # pysam reads plain files and those of bgzip.
             file = Path(folder, "variants.vcf")
             decompress(path, file)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from hf_ssm.data.labels import is_missing
+from hf_ssm.data.labels import canonical, is_missing
 from hf_ssm.data.tables import as_numbers
 from hf_ssm.inference.score import SCORES
 
@@ -125,7 +125,7 @@ def check_evaluation(
 
 def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
     # In csv files they are texts, and whole numbers among which one is missing have become floats.
-    *values, wanted = as_numbers([*map(_canonical, column), _canonical(positive)])
+    *values, wanted = as_numbers([*map(canonical, column), canonical(positive)])
     column = pd.Series(values, column.index, dtype=object)
     if positive is not None:
         is_positive = column == wanted
@@ -139,12 +139,6 @@ def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
             "`positive` (--positive)."
         )
     return numbers.astype(float)
-
-
-def _canonical(value: Any) -> str:
-    """A label as text, the same for 1 and True, or "true"."""
-    text = "" if is_missing(value) else str(value).strip()
-    return {"true": "1", "false": "0"}.get(text.lower(), text)
 
 
 def _some(column: pd.Series) -> str:

@@ -104,7 +104,8 @@ class SequenceModel:
 
     Args:
         model: A model of hf_ssm or transformers that reads token ids.
-        tokenizer: Its tokenizer, a fast one of transformers.
+        tokenizer: Its tokenizer. One that is not fast does not tell the letters of its tokens, which have to be pieces
+            of the text then.
         max_tokens_per_batch: Largest number of tokens in a batch, padding included, default 16384. A batch has at least
             one text.
 
@@ -116,16 +117,10 @@ class SequenceModel:
         needs_capitals: Whether the tokenizer reads lower-case (soft-masked) bases otherwise than capitals.
 
     Raises:
-        ValueError: The tokenizer is not a fast one, `max_tokens_per_batch` is not positive, or the model has an encoder
-            and a decoder.
+        ValueError: `max_tokens_per_batch` is not positive, or the model has an encoder and a decoder.
     """
 
     def __init__(self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384):
-        if not getattr(tokenizer, "is_fast", False):
-            raise ValueError(
-                f"`tokenizer` is a {type(tokenizer).__name__}: give a fast tokenizer of transformers "
-                "(PreTrainedTokenizerFast), which knows the letters of each token."
-            )
         if max_tokens_per_batch < 1:
             raise ValueError(f"`max_tokens_per_batch`={max_tokens_per_batch}: give a positive number.")
         self.model, self.tokenizer = unwrapped(model), tokenizer
@@ -142,13 +137,14 @@ class SequenceModel:
         self.tokens = 0
         self.reads_only_dna = reads_only_dna(tokenizer)
         self.needs_capitals = needs_capitals(tokenizer)
+        self._vocabulary = tokenizer.get_vocab()
         self._arguments = inspect.signature(self.model.forward).parameters
 
     def check_letters(self, record: Record) -> None:
         """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
         if self.reads_only_dna:
             remedy = "remove the row, or train a model of such letters (hf-ssm train --tokenizer byte)"
-            check_letters(record.sequence, record.where, remedy)
+            check_letters(record.sequence, record.where, remedy, self._vocabulary)
 
     def encode(self, records: Sequence[Record], *, refuse_unknown: bool = True) -> list[Encoded]:
         """The tokens of each sequence, special tokens included.
@@ -161,12 +157,18 @@ class SequenceModel:
             ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
                 than those of DNA for a model of DNA.
         """
-        rows = self.tokenizer(
-            [record.sequence for record in records],
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,
-        )
+        texts = [record.sequence for record in records]
+        if self.tokenizer.is_fast:
+            options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+            rows = self.tokenizer(texts, **options, verbose=False)
+        else:
+            ids = self.tokenizer(texts, verbose=False)["input_ids"]
+            marks = [[1] * len(row) for row in ids]
+            rows = {
+                "input_ids": ids,
+                "special_tokens_mask": marks,
+                "offset_mapping": list(map(self._offsets, ids, texts)),
+            }
         columns = (rows[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
         encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
         for record, text in zip(records, encoded, strict=True):
@@ -174,6 +176,23 @@ class SequenceModel:
             if refuse_unknown and not record.is_window:
                 self._check_unknown(record, text)
         return encoded
+
+    def _offsets(self, ids: list[int], text: str) -> list[tuple[int, int]]:
+        """The letters of each token of a tokenizer that is not fast; (0, 0) for special tokens around the text."""
+        pieces, place = [], 0
+        for token in self.tokenizer.tokenize(text):
+            start = text.upper().find(token.upper(), place)
+            if start < 0 or text[place:start].strip():
+                raise ValueError(
+                    f"the tokenizer is a {type(self.tokenizer).__name__}, which does not tell the letters of its "
+                    f"tokens, and its token {token!r} is no piece of {text[place : place + 40]!r}: use a fast "
+                    "tokenizer (PreTrainedTokenizerFast)."
+                )
+            place = start + len(token)
+            pieces.append((start, place))
+        plain = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        first = next(first for first in range(len(ids)) if ids[first : first + len(plain)] == plain) if plain else 0
+        return [(0, 0)] * first + pieces + [(0, 0)] * (len(ids) - first - len(pieces))
 
     @staticmethod
     def _encoded(ids: list[int], special: list[int], offsets: list[tuple[int, int]]) -> Encoded:

@@ -64,6 +64,7 @@ def write_in_parts(
     overwrite: bool = False,
     join: Callable[[Iterator[pa.Table], Path], None] | None = None,
     skipped: Callable[[list[T]], None] = lambda items: None,
+    may_be_empty: bool = False,
 ) -> None:
     """Write the table of all items to a file; a call with the same arguments continues after an interruption.
 
@@ -80,6 +81,7 @@ def write_in_parts(
             another run.
         join: Writes the tables of all parts to a temporary path; default `join_table`.
         skipped: Called with the items of each part that an earlier call has finished, or that another process computes.
+        may_be_empty: Whether no items are a table without rows, that of an empty list, and not an error.
 
     Raises:
         ValueError: Another suffix, an existing output, parts of a run with other settings, or no items.
@@ -96,7 +98,10 @@ def write_in_parts(
         if finished is None:
             return
         with workers.together(parts.mark_failed):
-            total = _compute_share(workers, parts, finished, _parts_of(iter(items), part_size), function, skipped)
+            all_items = _parts_of(iter(items), part_size)
+            if may_be_empty:
+                all_items = chain([next(all_items, [])], all_items)
+            total = _compute_share(workers, parts, finished, all_items, function, skipped)
         workers.by_first(lambda: parts.join(joined_by, total))
 
 

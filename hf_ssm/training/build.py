@@ -220,7 +220,7 @@ def _fresh_config(settings: RunSettings, data: RunData) -> Any:
 def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedModel:
     checkpoint = settings.model["checkpoint"]
     config = read_config(checkpoint)
-    family, was_regression = family_of(config), config.problem_type == "regression"
+    family, problem_before = family_of(config), _problem(config)
     if config.reads_series:
         raise ValueError(
             f"--model {checkpoint!r} forecasts series, and the command has no task of this kind: train the model "
@@ -239,7 +239,7 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
         with reading(f"model.{name}={value!r}"):
             setattr(config, name, value)
     config.check()
-    if data.classes is not None and config.problem_type == "regression":
+    if data.classes is not None and _problem(config) is not None:
         config.problem_type = None
     for name, value in _label_fields(settings, data, pooled=config.pooling is not None).items():
         setattr(config, name, value)
@@ -255,7 +255,7 @@ def _load_for_fine_tuning(settings: RunSettings, data: RunData) -> PreTrainedMod
             f"--model {checkpoint!r} does not fit the model settings: {', '.join(wrong[:3])} have other shapes in "
             "the checkpoint; leave the sizes out of the settings"
         )
-    if was_regression != (config.problem_type == "regression"):
+    if problem_before != _problem(config):
         # A head of the same size, but of the other kind.
         head: Any = model.classifier
         torch.nn.init.normal_(head.weight, std=config.initializer_range)
@@ -273,13 +273,14 @@ def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
         return
     labels = np.asarray(data.splits["train"]["labels"], dtype=np.float64).reshape(len(data.splits["train"]), -1)
     config: Any = model.config
-    for index in np.flatnonzero(labels.min(axis=0) == labels.max(axis=0)):
+    least, most = np.nanmin(labels, axis=0), np.nanmax(labels, axis=0)
+    for index in np.flatnonzero(least == most):
         name = config.id2label[int(index)]
         raise ValueError(
-            f"all training labels {name!r} are {labels[0, index]:g}, so there is nothing to learn: choose another "
+            f"all training labels {name!r} are {least[index]:g}, so there is nothing to learn: choose another "
             "data.label_column"
         )
-    deviations = labels.std(axis=0)
+    deviations = np.nanstd(labels, axis=0)
     if deviations.max() > _LARGEST_DEVIATION or deviations.min() < 1 / _LARGEST_DEVIATION:
         logger.warning(
             f"The standard deviation of the labels is {', '.join(f'{value:.3g}' for value in deviations)}; "
@@ -289,7 +290,12 @@ def _centre_outputs(model: PreTrainedModel, data: RunData) -> None:
     head: Any = model.classifier
     if head.bias is not None:
         with torch.no_grad():
-            head.bias.copy_(torch.from_numpy(labels.mean(axis=0)))
+            head.bias.copy_(torch.from_numpy(np.nanmean(labels, axis=0)))
+
+
+def _problem(config: Any) -> str | None:
+    """The problem of a model that does not choose one class."""
+    return config.problem_type if config.problem_type in ("regression", "multi_label_classification") else None
 
 
 def _predicts_values(data: RunData) -> bool:
@@ -303,7 +309,8 @@ def _label_fields(settings: RunSettings, data: RunData, pooled: bool) -> dict[st
         return {}
     if data.classes is None and not _predicts_values(data):
         return {"num_labels": _num_outputs(data.splits, pooled)}
-    kind, names = {}, data.classes
+    kind = {"problem_type": "multi_label_classification"} if data.label_kind == "flags" else {}
+    names = data.classes
     check_class_names(names or ())
     if names is None:
         count, columns = _num_outputs(data.splits, pooled=True), settings.data.get("label_column", "label")

@@ -1,7 +1,7 @@
 """The inputs of a run: token ids of texts or numbers of signals, their labels, and the collation of rows to batches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from hf_ssm.data.records import check_letters
 from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
+from hf_ssm.data.tables import TABLE_SUFFIXES, read_rows, row_noun
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
@@ -57,6 +58,7 @@ _FIRST_ROWS = 256
 _LABEL_KINDS = {
     "class": "one class for each row",
     "classes": "a list of classes for each row",
+    "flags": "several labels of each row, each 0 or 1",
     "number": "one number for each row",
     "numbers": "a list of numbers for each row",
 }
@@ -223,7 +225,9 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
-        arguments["targets"] = TASKS[settings.task].predicts_numbers
+        task = TASKS[settings.task]
+        arguments |= {"targets": task.predicts_numbers, "multi_label": "flags" in task.labels}
+        arguments["per_position"] = "classes" in task.labels
     rows = load_sequences(source, **arguments)
     check_column("sequence_column", settings.sequence_column, rows["train"].column_names, "the data")
     return rows
@@ -278,7 +282,9 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
             limit = settings.data.get("window", 1024) + processor.num_special_tokens_to_add()
         pairs = settings.data.get("pair_column")
         if reads_only_dna(processor):
-            _check_letters(rows, [settings.sequence_column, *([pairs] if pairs else [])])
+            _check_letters(
+                settings, rows, [settings.sequence_column, *([pairs] if pairs else [])], processor.get_vocab()
+            )
         options = {"separate": task.reads_pairs, "num_proc": settings.data["num_proc"]}
         splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, **options)
         if kind == "classes":
@@ -291,12 +297,27 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     return RunData(splits, processor, classes, kind, description, limit, settled, stream, count)
 
 
-def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
-    """Refuse texts of other letters than those of DNA."""
+def _check_letters(settings: RunSettings, rows: DatasetDict, columns: list[str], tokens: Collection[str]) -> None:
+    """Refuse texts of other letters than those of DNA, and overlapping k-mers that are no tokens."""
     for name, split in rows.items():
         for column in columns:
             for row, text in enumerate(values_of(split, column)):
-                check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", FOREIGN_LETTERS_REMEDY)
+                try:
+                    check_letters(text, "", FOREIGN_LETTERS_REMEDY, tokens)
+                except ValueError:
+                    where = _place(settings, text) or f"row {row + 1} of {name!r}"
+                    check_letters(text, f"column {column!r}, {where}", FOREIGN_LETTERS_REMEDY, tokens)
+
+
+def _place(settings: RunSettings, text: str) -> str | None:
+    """Where a text stands in the tables of a run, for messages: splits have other numbers than files."""
+    for path in map(Path, settings.data_paths):
+        if path.is_file() and bare_suffix(path) in TABLE_SUFFIXES:
+            options = settings.data.get("column_names"), settings.data.get("quoted", True)
+            for number, row in read_rows(path, *options):
+                if text in row.values():
+                    return f"{row_noun(path)} {number} of {path.name}"
+    return None
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:

@@ -3,18 +3,62 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from hf_ssm.data.labels import IGNORED_LABEL
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.utils.checks import check_model, check_type
 
-__all__ = ["TauLogger", "TauLoss", "TauTerm", "tau_loss", "warn_of_fixed_orders"]
+__all__ = ["BalancedLoss", "TauLogger", "TauLoss", "TauTerm", "tau_loss", "warn_of_fixed_orders"]
 
 logger = logging.get_logger(__name__)
+
+
+class BalancedLoss:
+    """Cross entropy with weights inverse to the frequencies of the classes, as `compute_loss_func` of a Trainer.
+
+    The mean of the weights over the training rows is 1.
+
+    Args:
+        labels: Of the training rows: a class, classes of positions (-100 for none), or several float labels of each,
+            0 or 1 (NaN if unknown), of which those that hold are weighted by the ratio of the others to them.
+        num_labels: Number of classes.
+    """
+
+    def __init__(self, labels: Sequence[Any], num_labels: int):
+        flat = np.concatenate([np.ravel(row) for row in labels])
+        self._is_multi_label = flat.dtype.kind == "f"
+        if self._is_multi_label:
+            flags = np.stack(list(labels))
+            holding = np.nansum(flags, axis=0)
+            weights = ((~np.isnan(flags)).sum(axis=0) - holding) / np.maximum(holding, 1)
+        else:
+            counts = np.bincount(flat[flat != IGNORED_LABEL], minlength=num_labels)
+            weights = counts.sum() / (np.maximum(counts, 1) * (counts > 0).sum())
+        self._weights = torch.tensor(weights, dtype=torch.float32)
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """The loss of a batch, divided by the number of its labels, or of those of all batches of a step."""
+        logits = outputs.logits.float()
+        weights = self._weights.to(logits.device)
+        if self._is_multi_label:
+            known = ~labels.isnan()
+            losses = binary_cross_entropy_with_logits(
+                logits, labels.nan_to_num().float(), pos_weight=weights, reduction="none"
+            )
+            loss = (losses * known).sum()
+        else:
+            known = labels != IGNORED_LABEL
+            loss = cross_entropy(
+                logits.flatten(0, -2), labels.flatten(), weights, ignore_index=IGNORED_LABEL, reduction="sum"
+            )
+        return loss / (known.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 
 def tau_entries(tau: Sequence[float]) -> dict[str, float]:

@@ -32,24 +32,44 @@ def classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
 
     Args:
         prediction: Logits `(n, K)` with labels `(n,)`; or, per token, class indices `(n, L)` from `predicted_classes`
-            with labels `(n, L)`, of which `IGNORED_LABEL` is left out.
+            with labels `(n, L)`, of which `IGNORED_LABEL` is left out; or logits and float labels `(n, K)` of several
+            labels of each row, 0 or 1, of which NaN is left out. Of these, the metrics are means over the labels, with
+            the F1 of those that hold.
 
     Raises:
         ValueError: There is no label.
     """
     predictions, labels = np.asarray(_first(prediction.predictions)), np.asarray(prediction.label_ids)
+    if labels.dtype.kind == "f":
+        return _multi_label_metrics(predictions > 0, labels)
     if predictions.ndim == labels.ndim + 1:
         predictions = predictions.argmax(axis=-1)
     computed = {"accuracy": functional.accuracy, "f1": functional.macro_f1, "mcc": functional.matthews_correlation}
     return {name: metric(predictions, labels) for name, metric in computed.items()}
 
 
+def _multi_label_metrics(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    rows = []
+    for predicted, column in zip(predictions.T, labels.T, strict=True):
+        known = ~np.isnan(column)
+        predicted, true = predicted[known], column[known] == 1
+        counted, hits = predicted.sum() + true.sum(), (predicted & true).sum()
+        if known.any():
+            mcc = functional.matthews_correlation(predicted, true)
+            rows.append(((predicted == true).mean(), 2 * hits / counted if counted else 0.0, mcc))
+    return dict(zip(("accuracy", "f1", "mcc"), np.mean(rows, axis=0).tolist(), strict=True))
+
+
 def constant_class_metrics(labels: Any) -> dict[str, float]:
     """The metrics of always predicting the most frequent class: the level of chance of `classification_metrics`.
 
     Args:
-        labels: The class of each example, or a list of classes for each, of which `IGNORED_LABEL` is left out.
+        labels: The class of each example, or a list of classes for each, of which `IGNORED_LABEL` is left out; or
+            several float labels of each, 0 or 1.
     """
+    if isinstance(labels[0], list | np.ndarray) and np.asarray(labels[0]).dtype.kind == "f":
+        flags = np.asarray(labels, dtype=np.float64)
+        return _multi_label_metrics(np.broadcast_to(np.nanmean(flags, axis=0) > 0.5, flags.shape), flags)
     classes = np.concatenate([np.ravel(label) for label in labels])
     classes = classes[classes != IGNORED_LABEL]
     most_frequent = np.full_like(classes, np.bincount(classes).argmax())
@@ -77,9 +97,9 @@ def constant_value_metrics(labels: Any, of_positions: bool) -> dict[str, float]:
     rows = [np.asarray(label, dtype=np.float64) for label in labels]
     per_position = rows[0].ndim == 2 or (of_positions and rows[0].ndim == 1)
     values = np.concatenate(rows) if per_position else np.stack(rows)
-    errors = values - values.mean(0)
+    errors = values - np.nanmean(values, 0)
     none = dict.fromkeys(("r2", "pearson", "spearman"), 0.0)
-    return {"mse": float(np.square(errors).mean()), "mae": float(np.abs(errors).mean()), **none}
+    return {"mse": float(np.nanmean(np.square(errors))), "mae": float(np.nanmean(np.abs(errors))), **none}
 
 
 def beats_chance(values: Mapping[str, float], chance: Mapping[str, float]) -> bool:
@@ -178,20 +198,24 @@ def sequence_regression_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """`mse`, `mae`, `r2`, `pearson` and `spearman`, each the mean over the predicted values of a sequence.
 
     Args:
-        prediction: Logits `(n, K)` and labels `(n, K)`, or `(n,)` for K = 1.
+        prediction: Logits `(n, K)` and labels `(n, K)`, or `(n,)` for K = 1; NaN is left out.
 
     The coefficient of determination and the correlations are 0 by convention if a column is constant.
     """
     predictions = np.asarray(_first(prediction.predictions), dtype=np.float64)
     predictions = predictions.reshape(len(predictions), -1)
     labels = np.asarray(prediction.label_ids, dtype=np.float64).reshape(predictions.shape)
-    errors = predictions - labels
+    columns = [(p[~np.isnan(y)], y[~np.isnan(y)]) for p, y in zip(predictions.T, labels.T, strict=True)]
+    columns = [(predicted, true) for predicted, true in columns if len(true)]
+    errors = np.concatenate([predicted - true for predicted, true in columns])
     return {
         "mse": float(np.square(errors).mean()),
         "mae": float(np.abs(errors).mean()),
-        "r2": float(np.mean([_determination(*pair) for pair in zip(errors.T, labels.T, strict=True)])),
-        "pearson": _mean_correlation(predictions, labels),
-        "spearman": _mean_correlation(pd.DataFrame(predictions).rank().values, pd.DataFrame(labels).rank().values),
+        "r2": float(np.mean([_determination(predicted - true, true) for predicted, true in columns])),
+        "pearson": float(np.mean([_correlation(*pair) for pair in columns])),
+        "spearman": float(
+            np.mean([_correlation(*(pd.Series(each).rank().values for each in pair)) for pair in columns])
+        ),
     }
 
 
@@ -200,8 +224,11 @@ def _determination(errors: np.ndarray, labels: np.ndarray) -> float:
     return float(1 - np.square(errors).mean() / variance) if variance > 0 else 0.0
 
 
-def _mean_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean over the columns of the correlation of two arrays `(n, K)`."""
-    first, second = first - first.mean(0), second - second.mean(0)
-    norms = np.sqrt(np.square(first).sum(0) * np.square(second).sum(0))
-    return float(np.divide((first * second).sum(0), norms, out=np.zeros_like(norms), where=norms > 0).mean())
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return pd.Series(values).rank().to_numpy()
+
+
+def _correlation(first: np.ndarray, second: np.ndarray) -> float:
+    first, second = first - first.mean(), second - second.mean()
+    norm = float(np.sqrt(np.square(first).sum() * np.square(second).sum()))
+    return float((first * second).sum()) / norm if norm > 0 else 0.0

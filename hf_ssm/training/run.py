@@ -184,7 +184,7 @@ def chance_key(split: str, name: str) -> str:
 def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
     """The metrics of the best constant prediction for a split: most frequent class, frequencies of tokens, or mean."""
     rows, kind = data.splits[split], data.label_kind
-    if kind in ("class", "classes"):
+    if kind in ("class", "classes", "flags"):
         return constant_class_metrics(rows["labels"])
     if kind is not None:
         of_positions = data.tokenizer is None and bool((row_lengths(rows, "input_values") > 1).any())

@@ -36,7 +36,7 @@ from hf_ssm.utils.hints import closest_name
 SECTIONS = ("model", "data", "training")
 
 # Arguments of `load_sequences` that are not settings: the task determines them, or they have another name here.
-NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "return"})
+NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "multi_label", "per_position", "return"})
 # Types of the settings of the section `data` that are not arguments of `load_sequences`.
 _DATA_TYPES: dict[str, Any] = {
     "dataset": str,

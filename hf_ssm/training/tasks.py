@@ -63,7 +63,7 @@ def _language_modelling(auto_class: Any, shift: bool) -> Task:
 _NUMBERS = ("number", "numbers")
 
 TASKS: dict[str, Task] = {
-    "sequence-classification": Task(AutoModelForSequenceClassification, ("class",), "either"),
+    "sequence-classification": Task(AutoModelForSequenceClassification, ("class", "flags"), "either"),
     "sequence-pair-classification": Task(AutoModelForNextSentencePrediction, ("class",), "text", reads_pairs=True),
     "token-classification": Task(
         AutoModelForTokenClassification, ("classes",), "either", preprocess=metrics.predicted_classes

@@ -19,7 +19,7 @@ from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.training.chunks import PIECES, PieceTrainer, without_adapter, without_place
 from hf_ssm.training.context import ContextParallelism, without_context_parallelism
-from hf_ssm.training.losses import TauLoss, TauTerm, warn_of_fixed_orders
+from hf_ssm.training.losses import BalancedLoss, TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import RESCALED_BY, rescale_init_
 from hf_ssm.training.sharded import check_is_whole, sharding_of
@@ -70,6 +70,15 @@ class SSMTrainingArguments(TrainingArguments):
         },
     )
 
+    class_weights: str | None = field(
+        default=None,
+        metadata={
+            "help": "'balanced': in the loss, also that of evaluations, each class counts as much as any other, by a "
+            "weight that is inverse to its frequency in the training rows; of several labels of a row, those that hold "
+            "count as much as those that do not."
+        },
+    )
+
     chunk_length: int | None = field(
         default=None,
         metadata={
@@ -101,6 +110,8 @@ class SSMTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"`rescale_by` must be one of {', '.join(map(repr, RESCALED_BY))}, got {self.rescale_by!r}."
             )
+        if self.class_weights not in (None, "balanced"):
+            raise ValueError(f"`class_weights` must be 'balanced' or None, got {self.class_weights!r}.")
         if self.chunk_length is not None and self.chunk_length < 1:
             raise ValueError(f"`chunk_length` must be a positive number of positions, got {self.chunk_length}.")
         if self.carry_states and self.chunk_length is None:
@@ -161,6 +172,13 @@ class SSMTrainer(PieceTrainer):
             )
         if self._unwrapped.config.tau_weight > 0:
             warn_of_fixed_orders(self._unwrapped)
+        if getattr(self.args, "class_weights", None) is not None:
+            rows: Any = self.train_dataset
+            columns = getattr(rows, "column_names", None) or ()
+            if "labels" not in columns or self._unwrapped.config.problem_type == "regression":
+                raise ValueError("`class_weights` needs training rows in memory with classes in the column 'labels'.")
+            labels = rows.with_format(None)["labels"][:]
+            self.compute_loss_func = BalancedLoss(labels, self._unwrapped.config.num_labels)
         if self.label_smoother is not None:
             smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
             self.label_smoother = smoother

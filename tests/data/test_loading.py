@@ -95,7 +95,7 @@ def test_an_edited_file_is_read_again(table):
 
 
 def test_overlap_and_untrained_classes_are_warned_of(table, caplog):
-    rows = ["A,0,train", "C,1,train", "A,0,test", "G,2,test"]
+    rows = ["A,0,train", "C,1,train", "a,0,test", "GG,2,test"]
     with caplog.at_level(logging.WARNING):
         load_sequences(table(rows, "sequence,label,split"), validation_fraction=0)
     assert "1 sequences of split 'test' also occur in 'train'" in caplog.text

@@ -13,8 +13,8 @@ ROWS = [("ACGTN", "a"), ("acgt", "b"), ("RYKM", "a")]
 CSV = "sequence,name,score\nACGTN,a,1\nacgt,b,\nRYKM,a,3\n"
 FASTA = ">a first\nACG\nTN\n>b\nacgt\n>a\nRYKM\n"
 GENOME = ">chr1\nACGTTGCAGG\nTTTTNNRA\n>chr2\nGGGG\n"
-_INTERVALS = (("chr1", 2, 6, "one", 5.0, "+"), ("chr1", 14, 18, "two", None, "-"))
-BED = "#comment\ntrack name=x\nchr1\t2\t6\tone\t5\t+\n\nchr1\t14\t18\ttwo\t.\t-\textra\nchr2\t0\t4\tone\t0\t.\n"
+_INTERVALS = (("chr1", 2, 6, "one", "05", "+"), ("chr1", 14, 18, "two", ".", "-"))
+BED = "#comment\ntrack name=x\nchr1\t2\t6\tone\t05\t+\n\nchr1\t14\t18\ttwo\t.\t-\textra\nchr2\t0\t4\tone\t0\t.\n"
 
 
 @pytest.fixture
@@ -55,6 +55,9 @@ def test_formats(file, name, text, suffix, end):
     # Ambiguous letters are kept, repeated names too, and soft-masked letters of tables.
     is_fasta = name.startswith("i.fa")
     rows = [(letters.upper() if is_fasta else letters, own) for letters, own in ROWS]
+    if is_fasta:
+        # The whole header, where first words are equal.
+        rows[0] = (rows[0][0], "a first")
     assert [(record.sequence, record.columns["name"]) for record in found] == rows
     kept = read_records(file(name + suffix, text.replace("\n", end)), keep_case=True)
     assert [record.sequence for record in kept] == [letters for letters, _ in ROWS]
@@ -122,8 +125,8 @@ def test_lines_of_bed_with_fewer_fields_have_all_columns(file):
         ("chr1\t2\t19", "chr1:2-19 is not an interval of g.fa: the contig 'chr1' has 18 letters"),
         ("Chr1\t2\t9", r"g.fa has no contig 'Chr1' \(did you mean 'chr1'\?\)"),
         ("chr1\t2", "fewer than 3 fields"),
-        ("chr1\t2\tnine", "invalid literal for int.*nine"),
-        ("chr1\t2\t9\tn\thigh", "could not convert string to float: 'high'"),
+        ("chr1\t2\tnine", "chrom_end 'nine' is not a whole number"),
+        ("chr1\t1e+02\t140", r"chrom_start '1e\+02' is not a whole number: .*scipen"),
         ("chr1\t2\t9\tn\t0\tforward", "the strand 'forward' is not"),
     ],
 )
@@ -133,6 +136,19 @@ def test_wrong_lines_of_bed_are_refused_before_any_sequence(file, line, message,
     with pytest.raises(ValueError, match=rf"i\.bed' cannot be read: line 2: .*{message}"):
         next(read_records(bed, genome=genome))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["i.bed", "i.narrowPeak", "i.bed.gz"])
+@pytest.mark.parametrize("text", ["chrom\tstart\tend\nchr1\t2\t6\n", "\ufeffchr1 2 6\n", "chr1\t2\t6\tx\tNA\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_lines_that_people_have_in_bed_files(tmp_path, file, name, text, encoding):
+    pytest.importorskip("pysam")
+    path = tmp_path / name
+    content = text.lstrip("\ufeff" if encoding == "utf-16" else "").encode(encoding)
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (record,) = read_records(path, genome=file("g.fa", GENOME))
+    assert (record.sequence, record.place) == ("GTTG", Place("chr1", 2, 6))
+    assert record.columns.get("score", "NA") == "NA"
 
 
 @pytest.mark.parametrize("text", ["", "#comment\n\n"])

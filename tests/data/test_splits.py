@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hf_ssm.data.splits import check_fractions, cut, rows_of_splits
+from hf_ssm.data.splits import check_fractions, cut, rows_of_splits, sequence_keys
 
 
 def test_spellings_of_the_splits_and_unknown_values(caplog):
@@ -72,3 +72,11 @@ def test_too_few_rows_are_an_error_and_a_share_of_zero_gives_no_split():
 def test_bad_fractions_are_refused(fractions, message):
     with pytest.raises(ValueError, match=message):
         check_fractions(*fractions)
+
+
+def test_copies_of_dna_have_one_key():
+    first, *copies, other, lower, text, protein = sequence_keys(
+        ["ACCGTR", "accgtn", "ACCGUN", "ACC GTN", "NACGGT", "ACCGTA", "tacggt", "hello", "HELLO"]
+    )
+    assert set(copies) == {first} and other == lower != first
+    assert text != protein

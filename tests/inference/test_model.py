@@ -1,9 +1,11 @@
 """`SequenceModel`: tokens of texts, batches, padding."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import EsmTokenizer, LlamaConfig, LlamaForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from hf_ssm.data.records import Record
@@ -130,7 +132,19 @@ def test_texts_of_dna_are_taken(make_model, text, keep_ambiguity):
 
 def test_arguments(make_model):
     model = make_model("S4", "ForSequenceClassification")
-    with pytest.raises(ValueError, match="fast tokenizer"):
-        SequenceModel(model, str.split)
     with pytest.raises(ValueError, match="`max_tokens_per_batch`=0"):
         SequenceModel(model, build_dna_tokenizer(), 0)
+
+
+def test_tokenizers_that_are_not_fast_give_the_same_letters(make_model, tmp_path):
+    """As that of the Nucleotide Transformer, which has no fast version."""
+    tokens = ["<unk>", "<pad>", "<mask>", "<cls>", *map("".join, itertools.product("ACGT", repeat=3)), *"ACGTN"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    names = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask", "cls")}
+    tokenizer = EsmTokenizer(str(tmp_path / "vocab.txt"), eos_token=None, **names)
+    model = SequenceModel(make_model("S4", "ForMaskedLM"), tokenizer)
+    first, second = model.encode([Record("ACGTACG", "a"), Record("ACNGTA", "b")])
+    assert [tokens[number] for number in first.ids] == ["<cls>", "ACG", "TAC", "G"]
+    assert first.letters.tolist() == [[0, 0], [0, 3], [3, 6], [6, 7]]
+    assert first.special.tolist() == [True, False, False, False]
+    assert second.letters.tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 6]]
