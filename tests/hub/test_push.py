@@ -58,7 +58,7 @@ def test_push_is_proved_and_loads(hub, model, tokenizer):
     assert repo.private and titles(hub) == ["initial commit", "A model"]
     files = repo.files()
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files.keys() and has_code(files)
-    assert len(json.loads(files["config.json"])["auto_map"]) == 8
+    assert len(json.loads(files["config.json"])["auto_map"]) == 10
     assert b'from_pretrained("ada/motifs"' in files["README.md"] and b"\n# motifs\n" in files["README.md"]
     loaded = AutoModelForSequenceClassification.from_pretrained(NAME).eval()
     tokens = torch.randint(0, 12, (2, 9))
@@ -187,7 +187,7 @@ def test_a_folder_is_proved_with_fresh_code(hub, folder, model, tokenizer, proof
     for name, value in model.state_dict().items():
         assert torch.equal(proved.state_dict()[name], value)
     files = hub.repo(NAME).files()
-    assert has_code(files) and len(json.loads(files["config.json"])["auto_map"]) == 8
+    assert has_code(files) and len(json.loads(files["config.json"])["auto_map"]) == 10
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_end(hub, trainer):
     files = repo.files()
     assert is_whole(files)
     assert not [name for name in files if "checkpoint" in name]
-    assert len(json.loads(files["config.json"])["auto_map"]) == 8
+    assert len(json.loads(files["config.json"])["auto_map"]) == 10
     card = ModelCard(files["README.md"].decode())
     assert {"dna", "hf_ssm", "generated_from_trainer"} <= set(card.data.tags)
     assert f'AutoModelForSequenceClassification.from_pretrained("{NAME}", trust_remote_code=True)' in card.text
@@ -141,7 +141,7 @@ def test_the_stock_trainer_at_the_end(hub, trainer):
     """Fine-tuning without this package's Trainer: what it pushes at the end can be loaded by others, too."""
     trainer("end", Trainer).push_to_hub()
     assert is_whole(hub.repo(NAME).files())
-    assert len(json.loads(hub.repo(NAME).files()["config.json"])["auto_map"]) == 8
+    assert len(json.loads(hub.repo(NAME).files()["config.json"])["auto_map"]) == 10
 
 
 @pytest.mark.parametrize("by_saving", [False, True])
