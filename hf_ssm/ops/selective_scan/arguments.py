@@ -106,8 +106,8 @@ def skip_and_gate(y: Tensor, u: Tensor, D: Tensor | None, z: Tensor | None) -> T
 def complex_or_real_exp(d: Tensor, A: Tensor) -> Tensor:
     """`exp(d A)` of broadcast real `d` and real or complex `A`; torch's own complex exponential is slow."""
     if A.is_complex():
-        return torch.polar(torch.exp2(d * LOG2_E * A.real), d * A.imag)
-    return torch.exp2(d * LOG2_E * A)
+        return torch.polar(torch.exp(d * A.real), d * A.imag)
+    return torch.exp(d * A)
 
 
 def sum_over_states(a: Tensor, b: Tensor) -> Tensor:
