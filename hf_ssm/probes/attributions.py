@@ -1,8 +1,8 @@
 """Attributions: one score for each maskable token, by captum, tangermeme and DeepLIFT's rules.
 
-All methods explain the log-probability of the target (for a callable target, its value). If a method needs a baseline,
-the baseline is the sequence with all maskable tokens masked, so that the scores of "integrated_gradients" and
-"deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
+All methods explain the log-probability of the target (for a callable target, its value). The baselines are the sequence
+with all maskable tokens masked, one for each fill, and scores are means over the fills. With one fill, the scores of
+"integrated_gradients" and "deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
 
 Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding, `A` letters.
 """
@@ -25,7 +25,7 @@ from hf_ssm.probes.evaluators import Evaluator
 __all__ = ["ATTRIBUTIONS", "AttributionSettings", "attribute", "check_library", "check_strands", "letters_of"]
 
 _LIBRARIES = {
-    "occlusion": "captum",
+    "occlusion": None,
     "integrated_gradients": "captum",
     "deep_lift": None,
     "gradient_shap": "captum",
@@ -116,11 +116,11 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
 
     A high score means that the token supports the prediction:
 
-    - "occlusion": how much the log-probability falls when only this token is masked; M + 1 forward passes.
+    - "occlusion": how much the log-probability falls when only this token is masked; M + 1 forward passes per fill.
     - "integrated_gradients", "gradient_shap": the inner product of gradients between baseline and sequence with the
-      difference of the embeddings; `steps` forward and backward passes.
+      difference of the embeddings; `steps` forward and backward passes, for "integrated_gradients" per fill.
     - "deep_lift": the product of multipliers and difference; one forward and one backward pass of sequence and
-      baseline.
+      baseline per fill.
     - "in_silico_mutagenesis": how much the log-probability falls in the mean over all letters in this place (the
       unchanged letter included); 1 + M (A - 1) forward passes. Tokens that are not letters have no score.
 
@@ -129,18 +129,20 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
         method: One of `ATTRIBUTIONS`.
         settings: Settings of the method.
     """
-    function = _Function(evaluator, has_gradient=method not in ("occlusion", "in_silico_mutagenesis"))
+    if method == "occlusion":
+        start, masked = evaluator.start(), evaluator.masked([])
+        ends = evaluator.values_if_masked(masked, evaluator.candidates.tolist())
+        return (start - ends if evaluator.target.function else start.log() - ends.log()).mean(1)
+    function = _Function(evaluator, has_gradient=method != "in_silico_mutagenesis")
     if method == "in_silico_mutagenesis":
         return _mutagenesis(function, settings.letters)
-    if method == "occlusion":
-        scores = _occlusion(function)
+    if method == "gradient_shap":
+        scores = [_gradient_shap(function, settings)]
     elif method == "integrated_gradients":
-        scores = _integrated_gradients(function, settings.steps)
-    elif method == "gradient_shap":
-        scores = _gradient_shap(function, settings)
+        scores = [_integrated_gradients(function, baseline, settings.steps) for baseline in function.baselines]
     else:
-        scores = _deep_lift(function)
-    return scores[0].detach().double().cpu()
+        scores = [_deep_lift(function, baseline) for baseline in function.baselines]
+    return torch.cat(scores).mean(0).detach().double().cpu()
 
 
 class _Function(nn.Module):
@@ -157,7 +159,7 @@ class _Function(nn.Module):
         self.evaluator = evaluator
         self.has_gradient = has_gradient
         self.places = evaluator.candidates.to(evaluator.device)
-        self.sequence = evaluator.embedded(evaluator.masked([]))
+        self.sequence = evaluator.embedded(evaluator.masked([]))[:1]
         self.inputs = self.sequence[:, self.places]
         self.baselines = evaluator.embedded(evaluator.masked(evaluator.candidates.tolist()))[:, self.places]
 
@@ -172,25 +174,12 @@ class _Function(nn.Module):
         return self.evaluator.log_values(whole, self.has_gradient)
 
 
-def _occlusion(function: _Function) -> Tensor:
-    from captum.attr import Occlusion
-
-    scores = Occlusion(function).attribute(
-        function.inputs,
-        (1, function.inputs.shape[-1]),
-        baselines=function.baselines,
-        perturbations_per_eval=function.rows,
-    )
-    # The score of a token is repeated for each component of its embedding.
-    return scores[..., 0]
-
-
-def _integrated_gradients(function: _Function, steps: int) -> Tensor:
+def _integrated_gradients(function: _Function, baseline: Tensor, steps: int) -> Tensor:
     from captum.attr import IntegratedGradients
 
     scores: Tensor = IntegratedGradients(function).attribute(
         function.inputs.requires_grad_(),
-        function.baselines,
+        baseline.unsqueeze(0),
         n_steps=steps,
         internal_batch_size=min(function.rows, steps),
     )
@@ -210,7 +199,7 @@ def _gradient_shap(function: _Function, settings: AttributionSettings) -> Tensor
     return total.sum(-1) / settings.steps
 
 
-def _deep_lift(function: _Function) -> Tensor:
+def _deep_lift(function: _Function, baseline: Tensor) -> Tensor:
     outputs: list[Tensor] = []
 
     def recorded(embedded: Tensor) -> Tensor:
@@ -218,7 +207,7 @@ def _deep_lift(function: _Function) -> Tensor:
         return outputs[-1]
 
     # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
-    parts = deep_lift(recorded, function.inputs, function.baselines, function.model, tolerance=math.inf)
+    parts = deep_lift(recorded, function.inputs, baseline.unsqueeze(0), function.model, tolerance=math.inf)
     scores = parts.sum(-1)
     values, size = outputs[0].detach(), scores.abs().sum()
     missed = (scores.sum() - (values[0] - values[1])).abs()
