@@ -46,11 +46,11 @@ def probability(logits, index):
     return logits.double().softmax(-1)[index].item()
 
 
-def check_exact(model, ids, target, value, candidates, mask="mask", **options):
+def check_exact(model, ids, target, value, candidates, replace="mask", **options):
     model = model.double().eval()
     with torch.no_grad():
         order, curve = plain_exact(value, candidates)
-    probe = MaskingProbe(model, build_dna_tokenizer(), mask=mask, allow_wrong=True, **options)
+    probe = MaskingProbe(model, build_dna_tokenizer(), replace=replace, strategy="exact", allow_wrong=True, **options)
     result = probe.run(ids, target=target, progress=False)
     assert result.order.tolist() == order
     torch.testing.assert_close(result.probabilities, torch.tensor(curve, dtype=torch.float64), rtol=1e-9, atol=1e-12)
@@ -107,7 +107,7 @@ def test_exact_of_a_classifier_is_the_plain_loop(make_model, family, options, po
 
 def test_a_causal_classifier_of_the_first_token_needs_no_other(make_model):
     model, ids = make_model("S4", "ForSequenceClassification", pooling="first").double(), bases(60)
-    result = MaskingProbe(model, build_dna_tokenizer(), strategy="one_shot", score="occlusion").run(ids, progress=False)
+    result = MaskingProbe(model, build_dna_tokenizer(), "mask", "one_shot").run(ids, progress=False)
     assert result.survivors(1).item() == 0
     torch.testing.assert_close(result.probabilities[:-1], result.probabilities[:1].expand(60))
 
@@ -186,7 +186,7 @@ def test_of_equals_the_first_is_masked():
             rows = len(input_ids if inputs_embeds is None else inputs_embeds)
             return type("Output", (), {"logits": torch.tensor([[2.0, 1.0]]).repeat(rows, 1)})
 
-    probe = MaskingProbe(Constant(), build_dna_tokenizer())
+    probe = MaskingProbe(Constant(), build_dna_tokenizer(), "mask", "exact")
     assert probe.run(bases(9), target=lambda logits: logits[:, 0], progress=False).order.tolist() == list(range(9))
 
 
@@ -207,7 +207,7 @@ class Additive(torch.nn.Module):
         return type("Output", (), {"logits": self.scale * (1 - masked @ self.losses).unsqueeze(-1)})
 
     def search(self, **options):
-        probe = MaskingProbe(self, build_dna_tokenizer(), strategy="shortlist", **options)
+        probe = MaskingProbe(self, build_dna_tokenizer(), "mask", "shortlist", **options)
         return probe.run(bases(len(self.losses)), target=lambda logits: logits[:, 0], progress=False)
 
 

@@ -105,7 +105,7 @@ class Evaluator:
         numbers = torch.tensor(range(self.draws) if draws is None else draws)
         values = torch.full((len(masked), len(numbers)), torch.nan, dtype=torch.float64) if known is None else known
         unknown = values.isnan().nonzero()
-        for pairs in unknown.split(self.rows_per_batch(self.length)):
+        for pairs in unknown.split(self.rows_per_batch(self.length)) if len(unknown) else ():
             rows, columns = pairs.T
             self.evaluations += len(rows)
             logits = self._logits(masked[rows.to(masked.device)], self._filled(numbers[columns]))
