@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
@@ -251,7 +252,9 @@ class MaskingProbe:
             costs[strategy] = ProbeCost(sum(counts), seconds * tokens)
         return costs
 
-    def evaluate(self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None) -> Tensor:
+    def evaluate(
+        self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None, *, points: int | None = None
+    ) -> Tensor:
         """The probability of the target of one sequence along a given masking order.
 
         Positions that cannot be masked (special tokens, the target, tokens that a causal model does not read) leave the
@@ -261,6 +264,7 @@ class MaskingProbe:
             inputs: One sequence.
             order: M positions.
             target: As for `run`.
+            points: Number of steps that are evaluated, with linear interpolation between them; default: all.
 
         Returns:
             `(M + 1,)`, float64: the probability before the first position is masked, and after each position.
@@ -282,9 +286,12 @@ class MaskingProbe:
             start = evaluator.target.value(logits)
             maskable = set(sequence.candidates.tolist())
             effective = [place for place in positions if place in maskable]
-            values = evaluator.along(evaluator.masked([]), effective).mean(1) if effective else start[:0]
+            counts = np.linspace(0, len(effective), min(points or len(effective), len(effective)) + 1).astype(int)
+            rows = [evaluator.masked(effective[:count]) for count in counts[1:]]
+            values = [evaluator.values(row.unsqueeze(0)).mean(1) for row in rows]
+        curve = np.interp(np.arange(len(effective) + 1), counts, torch.cat([start, *values]).numpy())
         steps = torch.tensor([0, *(place in maskable for place in positions)]).cumsum(0)
-        return torch.cat([start, values])[steps]
+        return torch.from_numpy(curve)[steps]
 
     def _sequences(self, inputs: Any, target: Any) -> list[ProbedSequence]:
         ids = read_sequences(inputs, self.tokenizer, self._vocab_size, longest_input(self.model))

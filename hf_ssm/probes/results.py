@@ -140,13 +140,13 @@ class MaskingResult:
 
     @property
     def why_unexplained(self) -> str:
-        """One sentence on why the kept tokens explain nothing; empty if they do, or if they were not tested."""
+        """Why the kept tokens explain nothing, in a few words; empty if they do, or if they were not tested."""
         test = self.evidence
+        value = "value" if self.target["kind"] == "callable" else "probability"
+        if len(self.kept) == 0:
+            return f"the {value} stays at {self.probabilities[-1].item():.2f} with all tokens masked"
         if test is None or test.is_explained:
             return ""
-        value = "value" if self.target["kind"] == "callable" else "probability"
-        if test.kept == 0:
-            return f"the {value} stays without any token: with all drawn, it is {test.all_drawn[0]:.2f}"
         if test.kept == len(self.order):
             return f"no smaller set of tokens keeps {SHARE:.0%} of the {value}"
         return (

@@ -46,11 +46,18 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     )
     letters = "letters that in_silico_mutagenesis tries (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
-    mask = (
-        "replacement of a masked token: mask, n, pad, zero, or a token of the model (default: n for classifiers and "
-        "causal models of DNA, otherwise mask)"
+    draws = (
+        "replacement of masked tokens: draws by the composition of the row (default for DNA and proteins), by its "
+        "shuffle or dinucleotide shuffle, by the background of the training data (default for texts), or uniform; or "
+        "one token everywhere: N, mask, pad, zero (embedding), or any token of the model"
     )
-    add("--mask", metavar="TOKEN", help=mask)
+    add("--replace", "--mask", dest="replace", metavar="HOW", help=draws)
+    add("--draws", metavar="K", type=int, default=16, help="number of draws (default: %(default)s)")
+    null = (
+        "also search an untrained copy of the model and one trained on shuffled labels: a search gives curves of the "
+        "same shape without anything learnt, and only the excess over them counts"
+    )
+    add("--null", action="store_true", help=null)
     add_batch_limit(add)
     add = parser.add_argument_group("target").add_argument
     target = (
