@@ -26,7 +26,6 @@ METHODS = {
     "exact": "exact search (slow)",
     "occlusion": "occlusion",
     "integrated_gradients": "integrated gradients",
-    "gradient_shap": "gradient SHAP",
     "deep_lift": "DeepLIFT",
     "in_silico_mutagenesis": "in-silico mutagenesis",
 }

@@ -118,7 +118,7 @@ def _probe(settings: RunSettings, result: RunResult) -> None:
 
 
 def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
-    """The letters of a sequence, the darker the larger their effect, above its motifs, the kept letters and their tests.
+    """The letters of a sequence, the darker the larger their effect, above motifs, the kept letters and their tests.
 
     Args:
         result: The result of a probe.

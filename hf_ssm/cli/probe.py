@@ -70,8 +70,7 @@ _FILES = (
 )
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
-    "steps": ("integrated_gradients", "gradient_shap"),
-    "noise": ("gradient_shap",),
+    "steps": ("integrated_gradients",),
     "alphabet": ("in_silico_mutagenesis",),
 }
 _THRESHOLDS = (0.9, 0.5)
@@ -201,8 +200,8 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
         f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; kept: tokens "
-        f"that keep {SHARE:.0%} of the {what}. Fresh draws test them: kept, rest drawn (sufficient: high) beside random "
-        "sets of as many tokens and all drawn; kept drawn (necessary: low)"
+        f"that keep {SHARE:.0%} of the {what}. Fresh draws test them: kept, rest drawn (sufficient: high) beside "
+        "random sets of as many tokens and all drawn; kept drawn (necessary: low)"
     )
     unexplained = [(e.row, r.why_unexplained) for e, r in zip(examples, results, strict=True) if r.why_unexplained]
     lines += [f"row {row} is not explained: {why}." for row, why in unexplained[:_LISTED]]

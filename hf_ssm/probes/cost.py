@@ -59,7 +59,7 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
         return along + count * (len(settings.attribution.letters) - 1) + 1
     if strategy == "deep_lift":
         return along + 6 * draws
-    return along + 3 * settings.attribution.steps * (draws if strategy == "integrated_gradients" else 1)
+    return along + 3 * settings.attribution.steps * draws
 
 
 def _shortlist(settings: SearchSettings, count: int, draws: int) -> int:

@@ -3,7 +3,6 @@
 Legend: `L` tokens of a sequence, `M` maskable ones.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,9 +55,8 @@ class MaskingProbe:
             candidates; groups of neighbours first in sequences of more than 256 tokens, and several tokens per step in
             long sequences. "exact" evaluates all tokens with all draws. "one_shot" masks in the order of the
             probabilities with only one token masked. Attributions mask in ascending order of the scores that they give
-            to the tokens (`MaskingResult.scores`): "occlusion"; "integrated_gradients" and "gradient_shap" of captum;
-            "deep_lift", with `hf_ssm.deep_lift`; "in_silico_mutagenesis" of tangermeme. Their baseline is the sequence
-            with all maskable tokens masked.
+            to the tokens (`MaskingResult.scores`): "occlusion"; "integrated_gradients" of captum; "deep_lift", with
+            `hf_ssm.deep_lift`; "in_silico_mutagenesis". Their baselines are the sequence with all tokens masked.
         draws: Number K of draws, default 16.
         seed: Seed of the draws, which also depend on the sequence, default 0.
         background: For "background": the count of each token in the training data by id, `(V,)`.
@@ -68,9 +66,7 @@ class MaskingProbe:
         candidates: For "shortlist": number of tokens evaluated per step, default 12.
         masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step, default 0.01; 0 masks
             one token per step.
-        steps: For "integrated_gradients" and "gradient_shap": number of gradients, default 32.
-        noise: For "gradient_shap": standard deviation of the Gaussian noise on the embeddings, relative to the root
-            mean square of the embeddings, default 0.1. All sequences have the same random numbers.
+        steps: For "integrated_gradients": number of gradients per draw, default 32.
         alphabet: For "in_silico_mutagenesis": the letters that replace each other. Default: ACGT for a tokenizer of
             nucleotides, otherwise all single letters of a tokenizer that has at most 32 of them. Other tokens have no
             score and are masked first.
@@ -105,7 +101,6 @@ class MaskingProbe:
         candidates: int = 12,
         masks_per_step: float = 0.01,
         steps: int = 32,
-        noise: float = 0.1,
         alphabet: str | None = None,
         minimum_probability: float = 0.0,
         allow_wrong: bool = False,
@@ -123,8 +118,6 @@ class MaskingProbe:
         for name, share in (("masks_per_step", masks_per_step), ("minimum_probability", minimum_probability)):
             if not 0 <= share <= 1:
                 raise ValueError(f"`{name}`={share!r}: give a share from 0 to 1.")
-        if not 0 <= noise < math.inf:
-            raise ValueError(f"`noise`={noise!r}: give a finite number of at least 0.")
         if strategy in ATTRIBUTIONS:
             check_library(strategy)
         letters = letters_of(tokenizer, alphabet) if strategy == "in_silico_mutagenesis" else ()
@@ -141,7 +134,7 @@ class MaskingProbe:
         if not self.replacement.is_drawn:
             self.tested_with = resolve("composition", special=self._special)
         self.draws, self.seed, self.tests = draws, seed, tests
-        attribution = AttributionSettings(steps, noise, letters)
+        attribution = AttributionSettings(steps, letters)
         self.settings = SearchSettings(strategy, candidates, masks_per_step, attribution)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.minimum_probability = minimum_probability

@@ -7,7 +7,11 @@ from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, evaluator_
 from hf_ssm.probes.targets import ProbedSequence, Target
 
 LENGTH = 23
-FILLS = {"token": torch.full((1, LENGTH), 3), "zero": None, "draws": torch.arange(7, 7 + 3 * LENGTH).view(3, -1) % 5 + 7}
+FILLS = {
+    "token": torch.full((1, LENGTH), 3),
+    "zero": None,
+    "draws": torch.arange(7, 7 + 3 * LENGTH).view(3, -1) % 5 + 7,
+}
 MODELS = [
     ("Hyena", {}),
     ("Hyena", {"num_hidden_layers": 1}),

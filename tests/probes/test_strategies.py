@@ -1,5 +1,8 @@
 """The exact search equals the plain double loop with one forward pass for each variant, in float64."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,9 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes import MaskingProbe, strategies
 from hf_ssm.probes.evaluators import incremental
+from hf_ssm.probes.replacements import DRAWS
 from hf_ssm.tokenization import build_dna_tokenizer
 
 MASK, ZERO = 3, None
@@ -148,6 +152,94 @@ def test_decoders_that_classify_without_padding_read_one_sequence_at_a_time():
     config = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=12, initializer_range=0.5)
     model, ids = GPT2ForSequenceClassification(config), bases(8)
     check_exact(model, ids, 1, lambda masked: probability(forward(model, ids, masked, MASK), 1), range(8))
+
+
+FILLS = 3
+
+
+@pytest.mark.parametrize("replace", DRAWS)
+@pytest.mark.parametrize("incremental_blocks", [False, True])
+def test_exact_under_draws_is_the_double_loop_over_candidates_and_fills(
+    make_model, monkeypatch, replace, incremental_blocks
+):
+    """And the curve, its spread, the kept tokens and both tests are those of plain loops."""
+    if incremental_blocks:
+        for name, value in {"_FEWEST_PER_BLOCK": 0, "_SHORTEST": 1, "_BLOCK": 4}.items():
+            monkeypatch.setattr(incremental, name, value)
+    model = make_model("Hyena", "ForSequenceClassification", pooling="mean").double().eval()
+    ids, background = torch.tensor(bases(12)), torch.arange(12)
+    probe = MaskingProbe(
+        model, build_dna_tokenizer(), replace, "exact", draws=FILLS, background=background, allow_wrong=True
+    )
+    result = probe.run(ids, 1, progress=False)
+    (sequence,) = probe._sequences(ids, 1)
+    fills = probe._fills(sequence)
+    assert fills.shape == (FILLS, 12) and set(fills.flatten().tolist()) <= {7, 8, 9, 10}
+
+    @torch.no_grad()
+    def values(masked, filled):
+        rows = [torch.where(torch.isin(torch.arange(12), torch.tensor(sorted(masked))), fill, ids) for fill in filled]
+        return [model(input_ids=row.unsqueeze(0)).logits.softmax(-1)[0, 1].item() for row in rows]
+
+    order, curve = plain_exact(lambda masked: np.mean(values(masked, fills)), range(12))
+    assert result.order.tolist() == order
+    torch.testing.assert_close(result.probabilities, torch.tensor(curve), rtol=1e-9, atol=1e-12)
+    spread = [np.std(values(order[:count], fills), ddof=1) for count in range(13)]
+    torch.testing.assert_close(result.spread, torch.tensor(spread), rtol=1e-6, atol=1e-9)
+    kept = order[next((n for n, p in enumerate(curve) if p < 0.9 * curve[0]), 13) - 1 :]
+    assert sorted(result.kept.tolist()) == sorted(kept)
+    fresh = probe._fresh(sequence).fills
+    others = set(range(12)) - set(kept)
+    for found, masked in (
+        (result.evidence.sufficiency, others),
+        (result.evidence.necessity, set(kept)),
+        (result.evidence.all_drawn, set(range(12))),
+    ):
+        expected = values(masked, fresh)
+        assert found[0] == pytest.approx(np.mean(expected), rel=1e-9)
+        assert found[2] - found[0] == pytest.approx(
+            2 * np.std(expected, ddof=1) / len(fresh) ** 0.5, rel=1e-6, abs=1e-9
+        )
+
+
+def test_draws_keep_what_their_names_say(make_model):
+    model, ids = make_model("S4", "ForSequenceClassification"), torch.tensor(bases(60))
+
+    def fills(replace, seed=0, **options):
+        probe = MaskingProbe(model, build_dna_tokenizer(), replace, seed=seed, draws=400, allow_wrong=True, **options)
+        (sequence,) = probe._sequences(ids, None)
+        return probe._fills(sequence)
+
+    def pairs(row):
+        return Counter(pairwise(row.tolist()))
+
+    for row in fills("shuffle")[:20]:
+        assert Counter(row.tolist()) == Counter(ids.tolist())
+    shuffled = fills("dinucleotide")
+    assert all(pairs(row) == pairs(ids) for row in shuffled) and len(shuffled.unique(dim=0)) == 400
+    shares = torch.bincount(ids, minlength=12) / 60
+    torch.testing.assert_close(
+        torch.bincount(fills("composition").flatten(), minlength=12) / 24000, shares, rtol=0, atol=0.02
+    )
+    counts = torch.tensor([5.0] * 7 + [1, 2, 3, 4, 9])
+    drawn = torch.bincount(fills("background", background=counts).flatten(), minlength=12) / 24000
+    torch.testing.assert_close(drawn, torch.tensor([0.0] * 7 + [0.1, 0.2, 0.3, 0.4, 0]), rtol=0, atol=0.02)
+    assert torch.equal(fills("uniform"), fills("uniform")) and not torch.equal(fills("uniform"), fills("uniform", 1))
+    # The fills of few draws are the first of many.
+    few = MaskingProbe(model, build_dna_tokenizer(), draws=4, allow_wrong=True)
+    assert torch.equal(few._fills(few._sequences(ids, None)[0]), fills("composition")[:4])
+
+
+def test_a_sequence_that_fits_into_no_256_units_is_masked_in_groups_first(make_model, monkeypatch):
+    monkeypatch.setattr(strategies, "_MOST_UNITS", 8)
+    model, ids = make_model("S4", "ForSequenceClassification", bidirectional=True).double(), bases(30)
+    probe = MaskingProbe(model, build_dna_tokenizer(), draws=4, allow_wrong=True, tests=False)
+    result = probe.run(ids, 1, progress=False)
+    assert sorted(result.order.tolist()) == list(range(30))
+    # The ends of groups are on the curve; within a group it is interpolated.
+    along = probe.evaluate(ids, result.order, 1)
+    close = (result.probabilities - along).abs() < 1e-9
+    assert close[0] and close[-1] and close.sum() >= 8
 
 
 def test_callable_targets_take_the_place_of_the_probability(make_model):

@@ -14,7 +14,7 @@ from hf_ssm.cli.options import (
 # The last is another name of "shortlist".
 PROBE_METHODS = (
     *("exact", "shortlist", "one_shot"),
-    *("occlusion", "integrated_gradients", "deep_lift", "gradient_shap", "in_silico_mutagenesis"),
+    *("occlusion", "integrated_gradients", "deep_lift", "in_silico_mutagenesis"),
     "screened",
 )
 COLOURED_BY = ("effect", "rank")
@@ -32,18 +32,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
     order = f"order in which tokens are masked: {orders}"
     add("--method", "--strategy", choices=PROBE_METHODS, default="shortlist", metavar="METHOD", help=order)
-    add(
-        "--steps",
-        metavar="N",
-        type=int,
-        help="number of gradients of integrated_gradients and gradient_shap (default: 32)",
-    )
-    add(
-        "--noise",
-        metavar="SHARE",
-        type=float,
-        help="standard deviation of the noise of gradient_shap, relative to the embeddings (default: 0.1)",
-    )
+    add("--steps", metavar="N", type=int, help="gradients of integrated_gradients for each draw (default: 32)")
     letters = "letters that in_silico_mutagenesis tries (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
     draws = (

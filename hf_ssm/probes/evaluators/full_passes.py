@@ -54,6 +54,7 @@ class Evaluator:
 
     def __init__(self, model: Any, sequence: ProbedSequence, fills: Tensor | None, max_tokens: int):
         self.model = model
+        self.sequence = sequence
         self.max_tokens = max_tokens
         self.target = sequence.target
         self.device = model.get_input_embeddings().weight.device
@@ -155,14 +156,12 @@ class Evaluator:
         embedded = self.embedded_ids(ids).detach()
         return embedded if self.fills is not None else embedded.masked_fill(masked[None, :, None], 0)
 
-    def log_values(self, embedded: Tensor, has_gradient: bool) -> Tensor:
+    def log_values(self, embedded: Tensor) -> Tensor:
         """Differentiable log-probabilities, or values of a callable target, of embeddings `(B, R, D)`, `(B,)`.
 
-        Args:
-            embedded: The embeddings.
-            has_gradient: Whether a backward pass follows, for the count of tokens.
+        A backward pass follows, and counts as two passes.
         """
-        self.tokens += embedded.shape[:2].numel() * (3 if has_gradient else 1)
+        self.tokens += embedded.shape[:2].numel() * 3
         logits = self.model(inputs_embeds=embedded, **self._arguments(len(embedded))).logits
         return self.target.log_value(self._selected(logits))
 
