@@ -172,7 +172,7 @@ def test_other_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="is not a file of masking results, or is incomplete"):
         MaskingResults.load(path)
-    save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
+    save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 3})})
     with pytest.raises(ValueError, match="by a later version"):
         MaskingResults.load(path)
 
