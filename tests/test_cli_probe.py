@@ -106,7 +106,7 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
         str(output),
     ):
         assert part in printed
-    assert "Tokens are masked by N, which occurs in none of 40 training sequences: the model answers outside" in printed
+    assert "masked by N, which occurs in none of 40 training sequences: the model answers outside" in printed
     # 24 tokens: 24 * 25 / 2 + 1 forward passes each, and 704 of the tests.
     assert "3 sequences by exact: at most 3,015 forward passes of one sequence, roughly" in printed
     found = found_in(output)
@@ -135,7 +135,7 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
             left = expected.tokens_left(share * expected.probabilities[0].item())
             assert entry[f"tokens_left_at_{share:.0%}"] == left
         assert entry["probability_all_masked"] == pytest.approx(expected.probabilities[-1].item())
-        assert f"{row:>10}  {expected.probabilities[0]:>11.4f}" in printed
+        assert f"{row:>10}  {expected.probabilities[0]:>16.4f}" in printed
     shares, mean, _ = stored.mean_curve()
     assert found["mean_curve"]["share_masked"] == pytest.approx(shares.tolist())
     assert found["mean_curve"]["mean"] == pytest.approx(mean.tolist(), rel=1e-5)

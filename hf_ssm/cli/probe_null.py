@@ -54,6 +54,7 @@ def null_models(model: Any, tokenizer: Any, data: Rows, checkpoint: str) -> dict
     with tempfile.TemporaryDirectory() as scratch:
         options = {name: stored[name] for name in _TRAINED_BY if name in stored}
         options |= {"save_strategy": "no", "report_to": [], "logging_strategy": "no", "seed": SEED}
+        options |= {"dataloader_pin_memory": torch.accelerator.is_available()}
         arguments = TrainingArguments(scratch, disable_tqdm=True, **options)
         copy = type(model)(model.config)
         trainer = SSMTrainer(copy, arguments, train_dataset=rows, processing_class=tokenizer)

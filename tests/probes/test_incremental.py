@@ -12,10 +12,6 @@ FILLS = {
     "zero": None,
     "draws": torch.arange(7, 7 + 3 * LENGTH).view(3, -1) % 5 + 7,
 }
-    "token": torch.full((1, LENGTH), 3),
-    "zero": None,
-    "draws": torch.arange(7, 7 + 3 * LENGTH).view(3, -1) % 5 + 7,
-}
 MODELS = [
     ("Hyena", {}),
     ("Hyena", {"num_hidden_layers": 1}),
