@@ -180,7 +180,6 @@ def training(
     ours, theirs = (model.train() for model in _mamba_pair(hidden, layers, vocabulary, device, use_mambapy))
     ids = torch.randint(0, vocabulary, (batch, length), device=device)
     contenders: dict[str, Call] = {OURS: partial(_step, ours, ids)}
-    contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
     if device == "cuda":
         contenders[TRANSFORMERS] = partial(_step, theirs, ids)
         return Contest(contenders, _tolerance(device))
@@ -328,7 +327,6 @@ def lti(channels: int, pairs: int, length: int, backward: bool, device: str = "c
 
     like = torch.empty(channels, length, device=device) if backward else None
     contenders = {OURS: _with_gradients(ours, inputs, like)}
-    contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
     contenders[LISTING] = _with_gradients(partial(listed_s4d_kernel, length=length), inputs, like)
     # The listing rounds phases of thousands of radians to float32.
     return Contest(contenders, tolerance=1e-2)
@@ -344,7 +342,6 @@ def convolution(batch: int, channels: int, length: int, backward: bool, device: 
     first = {"u": _channels_last(u).contiguous(), "kernel": kernel}
     like = u if backward else None
     contenders = {OURS: _with_gradients(long_conv, {"u": u, "kernel": kernel}, like)}
-    contenders[OURS_TORCH] = _in_plain_torch(contenders[OURS])
     contenders[AUTOGRAD_FFT] = _with_gradients(fft_convolution, first, like, channels_first=True)
     return Contest(contenders, _tolerance(device))
 

@@ -1,22 +1,22 @@
-"""Loading of a FASTA file larger than the memory that it may take: memory of each route, and rows against steps.
+"""Loading of a FASTA file larger than the memory that it may take: memory, and rows against steps.
 
     python benchmarks/data.py                # generates 500 MB, needs 4 GB of disk; minutes on two cores
     python benchmarks/data.py --megabases 50
     python benchmarks/data.py --tiny         # takes seconds; the numbers are meaningless
 
-`hf-ssm train` has two routes for a language model on windows of a genome: `arrow` keeps tokens in the Arrow cache of
-`datasets`, and `lazy` reads and tokenizes windows when a batch is made (`data.lazy`).
+`hf-ssm train` keeps the tokens of a language model on windows of a genome in the Arrow cache of `datasets`.
 
-`memory`: each route prepares the file and reads batches in a process of its own, first with an empty cache and then
-with the cache of the first process. Private memory is the memory that the process needs; resident memory also counts
+`memory`: a process prepares the file and reads batches, first with an empty cache, and then another one with the cache
+of the first. Private memory is the memory that the process needs; resident memory also counts
 pages of the cached files, which the system may drop at any time and shares among processes. Bytes are also given per
 base.
 
-`loading`: batches of the two routes and training steps (forward, backward, AdamW) on them alternate in one process. A
+`loading`: batches and training steps (forward, backward, AdamW) on them alternate in one process. A
 ratio is the number of rows that one process loads in the time in which a model trains on one row.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
 
-ROUTES = ("arrow", "lazy")
 MODELS = ("S4D", "SSD")
 
 
@@ -51,11 +50,11 @@ def write_genome(path: Path, bases: int, contigs: int = 4) -> None:
                 file.write(b"\n".join(line.tobytes() for line in drawn) + b"\n")
 
 
-def load_splits(path: Path, route: str, window: int) -> Any:
+def load_splits(path: Path, window: int) -> Any:
     from hf_ssm.training.inputs import load_data
     from hf_ssm.training.settings import resolve
 
-    data = {"dataset": str(path), "tokenizer": "dna", "window": window, "lazy": route == "lazy"}
+    data = {"dataset": str(path), "tokenizer": "dna", "window": window}
     return load_data(resolve({"data": data, "model": {"task": "causal-lm"}}))
 
 
@@ -91,13 +90,13 @@ def status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def use(path: Path, route: str, window: int, batches: int) -> dict[str, float]:
+def use(path: Path, window: int, batches: int) -> dict[str, float]:
     """Memory of a process that prepares a file and reads batches of it, without libraries, and CPU time to prepare."""
     import hf_ssm.training.run  # noqa: F401
 
     before, start, watch = status("RssAnon"), time.process_time(), PrivateMemory()
     watch.start()
-    loaded = load_splits(path, route, window)
+    loaded = load_splits(path, window)
     longest = loaded.longest
     seconds = time.process_time() - start
     for number, batch in enumerate(loader(loaded, 32)):
@@ -107,41 +106,34 @@ def use(path: Path, route: str, window: int, batches: int) -> dict[str, float]:
     return {"private": watch.stop() - before, "resident": status("VmHWM"), "seconds": seconds}
 
 
-def use_apart(path: Path, route: str, window: int, batches: int, cache: str) -> dict[str, float]:
+def use_apart(path: Path, window: int, batches: int, cache: str) -> dict[str, float]:
     """`use` in a process of its own, with its own cache."""
-    command = [sys.executable, __file__, "--use", route, "--file", str(path), "--window", str(window)]
+    command = [sys.executable, __file__, "--use", str(path), "--window", str(window)]
     command += ["--batches", str(batches)]
     environment = {**os.environ, "HF_DATASETS_CACHE": cache, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise RuntimeError(f"{route}: exit {done.returncode}\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"exit {done.returncode}\n{done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def compare_memory(path: Path, window: int, batches: int, apart: bool) -> list[Row]:
-    size, rows, first_seconds = path.stat().st_size, [], dict[str, float]()
+    size, rows, first_seconds = path.stat().st_size, [], None
     print(f"A FASTA file of {size:,} bytes, windows of {window}.\n\n{TABLE_HEAD}")
-    for route in ROUTES:
-        with tempfile.TemporaryDirectory(dir=path.parent) as cache:
-            for when in ("first run", "later runs"):
-                found = use_apart(path, route, window, batches, cache) if apart else use(path, route, window, batches)
-                first_seconds.setdefault(route, found["seconds"])
-                section = f"{route}, {when}"
-                rows += [
-                    Row("memory", section, "private memory", [found["private"] / 2**20], "MiB"),
-                    Row("memory", section, "resident memory", [found["resident"] / 2**20], "MiB"),
-                    Row(
-                        "memory",
-                        section,
-                        "CPU time to prepare / first of arrow",
-                        [found["seconds"] / first_seconds["arrow"]],
-                    ),
-                ]
-                print(*rows[-3:], sep="\n", flush=True)
-            stored = sum(file.stat().st_size for file in Path(cache).rglob("*") if file.is_file())
-            rows.append(Row("memory", route, "files in the cache / file", [stored / size]))
-            print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as cache:
+        for when in ("first run", "later runs"):
+            found = use_apart(path, window, batches, cache) if apart else use(path, window, batches)
+            first_seconds = first_seconds or found["seconds"]
+            rows += [
+                Row("memory", when, "private memory", [found["private"] / 2**20], "MiB"),
+                Row("memory", when, "resident memory", [found["resident"] / 2**20], "MiB"),
+                Row("memory", when, "CPU time to prepare / first run", [found["seconds"] / first_seconds]),
+            ]
+            print(*rows[-3:], sep="\n", flush=True)
+        stored = sum(file.stat().st_size for file in Path(cache).rglob("*") if file.is_file())
+        rows.append(Row("memory", "all runs", "files in the cache / file", [stored / size]))
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -156,20 +148,9 @@ def build_model(name: str, hidden_size: int) -> torch.nn.Module:
 
 
 def compare_loading(path: Path, window: int, batch_size: int, hidden_size: int, **how: Any) -> list[Row]:
-    loaded = {route: load_splits(path, route, window) for route in ROUTES}
-    # Each iterator draws the same rows.
-    batches = {route: iter(loader(data, batch_size)) for route, data in loaded.items()}
-    endless = {route: iter(lambda route=route: next_batch(route), None) for route in ROUTES}
-
-    def next_batch(route: str) -> Any:
-        try:
-            return next(batches[route])
-        except StopIteration:
-            batches[route] = iter(loader(loaded[route], batch_size))
-            return next(batches[route])
-
-    first = {route: next(endless[route]) for route in ROUTES}
-    assert torch.equal(first["arrow"]["input_ids"], first["lazy"]["input_ids"])
+    batches = loader(load_splits(path, window), batch_size)
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))
+    first = next(endless)
     print(f"\nBatches of {batch_size} windows of {window}, one process.\n\n{TABLE_HEAD}")
     rows = []
     for name in MODELS:
@@ -177,18 +158,16 @@ def compare_loading(path: Path, window: int, batch_size: int, hidden_size: int, 
         optimizer = torch.optim.AdamW(model.parameters())
 
         def step(model: torch.nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> tuple[()]:
-            model(**first["arrow"]).loss.backward()
+            model(**first).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             return ()
 
-        calls: dict[str, Any] = {"step": step}
-        calls |= {route: lambda route=route: tuple(next(endless[route]).values())[:0] for route in ROUTES}
+        calls: dict[str, Any] = {"step": step, "load": lambda: tuple(next(endless).values())[:0]}
         times = race(calls, check_agreement(calls, 0.0), how["repetitions"], how["turn"])
-        for route in ROUTES:
-            what = f"{route}, {name} of hidden size {hidden_size}"
-            rows.append(Row("loading", what, "rows loaded / trained", ratios(times, ["step"], [route])))
-            print(rows[-1], flush=True)
+        what = f"{name} of hidden size {hidden_size}"
+        rows.append(Row("loading", what, "rows loaded / trained", ratios(times, ["step"], ["load"])))
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -205,11 +184,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folder", type=Path, help="folder of the generated file (default: the system's for temporary files)"
     )
-    parser.add_argument("--use", choices=ROUTES, help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--use", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.use:
-        print(json.dumps(use(args.file, args.use, args.window, args.batches)))
+        print(json.dumps(use(args.use, args.window, args.batches)))
         return
     if args.tiny:
         args.megabases, args.window, args.batches, args.batch_size, args.hidden_size = 0.02, 64, 2, 4, 8

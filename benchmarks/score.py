@@ -54,7 +54,9 @@ def measured(
     """The scores, the tokens read and the seconds."""
     reader = SequenceModel(model, hf_ssm.build_dna_tokenizer())
     with evaluating(model):
-        saturation = Saturation(reader, share_prefixes=share, both_strands=False, **options)
+        saturation = Saturation(reader, both_strands=False, **options)
+        assert saturation.likelihood is not None and saturation.likelihood.shares
+        saturation.likelihood.shares = share
         reader.tokens = 0
         start = time.perf_counter()
         table = saturation.table(text, region.start, region.stop)

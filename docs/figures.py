@@ -208,26 +208,6 @@ def length_data() -> Any:
     return figure
 
 
-def tuning() -> Any:
-    """Test error of each method relative to the calibrated default, by task."""
-    found = stored("tuning_benchmark")
-    tasks = found["summary"]["tasks"]
-    figure = new_figure(6.8, 3.4)
-    axes = figure.subplots()
-    methods = [method for method in next(iter(tasks.values()))["error"] if method != "default"]
-    for place, (method, colour, marker) in enumerate(zip(methods, PALETTE, MARKERS, strict=False)):
-        at = [index + 0.14 * (place - (len(methods) - 1) / 2) for index in range(len(tasks))]
-        # A positive gain is a smaller error.
-        ratios = [[-value / task["error"]["default"][0] for value in task["gain"][method]] for task in tasks.values()]
-        means, errors = [1 + mean for mean, _ in ratios], [abs(error) for _, error in ratios]
-        axes.errorbar(at, means, errors, fmt=marker, color=colour, label=method, lw=1)
-    axes.axhline(1, color=BLACK, lw=0.6)
-    axes.set_xticks(range(len(tasks)), [found["titles"][name][0].replace(", ", ",\n") for name in tasks], rotation=20)
-    axes.set_ylabel("test error / that of the default")
-    figure.legend(loc="outside upper center", ncols=len(methods))
-    return figure
-
-
 def recall_learning_rates() -> Any:
     """Accuracy of recall against the learning rate, with and without rescaling."""
     found = stored("recall_learning_rates")
@@ -324,14 +304,12 @@ FIGURES = {
     "selective": selective,
     "token_importance": token_importance,
     "transfer_functions": transfer_functions,
-    "tuning": tuning,
 }
 # Results of long experiments, which may not have been run yet.
 RESULTS = {
     "lra_listops": "lra_listops",
     "lra_mnist": "lra_mnist",
     "recall_learning_rates": "recall_learning_rates",
-    "tuning": "tuning_benchmark",
 }
 
 

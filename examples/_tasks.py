@@ -160,7 +160,7 @@ def smooth_function(
 
     With S `octaves`, w_i cos z_i becomes Σ_{s<S} w_i 2^{-a_i s} cos(2^s z_i) with a_i = decay + smoothness · (i-1).
     Up to frequencies of 2^S, number i then has the smoothness a_i of Definition 2.2, so that a† of
-    `hf_ssm.theory.importance.smoothness_index` is known. (With finitely many octaves the function is smooth beyond.)
+    Section 2.1 is known. (With finitely many octaves the function is smooth beyond.)
 
     Args:
         length: Positions.

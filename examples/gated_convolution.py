@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, PrinterCallback, set_seed
 
 from hf_ssm import HyenaConfig, HyenaForSignalRegression, SSMTrainer
-from hf_ssm.theory.importance import estimation_exponent, smoothness_index
 
 TARGETS: dict[str, dict[str, Any]] = {
     "smooth": {"piecewise": False},
@@ -232,9 +231,14 @@ def linear_error(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> f
 
 
 def rates(args: argparse.Namespace, errors: dict[int, list[float]]) -> dict[str, float]:
-    """Slope of log error against log n with its standard error, and the theorems' exponents, with their sign."""
+    """Slope of log error against log n with its standard error, and the theorems' exponents, with their sign.
+
+    The error falls as n^{-2a†/(2a†+1)} (Theorems 4.2, 4.4 and B.1), with a† = min a_i for the mixed and
+    a† = 1 / Σ 1/a_i for the anisotropic smoothness (Section 2.1).
+    """
     smoothness = [args.decay + args.smoothness * number for number in range(NUM_IMPORTANT)]
-    exponents = {kind: -estimation_exponent(smoothness_index(smoothness, kind)) for kind in ("mixed", "anisotropic")}
+    indices = {"mixed": min(smoothness), "anisotropic": 1 / sum(1 / a for a in smoothness)}
+    exponents = {kind: -2 * index / (2 * index + 1) for kind, index in indices.items()}
     points = [(math.log(count), math.log(error)) for count, values in errors.items() for error in values]
     if len(errors) < 2:
         return exponents

@@ -64,12 +64,6 @@ def test_archive_table_figure_and_blocks(folder: Path, capsys: pytest.CaptureFix
     assert table["dependency"].tolist() == pytest.approx([row[3] for row in rows], rel=1e-12)
 
 
-def test_estimate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments("map.npz", "--estimate")) == 0
-    assert "positions per second" in (out := capsys.readouterr().out) and "all 40 take" in out
-    assert not list(folder.glob("*map*"))
-
-
 def test_one_strand(folder: Path) -> None:
     model, tokenizer = hf_ssm.S4ForCausalLM.from_pretrained("lm"), hf_ssm.build_dna_tokenizer()
     assert main(arguments("map.npz", "--one-strand", region="chr1:61-70")) == 0
@@ -106,7 +100,7 @@ def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyP
         (arguments("o.txt"), "the suffix must be one of .npz"),
         (arguments("o.npz", region="chr1:1-900"), "--dependencies 'chr1:1-900': 'chr1' has the positions 1 to 203"),
         (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context has only `window`=60"),
-        (arguments("o.npz", "--horizon", "3"), "--horizon is not for --dependencies"),
+        (arguments("o.npz", "--horizon", "3"), "--horizon is for VARIANTS and --saturate, not for --dependencies"),
         (arguments("o.npz", "--saturate", "chr1:1-3"), "give one of these: the file VARIANTS"),
         (["score", "lm", "--dependencies", "chr1:1-9", "--output", "o.npz"], "--dependencies needs the sequence"),
         (["score", "classes", *arguments("o.npz")[2:]], "is not a language model"),

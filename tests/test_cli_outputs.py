@@ -35,7 +35,6 @@ def place(tmp_path, monkeypatch) -> Path:
     Path("data/link.csv").symlink_to("x.csv")
     os.link("data/x.csv", "data/hard.csv")
     Path("beside/v.metrics.json").write_text(json.dumps([{"ref_sequence": "ACGT", "alt_sequence": "ACGA", "y": 1}]))
-    Path("beside/v.linear_probe.json").write_text(json.dumps([{"sequence": "ACGT", "class": 0}]))
     Path("train.yaml").write_text("data:\n  dataset: data/x.csv\n")
     return tmp_path
 
@@ -49,7 +48,6 @@ def place(tmp_path, monkeypatch) -> Path:
         "predict model data/x.csv --output data/hard.csv",
         "score lm data/x.csv --output data/../data/x.csv",
         "score lm beside/v.metrics.json --label-column y --output beside/v.csv",
-        "embed model beside/v.linear_probe.json --output beside/v.parquet",
         "train --dataset data/x.csv --output data",
         "train --config train.yaml --output data",
         "train --dataset other.csv --set data.test_file=data/x.csv --output data",
@@ -111,14 +109,3 @@ def test_a_launcher_of_several_processes_is_refused(tmp_path, monkeypatch, capsy
     assert cli.main(command.split()) == 2
     assert "runs in one process, but a launcher has started several processes (WORLD_SIZE=2)" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_weights_of_the_model_are_not_replaced_by_embeddings(place, capsys):
-    before = Path("lm/model.safetensors").read_bytes()
-    words = ["embed", "model", "data/x.csv", "--tokenizer", "lm", "--overwrite-output"]
-    for folder in ("model", "lm"):
-        assert cli.main([*words, "--output", f"{folder}/model.safetensors"]) == 2
-        assert f"is the input '{folder}/model.safetensors', which would be lost" in capsys.readouterr().err
-    assert Path("lm/model.safetensors").read_bytes() == before
-    assert cli.main([*words, "--output", "model/hidden.safetensors"]) == 0
-    assert cli.main([*words, "--output", "model/hidden.safetensors"]) == 0

@@ -218,7 +218,7 @@ def test_options_reach_the_computation(checkpoints, file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("i.tsv", "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n", "i.tsv, row 2: 7 of the 10 letters of 'MKVLIEEFPQ'"),
+        ("i.tsv", "sequence\tname\nACGT\ta\nMKVLIEEFPQ\tb\n", "i.tsv, line 3: 7 of the 10 letters of 'MKVLIEEFPQ'"),
         ("i.json", '[{"dna": "ACGT"}]', "Try: hf-ssm predict "),
         ("i.vcf", "", "i.vcf': the suffix must be one of"),
     ],

@@ -122,7 +122,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = ["--genome", "g.fa", "--output"]
     for options, message in [
         (["own", *tokens, "o.csv"], "give one of these: the file VARIANTS"),
-        (["own", "v.csv", "--svg", *tokens, "o.csv"], "--svg is for the figures of --saturate"),
+        (["own", "v.csv", "--svg", *tokens, "o.csv"], "--svg is for --saturate and --dependencies, not for VARIANTS"),
         (["own", "v.csv", "--output", "o.csv"], "--genome FASTA"),
         (["own", "v.csv", *tokens, "o.csv", "--by", "chrom"], "give --label-column"),
         (["own", "--saturate", "chr1", *tokens, "o.csv"], "CONTIG:FIRST-LAST"),

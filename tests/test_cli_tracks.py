@@ -241,19 +241,22 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--track", "mean", "--output", "t.bw"], "--track mean is for a command with --saturate"),
-        (["--track", "entropy", "entropy", "--output", "t.bw"], "give each track once"),
-        (["--saturate", "a:1-9", "--output", "r.csv", "--label-column", "x"], "--match-group are for VARIANTS"),
+        (["--saturate", "a:1-9", "--output", "r.csv", "--label-column", "x"], "--label-column is for VARIANTS"),
         (["--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
         *(
-            (["--track", "entropy", "--output", "t.bw", *option], f"{option[0]} is for scores of variants")
-            for option in (["--horizon", "0"], ["--svg"])
+            (["--track", "entropy", "--output", "t.bw", *option], f"{option[0]} is for {uses}, not for --track")
+            for option, uses in (
+                (["--horizon", "0"], "VARIANTS and --saturate"),
+                (["--svg"], "--saturate and --dependencies"),
+                (["--by", "chrom"], "VARIANTS"),
+            )
         ),
-        (["--track", "entropy", "--output", "t.bw", "--by", "chrom"], "--match-group are for VARIANTS: leave them out"),
         (["--track", "entropy", "--output", "g.fa.bw", "--session", "old.xml"], "output 'old.xml' exists"),
         (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is for a command"),
-        (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session and --by-region need tracks"),
+        (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session needs tracks"),
         (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, but a VCF output"),
-        (["v.vcf", "--track", "mean", "--output", "o.csv"], "--track, --session and --by-region are for regions"),
+        (["v.vcf", "--track", "mean", "--output", "o.csv"], "give one of these: the file VARIANTS, --saturate"),
+        (["v.vcf", "--session", "s.xml", "--output", "o.csv"], "--session is for --saturate and --track"),
         (["--output", "r.csv"], "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track"),
     ],
 )

@@ -1,6 +1,5 @@
 """`hf-ssm train`: the dry run, progress, the summary, and a run whose figures cannot be drawn."""
 
-import io
 import json
 import logging as python_logging
 import re
@@ -11,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import TrainerControl, TrainerState
 from transformers.utils import logging
 
@@ -168,14 +166,12 @@ def test_interruption_names_the_folder(capsys, tmp_path, monkeypatch):
     assert f"`hf-ssm train --resume --output '{tmp_path / 'my run'}'` continues" in capsys.readouterr().err
 
 
-def test_progress_in_a_terminal(tmp_path):
+def test_progress_in_a_terminal(tmp_path, monkeypatch, capsys):
     """The bar has the loss and the steps, and the lines of evaluations stand above it."""
-    written = io.StringIO()
-    progress = TrainingProgress()
-    progress.console = Console(file=written, force_terminal=True, width=100)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     args = SSMTrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
     state, control = TrainerState(max_steps=4, epoch=0.5), TrainerControl()
-    with progress:
+    with TrainingProgress() as progress:
         progress.on_train_begin(args, state, control)
         for step in range(1, 5):
             state.global_step = step
@@ -183,17 +179,16 @@ def test_progress_in_a_terminal(tmp_path):
         progress.on_log(args, state, control, logs={"loss": 0.25})
         for _ in range(3):
             progress.on_prediction_step(args, state, control, eval_dataloader=range(3))
-        assert [task.description for task in progress.bar.tasks] == ["training", "evaluating"]
+        assert progress.training_bar.n == 4 and progress.prediction_bar.n == 3
         progress.on_evaluate(args, state, control, metrics={"eval_loss": 0.5, "eval_runtime": 3.0, "epoch": 1.0})
-        assert [task.completed for task in progress.bar.tasks] == [4]
+        assert progress.prediction_bar is None
         progress.on_train_end(args, state, control)
         progress.on_prediction_step(args, state, control, eval_dataloader=range(1))
         progress.on_evaluate(args, state, control, metrics={"test_loss": 0.5})
-        assert progress.bar is None
         progress.on_train_begin(args, state, control)
-    assert progress.bar is None
-    assert "4/4" in written.getvalue() and "loss 0.25" in written.getvalue() and "runtime" not in written.getvalue()
-    assert written.getvalue().count("validation loss") == 1
+    written = capsys.readouterr()
+    assert "4/4" in written.err and "loss 0.25" in written.err and "runtime" not in written.out
+    assert written.out.count("validation loss") == 1
 
 
 def test_the_strip_of_the_demo_is_legible_without_colours():

@@ -3,7 +3,6 @@
 import io
 import math
 import re
-from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +10,14 @@ import numpy as np
 
 from hf_ssm.plotting import style
 from hf_ssm.plotting.responses import plot_gain
-from hf_ssm.plotting.theory import add_periods, spectral_density
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["beside", "figure_html", "plot_responses", "plot_spectra", "row"]
+__all__ = ["beside", "figure_html", "plot_responses", "row"]
 
 # Inches, and points; at the width of a phone, 360 pixels, a point is slightly more than a pixel.
 _WIDTH, _HEIGHT, _FONT_SIZE = 4.2, 2.9, 9.5
-# Neighbouring frequencies that are averaged: the spectrum of a single sequence is noisy.
-_SMOOTHED = 5
 # White and black of figures become those of the page. A grey in between suits both.
 _COLOURS = {"#ffffff": "none", "#000000": "currentColor", "#1a1a1a": "currentColor", "#666666": "#767676"}
 
@@ -64,27 +60,6 @@ def row(*figures: str) -> str:
 def beside(content: str) -> str:
     """Something else than a figure in a row of figures."""
     return f'<div class="beside">{content}</div>'
-
-
-@style.figure_style()
-def plot_spectra(spectra: Mapping[str, Any]) -> "Figure":
-    """Power spectra as densities over the frequency in cycles per position, with a second axis of periods.
-
-    Means of five neighbouring frequencies; white noise is constant at 2.
-    """
-    figure = style.new_figure(_WIDTH, _HEIGHT + 0.25 * (2 + len(spectra) // 2))
-    axes = figure.subplots()
-    window = np.ones(_SMOOTHED) / _SMOOTHED
-    for number, (name, power) in enumerate(spectra.items()):
-        cycles, density = (values[1:] for values in spectral_density(power))
-        density = np.convolve(density, window, "same") / np.convolve(np.ones_like(density), window, "same")
-        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
-        axes.plot(cycles, density, label=style.literal(name), linestyle=line_style)
-    axes.set(yscale="log", xlim=(0, 0.5), xlabel="frequency (cycles per position)", ylabel="power density")
-    add_periods(axes, "position")
-    if len(spectra) > 1:
-        figure.legend(loc="outside lower center", ncols=2)
-    return figure
 
 
 @style.figure_style()

@@ -25,7 +25,6 @@ __all__ = [
     "error",
     "heat_map",
     "legend",
-    "logarithmic_bars",
     "note",
     "progress",
     "section",
@@ -82,29 +81,10 @@ def section(*parts: str, title: str = "", lead: str = "") -> str:
 
 def bars(values: Mapping[str, float], title: str) -> str:
     """Probabilities as horizontal bars, with their numbers."""
-    return _bars(title, [(name, value, f"{value:.1%}") for name, value in values.items()])
-
-
-def logarithmic_bars(values: Mapping[str, float | None], title: str) -> str:
-    """Positive numbers as horizontal bars of their logarithm, with the numbers; `None` and 0 have no bar."""
-    sizes = [math.log10(value) for value in values.values() if value]
-    # The shortest bar has a length, too.
-    low, high = math.floor(min(sizes, default=0.0) - 0.1), max(sizes, default=0.0)
-    rows = [
-        (name, (math.log10(value) - low) / (high - low) if value else 0.0, "–" if value is None else f"{value:.3g}")
-        for name, value in values.items()
-    ]
-    caption = f'<p class="quiet">The bars are logarithmic: they begin at {10.0**low:g}.</p>' if sizes else ""
-    return _bars(title, rows) + caption
-
-
-def _bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """A name, a bar for a share from 0 to 1, and a text in each row."""
     drawn = "".join(
         f'<div class="bar"><span>{escape(name)}</span><div class="track">'
-        + (f'<div class="fill" style="width:{100 * min(max(share, 0), 1):.2f}%"></div>' if share else "")
-        + f'</div><span class="value">{text}</span></div>'
-        for name, share, text in rows
+        f'<div class="fill" style="width:{100 * value:.2f}%"></div></div><span class="value">{value:.1%}</span></div>'
+        for name, value in values.items()
     )
     return f'<div role="group" aria-label="{escape(title, quote=True)}">{drawn}</div>'
 

@@ -13,7 +13,7 @@ from textwrap import shorten
 
 import numpy as np
 
-from hf_ssm.data.columns import USUAL_NAMES, check_columns, usual_column
+from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.records import Record, is_dna, read_records
@@ -224,7 +224,7 @@ def _records_of_file(path: Path) -> Iterator[Record]:
     """The sequences of a file; of a table, those of the column with a usual name."""
     if bare_suffix(path) in FASTA_SUFFIXES:
         return read_records(path)
-    cells = read_cells(path)
+    cells = read_cells(path)[0]
     column = usual_column("sequence_column", cells)
     if column is None:
         check_columns({"sequence_column": "sequence"}, cells, path.name)
@@ -235,15 +235,6 @@ def _records_of_file(path: Path) -> Iterator[Record]:
 
 
 def _names(cells: Columns, sequence_column: str) -> Iterable[str | None]:
-    """The names of the rows of a table: a column of a usual name, or the first with another text in each row."""
-    no_names = {sequence_column, *USUAL_NAMES["label_column"]}
-    others = {name: values for name, values in cells.items() if name not in no_names}
-    for usual in _NAME_COLUMNS:
-        for name, values in others.items():
-            if name.lower() == usual:
-                return values
-    for values in others.values():
-        # In a single row, everything is different.
-        if all(values) and len(set(values)) == len(values) > 1 and not any(map(_is_number, values)):
-            return values
-    return repeat(None)
+    """The names of the rows of a table, of a column with a usual name."""
+    columns = {name.lower(): values for name, values in cells.items() if name != sequence_column}
+    return next((columns[usual] for usual in _NAME_COLUMNS if usual in columns), repeat(None))

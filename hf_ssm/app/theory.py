@@ -1,7 +1,6 @@
 """The tab of theory: the report of the model on the given sequences, with a sentence for each number."""
 
 import math
-from collections.abc import Mapping
 from html import escape
 
 import gradio as gr
@@ -14,15 +13,12 @@ from hf_ssm.app.figures import figure_html, row
 from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
-from hf_ssm.modules.roles import QUANTITIES
 
 __all__ = ["add_tab", "missing", "report_html"]
 
 TITLE = "Theory"
 _MOST_SEQUENCES, _MOST_POSITIONS = 32, 5000
 
-# Beginning of the title of the table of relative changes.
-_CHANGES = "Movement"
 # What each number means, by the beginning of the title of its table.
 _MEANINGS: dict[str, dict[str, str]] = {
     "Complexity": {
@@ -53,7 +49,7 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "s_A, ρ_A": "How fast the states forget: the bound needs contraction, ρ_A below 1.",
     },
     "Each scan alone": {"mean contraction": "The factor by which a state shrinks in one step, on average."},
-    _CHANGES: {
+    "Movement": {
         "relative change": "How far training moved the parameters from their initial values: near 0, the "
         "initialisation determines the parameters."
     },
@@ -85,11 +81,16 @@ def report_html(served: ServedModel, job: Job, text: str) -> str:
     if not all(math.isfinite(layer.tau) for layer in report.complexity):
         raise ValueError("τ is not finite: check that the numbers of the input are on the scale of the training data.")
     about_tau = _COMPARABLE if report.data["rows"] >= FEWEST_SEQUENCES else _remedy(served)
-    figure = figure_html(
-        plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean."
-    )
-    tables = "".join(_section(table, report.parameter_change) for table in tables_of(report))
-    return markup.note(about_tau) + markup.section(row(figure)) + tables
+    figures = [
+        figure_html(plotting.plot_tau(report.complexity), "τ of the channels of each layer; the diamond is their mean.")
+    ]
+    if report.spectra:
+        power = {spectrum.name: spectrum.power for spectrum in report.spectra}
+        # The data, the first and the last layer: more lines would hide each other.
+        power = {name: power[name] for name in dict.fromkeys([*list(power)[:2], list(power)[-1]])}
+        figures.append(figure_html(plotting.plot_spectrum(power, unit="position"), "Power by frequency."))
+    tables = "".join(map(_section, tables_of(report)))
+    return markup.note(about_tau) + markup.section(row(*figures)) + tables
 
 
 def _remedy(served: ServedModel) -> str:
@@ -99,12 +100,9 @@ def _remedy(served: ServedModel) -> str:
     )
 
 
-def _section(table: Table, changes: Mapping[str, float | None]) -> str:
+def _section(table: Table) -> str:
     meanings = next((entry for title, entry in _MEANINGS.items() if table.title.startswith(title)), {})
     shown = markup.table(table.header, table.rows) if table.header and table.rows else ""
-    if shown and table.title.startswith(_CHANGES):
-        # Bars with their numbers hold all that the table has.
-        shown = markup.logarithmic_bars({QUANTITIES[group]: change for group, change in changes.items()}, table.title)
     explained = markup.definitions(meanings) if shown else ""
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in table.notes)
     return markup.section(explained, shown, notes, title=table.title)

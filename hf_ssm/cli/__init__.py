@@ -21,7 +21,7 @@ __all__ = ["build_parser", "main"]
 # Options and arguments of all commands that name what is read.
 _MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
 _FILES = (
-    *("data", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input", "linear_probe"),
+    *("data", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input"),
     *("regions", "variants"),
 )
 # Options that name a file to write besides the output.

@@ -100,14 +100,13 @@ COMMANDS: dict[str, Command] = {
     "embed": Command(
         "sequences",
         "write hidden states of sequences or alleles as a table",
-        "Write the hidden states of sequences, or of both alleles of variants, as a table, tensors, NumPy arrays "
-        "or AnnData. The hidden states are those of chosen layers, pooled or per token, and can be averaged over "
-        "both strands. The command takes models of hf_ssm and of transformers. With --linear-probe, it also writes "
-        "the scores of a linear classifier on the hidden states.",
+        "Write the hidden states of sequences, or of both alleles of variants, as a table or NumPy arrays. The "
+        "hidden states are those of chosen layers, pooled or per token, and can be averaged over both strands. The "
+        "command takes models of hf_ssm and of transformers.",
         (
             "hf-ssm embed runs/mine sequences.fa --output embeddings.parquet",
-            "hf-ssm embed runs/mine my.csv --output embeddings.parquet --layers 0 1 2 --linear-probe label",
-            "hf-ssm embed runs/lm variants.vcf --genome hg38.fa --output alleles.h5ad --layers middle --pooling center",
+            "hf-ssm embed runs/mine my.csv --output embeddings.parquet --layers 0 1 2",
+            "hf-ssm embed runs/lm variants.vcf --genome hg38.fa --output alleles.npz --layers middle --pooling center",
         ),
         _SAME,
     ),

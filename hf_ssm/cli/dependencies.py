@@ -13,27 +13,13 @@ from hf_ssm.cli.checkpoints import can_draw
 from hf_ssm.cli.sequences import with_progress
 from hf_ssm.data.genome import Genome
 from hf_ssm.inference.dependency import ROWS_PER_PART, DependencyMap, DependencyMapper
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import TABLE_OUTPUTS, join_table, write_in_parts
 from hf_ssm.utils.files import write_text_atomically
 
-_OUTPUTS = (".npz", *TABLE_OUTPUTS)
-# Options of `hf-ssm score` that have no effect on a map.
-_OTHERS = ("scores", "horizon", "label_column", "positive", "by", "match_group", "target", "flank", "regions")
+MAP_OUTPUTS = (".npz", *TABLE_OUTPUTS)
 _BLOCKS, _BLOCK_SIZE = ".blocks.csv", 6
 _LISTED = 3
-
-
-def check_dependencies(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options that do not fit --dependencies."""
-    for name in _OTHERS:
-        if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} is not for --dependencies: leave it out")
-    if args.per_strand or args.shifts != [0]:
-        raise ValueError("--per-strand and --shifts are not for --dependencies: leave them out")
-    if args.output.suffix not in _OUTPUTS:
-        raise ValueError(f"output {str(args.output)!r}: the suffix must be one of {', '.join(_OUTPUTS)}.")
 
 
 def write_dependencies(
@@ -62,14 +48,6 @@ def write_dependencies(
         print(f"{args.output} holds the dependencies of {stop - start} positions of {contig} (log2 odds ratios).")
 
     first_rows = range(0, stop - start, ROWS_PER_PART)
-    if args.estimate:
-        count = stop - start
-
-        def size(row: int) -> int:
-            return min(ROWS_PER_PART, count - row)
-
-        print(estimate(first_rows, lambda some: [compute([row]) for row in some], count, "positions", size=size))
-        return
     parts = with_progress(first_rows, "parts", len(first_rows))
     write_in_parts(args.output, parts, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
 

@@ -1,4 +1,4 @@
-"""Options of `hf-ssm score` for effects on predictions, and those of all substitutions of a region."""
+"""Options of `hf-ssm score` for scores of variants, and effects of all substitutions of a region on predictions."""
 
 import argparse
 from collections.abc import Iterable
@@ -6,34 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from hf_ssm.cli.options.sequences import INFO_PREFIX
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.variants import Variant
-from hf_ssm.data.vcf import is_vcf
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.score import VariantScorer
 
-__all__ = ["TargetSaturation", "check_effects", "scorer_options"]
+__all__ = ["TargetSaturation", "scorer_options"]
 
 _BASES = "ACGT"
 # Positions that are read at once.
 _BLOCK = 64
 
 Region = tuple[str, int, int]
-
-
-def check_effects(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options that exclude each other, before the model is loaded."""
-    if args.target is not None and args.scores is not None:
-        raise ValueError("--target and --scores exclude each other: give one of them")
-    if args.target is None and args.flank is not None:
-        raise ValueError("--flank is for --target with a classifier of tokens: leave --flank out")
-    if args.target is None and args.saturate is not None and (args.per_strand or args.shifts != [0]):
-        raise ValueError("--per-strand and --shifts are for VARIANTS or --target: leave them out with --saturate")
-    if args.info_prefix != INFO_PREFIX and not is_vcf(args.output):
-        raise ValueError(
-            f"--info-prefix is for an --output .vcf or .vcf.gz, not for {str(args.output)!r}: leave --info-prefix out"
-        )
 
 
 def scorer_options(args: argparse.Namespace) -> dict[str, Any]:

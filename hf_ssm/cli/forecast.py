@@ -25,7 +25,7 @@ _COLUMNS = ("value_columns", "id_column", "time_column")
 _OF_SERIES = (*_COLUMNS, "horizon", "context", "quantiles", "scale_factor", "hold_out", "season")
 _OF_SEQUENCES = (
     *("sequence_column", "genome", "keep_case", "window", "stride", "aggregate", "both_strands", "track", "regions"),
-    *("by_region", "session", "estimate", "tokenizer", "trust_remote_code"),
+    *("by_region", "session", "tokenizer", "trust_remote_code"),
 )
 _OF_ROWS = ("sequence_column", "label_column", "tokenizer", "task", "assignments")
 

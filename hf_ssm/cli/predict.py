@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from hf_ssm.cli.tracks import TrackFiles, entries_of_rows
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, read_regions
 from hf_ssm.data.tracks import check_track, track_paths
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.parts import check_table_output, file_facts, join_table, table_of, write_in_parts
 from hf_ssm.inference.predict import Predictor, Unit, letters_of
 from hf_ssm.inference.sharing import launched_workers
@@ -58,10 +56,6 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
     total = predictor.survey(records())
     if regions is not None and not total:
         raise ValueError(f"--regions {str(args.regions)!r}: no interval of {args.input.name} overlaps a region")
-    if args.estimate:
-        units = chain.from_iterable(predictor.groups(records()))
-        print(estimate(units, lambda units: predictor.table_of_groups([units]), total, "letters", size=letters_of))
-        return
     with logging.tqdm(total=total, unit="letter", unit_scale=True) as progress:
 
         def count(groups: list[list[Unit]]) -> None:

@@ -16,15 +16,12 @@ from hf_ssm.cli.sequences import with_progress
 from hf_ssm.cli.tracks import TrackFiles, effect_tracks, entries_of_rows
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import join_table, write_in_parts
 from hf_ssm.inference.saturation import Saturation
 from hf_ssm.utils.files import file_names
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
-# Bases of a region that are timed at once.
-_PIECE = 32
 
 Region = tuple[str, int, int]
 
@@ -74,22 +71,8 @@ def saturate_regions(
         print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
     blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
-    if args.estimate:
-        pieces = (
-            (contig, start, min(start + _PIECE, last))
-            for contig, first, last in blocks
-            for start in range(first, last, _PIECE)
-        )
-        total = sum(map(_bases, blocks))
-        print(estimate(pieces, lambda some: [compute([piece]) for piece in some], total, "bases", size=_bases))
-        return
     with_bar = with_progress(blocks, "regions", len(blocks))
     write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
-
-
-def _bases(region: Region) -> int:
-    _, first, last = region
-    return last - first
 
 
 def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:

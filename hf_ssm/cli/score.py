@@ -13,9 +13,9 @@ import pyarrow as pa
 from datasets import Dataset
 
 from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.dependencies import check_dependencies, write_dependencies
-from hf_ssm.cli.effects import check_effects, scorer_options
-from hf_ssm.cli.options.sequences import SCORE_WINDOW
+from hf_ssm.cli.dependencies import MAP_OUTPUTS, write_dependencies
+from hf_ssm.cli.effects import scorer_options
+from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS, INFO_PREFIX, SCORE_WINDOW
 from hf_ssm.cli.saturate import parse_regions, saturate_regions
 from hf_ssm.cli.sequences import (
     checkpoint_facts,
@@ -26,13 +26,12 @@ from hf_ssm.cli.sequences import (
     with_progress,
 )
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.tracks import check_score_tracks, run_base_tracks
+from hf_ssm.cli.tracks import run_base_tracks
 from hf_ssm.cli.variants import print_changed_contigs, print_reasons
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, in_regions, read_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import VCF_OUTPUTS, AnnotatedVcf, is_vcf
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.inference.parts import TABLE_OUTPUTS, check_table_output, file_facts, join_table, write_in_parts
@@ -44,6 +43,16 @@ _SETTINGS = (
     *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by", "match_group"),
     *("target", "shifts", "flank", "per_strand", "info_prefix"),
 )
+_VARIANTS, _SATURATE, _TRACK, _MAP = "VARIANTS", "--saturate", "--track", "--dependencies"
+# Options for some uses of the command.
+_USES = {
+    **dict.fromkeys(("label_column", "positive", "by", "match_group", "info_prefix"), (_VARIANTS,)),
+    **dict.fromkeys(("scores", "target", "horizon", "shifts", "flank", "per_strand"), (_VARIANTS, _SATURATE)),
+    **dict.fromkeys(("session", "by_region"), (_SATURATE, _TRACK)),
+    "regions": (_VARIANTS, _SATURATE, _TRACK),
+    "svg": (_SATURATE, _MAP),
+}
+_DEFAULTS = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
 # Columns of each record of a VCF file.
 _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 # Suffix of the metrics beside the scores.
@@ -54,36 +63,17 @@ _PART = 64
 
 def run_score(args: argparse.Namespace) -> None:
     """`hf-ssm score`: scores of variants, of all substitutions of regions, a dependency map, or tracks."""
-    check_score_tracks(args)
-    evaluation = (args.label_column, args.positive, args.by, args.match_group)
-    if args.variants is None and any(value is not None for value in evaluation):
-        raise ValueError("--label-column, --positive, --by and --match-group are for VARIANTS: leave them out")
-    track = args.track if args.saturate is None else None
-    if sum(given is not None for given in (args.variants, args.saturate, args.dependencies, track)) != 1:
-        raise ValueError(
-            "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track likelihood, or "
-            "--dependencies CONTIG:FIRST-LAST"
-        )
-    if track is not None:
+    use = _use(args)
+    if use == _TRACK:
         run_base_tracks(args)
         return
-    option = "--saturate" if args.dependencies is None else "--dependencies"
-    texts = args.saturate if args.dependencies is None else [args.dependencies]
-    if texts is not None and args.genome is None:
-        raise ValueError(f"{option} needs the sequence: give --genome FASTA")
-    if args.label_column is None and any(value is not None for value in evaluation):
-        raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
-    if args.svg and texts is None:
-        raise ValueError("--svg is for the figures of --saturate and --dependencies: leave --svg out")
-    check_effects(args)
-    if args.dependencies is not None:
-        check_dependencies(args)
-    else:
-        check_table_output(args.output, (*TABLE_OUTPUTS, *VCF_OUTPUTS) if args.saturate is None else TABLE_OUTPUTS)
+    texts = {_SATURATE: args.saturate, _MAP: [args.dependencies]}.get(use)
+    formats = {_VARIANTS: (*TABLE_OUTPUTS, *VCF_OUTPUTS), _MAP: MAP_OUTPUTS}.get(use, TABLE_OUTPUTS)
+    check_table_output(args.output, formats)
     check_not_input(args.output.with_suffix(_METRICS), args.variants)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
-        regions = None if texts is None else parse_regions(texts, genome, option)
+        regions = None if texts is None else parse_regions(texts, genome, use)
         within = None if args.regions is None or genome is None else read_regions(args.regions, genome)
         args.keep_case = keeps_case(args)
         model = load_sequence_model(args)
@@ -105,7 +95,7 @@ def run_score(args: argparse.Namespace) -> None:
         else:
             _score(args, model, genome, settings, within)
             can_saturate = args.target is not None or model.head in ("causal", "masked")
-            if args.genome is not None and can_saturate and not args.estimate:
+            if args.genome is not None and can_saturate:
                 region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
                 # The model reads half a window, the region and the horizon at once.
                 horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
@@ -114,6 +104,52 @@ def run_score(args: argparse.Namespace) -> None:
                 window = window[:2] if target else window
                 line = command("score", args.checkpoint, *region, *window, *target, *model_words(args))
                 suggest((line, "every substitution of a region, with a figure"))
+
+
+def _use(args: argparse.Namespace) -> str:
+    """The use of the command, after a check that the options suit it."""
+    is_given = {
+        _VARIANTS: args.variants is not None,
+        _SATURATE: args.saturate is not None,
+        _TRACK: args.track is not None and args.saturate is None,
+        _MAP: args.dependencies is not None,
+    }
+    if sum(is_given.values()) != 1:
+        raise ValueError(
+            "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track likelihood, or "
+            "--dependencies CONTIG:FIRST-LAST"
+        )
+    use = next(name for name, is_use in is_given.items() if is_use)
+    for name, uses in _USES.items():
+        if use not in uses and getattr(args, name) != _DEFAULTS.get(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is for {' and '.join(uses)}, not for {use}: leave {option} out")
+    if args.genome is None and (use != _VARIANTS or args.regions is not None):
+        raise ValueError(f"{use if use != _VARIANTS else '--regions'} needs the sequence: give --genome FASTA")
+    for track in args.track or ():
+        if track not in (BASE_TRACKS if use == _TRACK else EFFECT_TRACKS):
+            purpose = "without" if track in BASE_TRACKS else "with"
+            raise ValueError(f"--track {track} is for a command {purpose} --saturate: choose another track")
+    if args.label_column is None and any(value is not None for value in (args.positive, args.by, args.match_group)):
+        raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
+    if args.target is not None and args.scores is not None:
+        raise ValueError("--target and --scores exclude each other: give one of them")
+    if args.target is None and args.flank is not None:
+        raise ValueError("--flank is for --target with a classifier of tokens: leave --flank out")
+    if args.target is None and use == _SATURATE and (args.per_strand or args.shifts != [0]):
+        raise ValueError("--per-strand and --shifts are for VARIANTS or --target: leave them out with --saturate")
+    if args.info_prefix != INFO_PREFIX and not is_vcf(args.output):
+        raise ValueError(
+            f"--info-prefix is for an --output .vcf or .vcf.gz, not for {str(args.output)!r}: leave --info-prefix out"
+        )
+    if args.regions is not None and use == _SATURATE and args.by_region is None:
+        raise ValueError("--regions with --saturate is for --by-region: give --by-region, or leave --regions out")
+    if args.regions is not None and is_vcf(args.output):
+        raise ValueError(
+            "--regions leaves out variants, but a VCF output keeps all variants: give a csv, tsv or parquet file "
+            "as --output"
+        )
+    return use
 
 
 def _score(
@@ -133,9 +169,6 @@ def _score(
     total = _checked(args, scorer, read())
     if within is not None and not total:
         raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} lies in a region")
-    if args.estimate:
-        print(estimate(read(), scorer.table, total, "variants"))
-        return
     variants = with_progress(read(), "variants", total)
     write = join_table
     if is_vcf(args.output):

@@ -9,13 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS, INFO_PREFIX
 from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, load_sequence_model, with_progress
 from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
 from hf_ssm.data.tracks import Entries, averaged, check_session, check_track, track_paths, write_session, write_track
-from hf_ssm.inference.estimate import estimate
 from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
 from hf_ssm.inference.windows import GENOME_SPAN
@@ -46,10 +44,11 @@ class TrackFiles:
         self._genome, self._regions, self._annotation = genome, regions, args.regions
         self._paths, self._session, self._by_region = paths, args.session, args.by_region
         written = [path for path in paths.values() if path is not None]
+        for option, value, tracks in (("--session", self._session, written), ("--by-region", self._by_region, paths)):
+            if value is not None and not tracks:
+                raise ValueError(f"{option} needs tracks: give --track")
         if self._session is not None:
             check_session(self._session)
-            if not written:
-                raise ValueError("--session needs tracks: give --track")
             if compression(genome.path) == "gzip":
                 print(
                     f"hf-ssm: IGV cannot read gzip files: decompress {genome.path}, or compress it with bgzip",
@@ -147,43 +146,8 @@ def effect_tracks(table: pa.Table, scores: Iterable[str], statistics: Iterable[s
     return pa.table(columns)
 
 
-def check_score_tracks(args: argparse.Namespace) -> None:
-    """Raise `ValueError` for options of tracks of `hf-ssm score` that do not fit together."""
-    names = args.track or []
-    is_region = args.variants is None and args.saturate is None
-    allowed = BASE_TRACKS if is_region else EFFECT_TRACKS if args.saturate is not None else ()
-    if args.variants is not None and (names or args.session is not None or args.by_region is not None):
-        raise ValueError("--track, --session and --by-region are for regions, not for VARIANTS: leave them out")
-    if unknown := [name for name in names if name not in allowed]:
-        purpose = "without VARIANTS and --saturate" if unknown[0] in BASE_TRACKS else "with --saturate"
-        raise ValueError(f"--track {unknown[0]} is for a command {purpose}: choose another track")
-    if len(set(names)) < len(names):
-        raise ValueError(f"--track {' '.join(names)}: give each track once")
-    if (args.session is not None or args.by_region is not None) and not names:
-        raise ValueError("--session and --by-region need tracks: give --track")
-    if args.saturate is not None and args.regions is not None and args.by_region is None:
-        raise ValueError(
-            "--regions needs VARIANTS, --track likelihood or entropy, or --by-region: give one of these, or leave "
-            "--regions out"
-        )
-    if args.variants is not None and args.regions is not None and args.output.name.endswith((".vcf", ".vcf.gz")):
-        raise ValueError(
-            "--regions leaves out variants, but a VCF output keeps all variants: give a csv, tsv or parquet file "
-            "as --output"
-        )
-    if args.regions is not None and args.genome is None:
-        raise ValueError("--regions needs the contigs: give --genome FASTA")
-
-
 def run_base_tracks(args: argparse.Namespace) -> None:
     """`hf-ssm score --track`: likelihood and entropy of each base of a genome, or of regions."""
-    if args.genome is None:
-        raise ValueError("--track needs the sequence: give --genome FASTA")
-    unused = ("scores", "target", "horizon", "shifts", "flank", "per_strand", "info_prefix", "svg")
-    defaults = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
-    if given := [name for name in unused if getattr(args, name) != defaults.get(name)]:
-        option = given[0].replace("_", "-")
-        raise ValueError(f"--{option} is for scores of variants, not for --track {args.track[0]}: leave --{option} out")
     check_track(args.output, "output")
     with Genome(args.genome) as genome:
         regions = None if args.regions is None else read_regions(args.regions, genome)
@@ -214,11 +178,6 @@ def run_base_tracks(args: argparse.Namespace) -> None:
 
         with evaluating(model.model):
             total = sum(1 for _ in tracks.chunks(genome, regions))
-            if args.estimate:
-                print(
-                    estimate(tracks.chunks(genome, regions), lambda some: tracks.table(some, genome), total, "chunks")
-                )
-                return
             chunks = with_progress(tracks.chunks(genome, regions), "chunks", total)
             size = tracks.chunks_per_call
             replace = {"part_size": size, "overwrite": args.overwrite_output, "join": join}

@@ -6,11 +6,9 @@ from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
 from hf_ssm.data.motifs import planted_motifs
 from hf_ssm.data.streaming import stream_sequences
 from hf_ssm.data.tokenized import PairCollator, align_labels, tokenize
-from hf_ssm.data.windows import FastaWindows
 
 __all__ = [
     "GENERATORS",
-    "FastaWindows",
     "PairCollator",
     "SignalFeatureExtractor",
     "align_labels",

@@ -8,7 +8,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hf_ssm.data.checks import check_column
-from hf_ssm.data.windows import FastaWindows
 
 Change = Callable[[list[list[int]]], list[list[int]]]
 """A function of the token ids of a batch of rows."""
@@ -111,10 +110,8 @@ def _checked(tokenizer: PreTrainedTokenizerBase, argument: str, value: float) ->
     return ids
 
 
-def _with_change(tokens: Any, change: Change) -> Any:
+def _with_change(tokens: Dataset, change: Change) -> Dataset:
     """The rows with changed `input_ids` when they are read, after an earlier transform."""
-    if isinstance(tokens, FastaWindows):
-        return tokens.with_transform(lambda batch: {**batch, "input_ids": change(batch["input_ids"])})
     earlier = tokens.format["format_kwargs"].get("transform", dict)
 
     def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:

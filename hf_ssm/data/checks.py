@@ -6,7 +6,7 @@ from typing import Any
 from hf_ssm.utils.hints import closest_name
 
 RowName = Callable[[int], str]
-"""Maps a row index to the name of the row in messages, such as "17" or "17 of 'test'"."""
+"""Maps a row index to the name of the row in messages, such as "line 17 of a.csv" or "row 17 of 'test'"."""
 
 _SHOWN = 5
 
@@ -57,7 +57,7 @@ def check_sequences(
 
 
 def rows_text(rows: Sequence[int], row_name: RowName) -> str:
-    """The first rows as text, such as "rows 3, 5, 8, 9, 10 and 4 more"."""
+    """The first rows as text, such as "line 3 of a.csv, line 5 of a.csv and 4 more"."""
     shown = ", ".join(row_name(row) for row in rows[:_SHOWN])
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
+    return f"{shown}{more}"

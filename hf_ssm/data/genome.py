@@ -76,13 +76,10 @@ class Genome:
     """Random access to the sequences of a FASTA file; a context manager.
 
     An index beside the file (`.fai`, and `.gzi` of a bgzip file) is used if it is not older than the file. Otherwise
-    one is built in another folder, where a gzip file that is not of bgzip is also decompressed. Copies in other
-    processes, forked or pickled, open the file again, as positions in a file are shared by forked processes.
+    one is built in a temporary folder, where a gzip file that is not of bgzip is also decompressed.
 
     Args:
         path: FASTA file, plain or compressed by bgzip or gzip.
-        folder: Folder of an index that is built, and used again by the next call for the same content; by default a
-            temporary one.
 
     Attributes:
         contigs: Length of each contig in letters, in the order of the file.
@@ -94,42 +91,24 @@ class Genome:
         ImportError: pysam is not installed.
     """
 
-    def __init__(self, path: str | Path, folder: Path | None = None):
-        import_pysam()
+    def __init__(self, path: str | Path):
+        pysam = import_pysam()
         self.path = Path(path)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
-            folder = Path(self._folder.name)
-        self._process: int | None = None
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
+        self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
         try:
-            if not self.path.is_file():
-                raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
-            self._source, self._indices = _prepared(self.path, folder)
-            file = self._opened()
-        except BaseException:
-            self._delete_folder()
-            raise
-        self.contigs: dict[str, int] = dict(zip(file.references, file.lengths, strict=True))
-
-    def _opened(self) -> Any:
-        """The file, opened by this process."""
-        if self._process != os.getpid():
+            source, indices = _prepared(self.path, Path(self._folder.name))
             try:
                 with quiet():
-                    self._file: Any = import_pysam().FastaFile(str(self._source.absolute()), **self._indices)
+                    self._file: Any = pysam.FastaFile(str(source.absolute()), **indices)
             except (OSError, ValueError) as error:
-                index = self._indices["filepath_index"]
+                index = indices["filepath_index"]
                 raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
-            self._process = os.getpid()
-        return self._file
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_process": None, "_folder": None}
-
-    def _delete_folder(self) -> None:
-        if self._folder is not None:
+        except BaseException:
             self._folder.cleanup()
+            raise
+        self.contigs: dict[str, int] = dict(zip(self._file.references, self._file.lengths, strict=True))
 
     def __contains__(self, contig: str) -> bool:
         return contig in self.contigs
@@ -158,7 +137,7 @@ class Genome:
         self.check(contig, start, stop)
         try:
             with quiet():
-                letters: str = self._opened().fetch(contig, start, stop)
+                letters: str = self._file.fetch(contig, start, stop)
         except (OSError, ValueError):
             letters = ""
         if len(letters) != stop - start:
@@ -180,7 +159,7 @@ class Genome:
     def close(self) -> None:
         """Close the file and remove what was stored temporarily."""
         self._file.close()
-        self._delete_folder()
+        self._folder.cleanup()
 
     def __enter__(self) -> "Genome":
         return self

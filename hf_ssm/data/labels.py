@@ -35,7 +35,7 @@ def read_labels(
     for row, value in enumerate(values):
         if not isinstance(value, list | tuple | np.ndarray) or not len(value):
             raise ValueError(
-                f"label_column={column!r}: {source} has lists of labels, but row {row_name(row)} has {value!r}; "
+                f"label_column={column!r}: {source} has lists of labels, but {row_name(row)} has {value!r}; "
                 "give every row a list with the class of each position."
             )
     flat = [entry for value in values for entry in value]
@@ -85,7 +85,7 @@ def classes_in(split: Dataset, column: str) -> set[int]:
 
 def check_no_missing(column: str, values: Sequence[Any], source: str, row_name: RowName) -> None:
     """Raise a `ValueError` that names the rows whose label is None, NaN or blank."""
-    missing = [row for row, value in enumerate(values) if _is_missing(value)]
+    missing = [row for row, value in enumerate(values) if is_missing(value)]
     if missing:
         raise ValueError(
             f"label_column={column!r}: {source} has rows without a label ({rows_text(missing, row_name)}); fill them "
@@ -93,7 +93,8 @@ def check_no_missing(column: str, values: Sequence[Any], source: str, row_name: 
         )
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or a text that is blank or says so."""
     if isinstance(value, str):
         return value.strip().lower() in ("", "nan")
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -110,7 +111,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
         for row, value in enumerate(values):
             if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
                 raise ValueError(
-                    f"label_column={column!r}: {source} has the label {value!r} in row {row_name(row)}; give every row "
+                    f"label_column={column!r}: {source} has the label {value!r} in {row_name(row)}; give every row "
                     f"a whole number (classes 0, 1, ...), or every row a name. {_TO_REGRESSION}"
                 )
         ids = [int(value) for value in values]
@@ -137,7 +138,7 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
             numbers = np.asarray(value)
         except ValueError:  # lists of different lengths
             numbers = np.asarray(None)
-        where = f"label_column={column!r}: {source} has {_short(value)} in row {row_name(row)}"
+        where = f"label_column={column!r}: {source} has {_short(value)} in {row_name(row)}"
         if numbers.dtype.kind not in "iuf" or numbers.ndim > 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError(
                 f"{where}; a regression target is a finite number, a list of numbers, or a list of equally long lists."
@@ -145,7 +146,7 @@ def _read_targets(column: str, values: Sequence[Any], source: str, row_name: Row
         # The first dimension may differ between rows.
         if shape is not None and (numbers.ndim != len(shape) or numbers.shape[1:] != shape[1:]):
             raise ValueError(
-                f"{where}, which has another shape than {_short(values[0])} in row {row_name(0)}; give all "
+                f"{where}, which has another shape than {_short(values[0])} in {row_name(0)}; give all "
                 "labels the same shape."
             )
         shape = numbers.shape

@@ -22,18 +22,12 @@ from hf_ssm.data.preparation import prepare
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, Windows, check_fractions, cut, cut_windows, sequence_keys
 from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
-from hf_ssm.data.windows import FastaWindows
 
 logger = logging.getLogger(__name__)
 
 GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
-# Generators of former versions, now in `examples/_tasks.py`.
-_FORMER_GENERATORS = (
-    *("associative-recall", "in-context-neighbours", "induction-heads", "majority", "selective-copying"),
-    "smooth-function",
-)
 _ALSO_IN_TRAIN = "%s: %d sequences of split %r also occur in 'train'."
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -52,7 +46,6 @@ def load_sequences(
     stride: int | None = None,
     validation_contigs: list[str] | None = None,
     test_contigs: list[str] | None = None,
-    lazy: bool = False,
     config_name: str | None = None,
     revision: str | None = None,
     pair_column: str | None = None,
@@ -90,8 +83,8 @@ def load_sequences(
 
     **FASTA** records have no labels; they are cut into windows for language modelling. The windows of a file are
     written to the Arrow cache of `datasets` once, and mapped by all processes that load the same bytes with the same
-    arguments; with `lazy` they are read from the file when a row is accessed. Windows that overlap (`stride`) are
-    split by blocks of the genome, and those that overlap a block of another split are dropped.
+    arguments. Windows that overlap (`stride`) are split by blocks of the genome, and those that overlap a block of
+    another split are dropped.
 
     Other local files are never cached.
 
@@ -114,9 +107,6 @@ def load_sequences(
         validation_contigs: FASTA: names of the records whose windows are the validation split, instead of a random
             share.
         test_contigs: FASTA: names of the records whose windows are the test split, instead of a random share.
-        lazy: FASTA: whether the splits are `FastaWindows`, which read windows by an index when they are accessed and
-            keep no copy of the file, instead of a `Dataset`. The rows are the same. This needs pysam
-            (`pip install "hf_ssm[genomics]"`).
         config_name: Hub: the configuration of a data set that has several.
         revision: Hub: branch, tag or commit.
         pair_column: Column of a second text per row, for the classification of pairs.
@@ -148,7 +138,6 @@ def load_sequences(
     check_fractions(validation_fraction, test_fraction)
     if name in GENERATORS:
         return _generate(name, seed, generator_options)
-    refuse_former_generator("source", name)
     if generator_options:
         unknown = next(iter(generator_options))
         arguments = list(inspect.signature(load_sequences).parameters)[:-1]
@@ -167,12 +156,13 @@ def load_sequences(
     shares = {"validation": validation_fraction, "test": test_fraction}
     contigs = {"validation": validation_contigs, "test": test_contigs}
     if suffix in FASTA_SUFFIXES:
-        rows = _load_windows(path, window, stride, min_window, keep_case, lazy)
+        rows = _load_windows(path, window, stride, min_window, keep_case)
         return _split_windows(rows, {split: names for split, names in contigs.items() if names}, shares, seed, name)
-    _refuse_fasta_options(name, lazy=lazy, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
+    _refuse_fasta_options(name, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
     if suffix in TABLE_SUFFIXES:
-        needed = {**texts, **label_columns(label_column)}
-        loaded, places = load_tables(path, files, needed, texts.values(), split_column, column_names, quoted)
+        of_labels = label_columns(label_column)
+        needed, numbers = {**texts, **of_labels}, list(of_labels.values())
+        loaded, places = load_tables(path, files, needed, numbers, split_column, column_names, quoted)
         names = " and ".join(file.name for file in (path, *files.values()))
         splits = prepare(names, loaded, texts, label_column, images, targets, places)
     elif is_idx(path):
@@ -185,15 +175,6 @@ def load_sequences(
     else:
         raise _unknown_source(name, path)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
-
-
-def refuse_former_generator(argument: str, name: object) -> None:
-    """Raise `ValueError` for the name of a generator of former versions."""
-    if name in _FORMER_GENERATORS:
-        raise ValueError(
-            f"{argument}={name!r}: this generator is no longer part of hf_ssm; write its rows to a table with "
-            "examples/_tasks.py of the repository, and give the table."
-        )
 
 
 def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
@@ -252,36 +233,28 @@ def _refuse_fasta_options(source: str, **options: Any) -> None:
             )
 
 
-def _load_windows(
-    path: Path, window: int, stride: int | None, min_window: int | None, keep_case: bool, lazy: bool
-) -> Dataset | FastaWindows:
+def _load_windows(path: Path, window: int, stride: int | None, min_window: int | None, keep_case: bool) -> Dataset:
     check_integer("window", window, 1)
     step = window if stride is None else stride
     check_integer("stride", step, 1, window)
     least = max(1, window // 2) if min_window is None else min_window
     check_integer("min_window", least, 1, window)
-    load: Callable[..., Dataset | FastaWindows] = FastaWindows.load if lazy else load_fasta
-    return load(path, window, step, least, keep_case)
+    return load_fasta(path, window, step, least, keep_case)
 
 
 def _split_windows(
-    rows: Any, contigs: dict[str, list[str]], shares: dict[str, float], seed: int, source: str
+    rows: Dataset, contigs: dict[str, list[str]], shares: dict[str, float], seed: int, source: str
 ) -> DatasetDict:
-    """Splits of the windows of a FASTA file, a `Dataset` or `FastaWindows`."""
-    places = rows.places if isinstance(rows, FastaWindows) else _places_of(rows)
+    """Splits of the windows of a FASTA file."""
+    starts = rows.with_format("numpy", columns=["start"])["start"][:]
+    lengths = np.fromiter(map(len, values_of(rows, "sequence")), dtype=np.int64)
+    places = Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
     splits = cut_windows(places, contigs, shares, seed)
     for name in SPLITS[1:]:
         seen = int(np.isin(places.keys[splits[name]], places.keys[splits["train"]]).sum()) if name in splits else 0
         if seen:
             logger.warning(_ALSO_IN_TRAIN, source, seen, name)
     return DatasetDict({name: rows.select(indices) for name, indices in splits.items()})
-
-
-def _places_of(rows: Dataset) -> Windows:
-    """The places of the windows of `load_fasta`."""
-    starts = rows.with_format("numpy", columns=["start"])["start"][:]
-    lengths = np.fromiter(map(len, values_of(rows, "sequence")), dtype=np.int64)
-    return Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
 
 
 def cut_missing_splits(

@@ -40,7 +40,7 @@ def prepare(
             or images.
         label_column, targets: As in `load_sequences`.
         images: Conversion of images to pixels.
-        places: Split name to the names of its rows in messages; by default "17 of 'test'".
+        places: Split name to the names of its rows in messages; by default "row 17 of 'test'".
 
     Raises:
         ValueError: There is no split "train", a column is missing, or rows are unfit for training.
@@ -146,12 +146,12 @@ def _with_labels(
 
 
 def _row_name(splits: Mapping[str, Dataset], places: Mapping[str, Sequence[str]] | None) -> RowName:
-    """Names of the rows of concatenated splits: "17 of 'test'", counted from 1, unless `places` has names."""
+    """Names of the rows of concatenated splits: "row 17 of 'test'", counted from 1, unless `places` has names."""
 
     def name_of(index: int) -> str:
         for name, split in splits.items():
             if index < split.num_rows:
-                return f"{index + 1} of {name!r}" if places is None else places[name][index]
+                return f"row {index + 1} of {name!r}" if places is None else places[name][index]
             index -= split.num_rows
         raise IndexError(index)
 

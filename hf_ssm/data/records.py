@@ -3,18 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import pyarrow.parquet
 
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
-from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome, read_bed
-from hf_ssm.data.tables import TABLE_SUFFIXES, Columns, parquet_rows, read_cells, table_rows, typed
+from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
@@ -38,6 +36,7 @@ _COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDB
 AMBIGUOUS_LETTERS = "RYSWKMBDHVN"
 # About a third of a protein are letters without a meaning in DNA: E, F, I, L, P, Q.
 _MOST_FOREIGN = 0.2
+_SHOWN = 100  # rows from which the column of the sequences is guessed
 _DNA = frozenset("ACGTU" + AMBIGUOUS_LETTERS + "acgtu" + AMBIGUOUS_LETTERS.lower() + "-. \t\r\n")
 
 
@@ -113,11 +112,12 @@ def read_records(
 ) -> Iterator[Record]:
     """The sequences of a file: FASTA, a table (csv, tsv, json, jsonl, parquet), or intervals (BED) of a genome.
 
-    All but parquet may be gzipped. FASTA and parquet are read bit by bit, other files at once.
+    All but parquet may be gzipped. FASTA, csv, tsv and parquet are read bit by bit, other files at once.
 
     Args:
         path: The file; the suffix determines the format.
-        sequence_column: The column of the sequences in a table. All other columns are kept.
+        sequence_column: The column of the sequences in a table. All other columns are kept, of
+            csv and tsv files as the texts that they are.
         genome: FASTA file in which BED intervals are looked up; on strand "-" the reverse complement is taken.
         keep_case: Whether lower-case letters of FASTA records and of BED intervals stay so. By default they are read as
             capitals, and a line of the log says so. Those of tables always stay.
@@ -142,8 +142,9 @@ def read_records(
             letters = sequence if keep_case else in_capitals(sequence, path)
             yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
     elif suffix in (*TABLE_SUFFIXES, ".parquet"):
-        for row, cells in enumerate(_rows(path, sequence_column), start=1):
-            yield _checked(Record(cells.pop(sequence_column), f"{path.name}, row {row}", cells))
+        for number, cells in _rows(path, sequence_column):
+            where = f"{path.name}, {row_noun(path)} {number}"
+            yield _checked(Record(cells.pop(sequence_column), where, cells))
     else:
         suffixes = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
         raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, each also with .gz, or .parquet.")
@@ -156,29 +157,21 @@ def table_columns(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: It cannot be read.
     """
-    return list(_cells(path)) if bare_suffix(path) in (*TABLE_SUFFIXES, ".parquet") else []
+    if bare_suffix(path) not in (*TABLE_SUFFIXES, ".parquet"):
+        return []
+    _, first = next(table_rows(path), (0, {}))
+    return list(first)
 
 
-def _cells(path: Path) -> Columns:
-    """The columns of a table, of parquet without their values."""
-    if bare_suffix(path) == ".parquet":
-        with opened(path, "rb") as file:
-            return {name: [] for name in pyarrow.parquet.ParquetFile(file).schema_arrow.names}
-    state = path.stat() if path.is_file() else None
-    return _cells_of(path, state and (state.st_size, state.st_mtime_ns))
-
-
-@lru_cache(maxsize=1)
-def _cells_of(path: Path, state: tuple[int, int] | None) -> Columns:
-    # Commands need the names of the columns first, and then read the sequences twice.
-    return read_cells(path)
-
-
-def _rows(path: Path, sequence_column: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table."""
-    columns = typed(_cells(path), [sequence_column], path)
+def _rows(path: Path, sequence_column: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table, with their numbers."""
+    rows = table_rows(path)
+    head = list(islice(rows, _SHOWN))
+    if not head:
+        raise ValueError(f"{str(path)!r} has no rows of data.")
+    columns = {name: [row[name] for _, row in head] for name in head[0][1]}
     check_columns({"sequence_column": sequence_column}, columns, path.name)
-    yield from parquet_rows(path) if bare_suffix(path) == ".parquet" else table_rows(columns, path.name)
+    yield from chain(head, rows)
 
 
 def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_ssm.data.tables import parquet_rows, read_table
+from hf_ssm.data.tables import read_rows, read_table
 from hf_ssm.utils.hints import closest_name
 
 __all__ = ["Series", "read_series", "series_of"]
@@ -71,7 +71,7 @@ def read_series(
     path = Path(path)
     try:
         if path.suffix == ".parquet":
-            table = pd.DataFrame(list(parquet_rows(path)))
+            table = pd.DataFrame([row for _, row in read_rows(path)])
         else:
             texts = [name for name in (id_column,) if name is not None]
             table = pd.DataFrame(read_table(path, texts))

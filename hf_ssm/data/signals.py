@@ -107,7 +107,7 @@ def check_signals(column: str, values: Iterable[Any], source: str, row_name: Row
             numbers = np.asarray(value)
         except ValueError:  # lists of different lengths
             numbers = np.asarray(None)
-        where = f"sequence_column={column!r}: {source}, row {row_name(row)}"
+        where = f"sequence_column={column!r}: {source}, {row_name(row)}"
         if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or not numbers.size:
             raise ValueError(
                 f"{where}: the value must be a list of numbers, or a list of equally long lists of numbers; "

@@ -18,14 +18,13 @@ from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, stream_windows
 from hf_ssm.data.files import bare_suffix, opened
 from hf_ssm.data.labels import label_columns, merged_name
-from hf_ssm.data.tables import SPLIT_COLUMN, csv_rows, json_rows
+from hf_ssm.data.tables import SPLIT_COLUMN, read_rows, row_noun
 
 SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", *FASTA_SUFFIXES)
 """Files that can be read as a stream; all but parquet, which is compressed inside, may be compressed."""
 
 _WILDCARDS = frozenset("*?[")
 _FILES = 10  # from which the buffer of the order is filled
-_ROWS = 64  # of a parquet file in memory
 
 
 def stream_sequences(
@@ -243,31 +242,23 @@ class _Reading:
                 yield from self._table_rows(path)
 
     def _table_rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        suffix = bare_suffix(path)
         columns: dict[str, str] = {}
-        with opened(path, "rb" if suffix == ".parquet" else "rt") as file:
-            if suffix == ".parquet":
-                table = pyarrow.parquet.ParquetFile(file)
-                columns = self.columns(table.schema_arrow.names, path.name)
-                self._check_classes(table.schema_arrow, columns)
-                batches = table.iter_batches(_ROWS, columns=list(columns.values()))
-                rows: Iterator[dict[str, Any]] = (row for batch in batches for row in batch.to_pylist())
-            elif suffix == ".jsonl":
-                rows = json_rows(file)
-            else:
-                rows = csv_rows(file, "," if suffix == ".csv" else "\t", self.column_names, self.quoted)
-            for number, raw in enumerate(rows, start=1):
-                columns = columns or self.columns(list(raw), path.name)
-                yield self.row(raw, columns, str(number))
+        if bare_suffix(path) == ".parquet":
+            schema = _schema(path)
+            columns = self.columns(schema.names, path.name)
+            self._check_classes(schema, columns, path)
+        for number, raw in read_rows(path, self.column_names, self.quoted, list(columns.values()) or None):
+            columns = columns or self.columns(list(raw), path.name)
+            yield self.row(raw, columns, f"{row_noun(path)} {number} of {path.name}")
 
-    def _check_classes(self, schema: Any, columns: Mapping[str, str]) -> None:
+    def _check_classes(self, schema: Any, columns: Mapping[str, str], path: Path) -> None:
         """Raise a `ValueError` if the ids in a parquet file stand for other classes than those of the first file."""
         if self.holds_ids and isinstance(self.labels, str):
             names = getattr(Features.from_arrow_schema(schema)[columns[self.labels]], "names", None)
             if names != list(self.classes or ()):
                 raise ValueError(
-                    f"label_column={self.labels!r}: the classes are {names}, but those of the first file are "
-                    f"{list(self.classes or ())}: write all files with the same classes in the same order."
+                    f"label_column={self.labels!r}: the classes of {path.name} are {names}, but those of the first "
+                    f"file are {list(self.classes or ())}: write all files with the same classes in the same order."
                 )
 
     def _label(self, value: Any, place: str) -> Any:
@@ -278,13 +269,13 @@ class _Reading:
             except (TypeError, ValueError):
                 numbers = []
             if not numbers or not all(map(math.isfinite, numbers)):
-                raise ValueError(f"label_column={self.labels!r}: {value!r} in row {place} is not a finite number.")
+                raise ValueError(f"label_column={self.labels!r}: {value!r} in {place} is not a finite number.")
             return numbers if isinstance(value, list) else numbers[0]
         names: Sequence[Any] = range(len(self.classes)) if self.holds_ids else self.classes
         entry = value if self.holds_ids else str(value)
         if entry not in names:
             raise ValueError(
-                f"label_column={self.labels!r}: {value!r} in row {place} is not one of the classes {list(names)}; "
+                f"label_column={self.labels!r}: {value!r} in {place} is not one of the classes {list(names)}; "
                 "complete the argument classes (command: --set 'data.classes=[a, b]'), or remove the row."
             )
         return names.index(entry)
@@ -307,8 +298,7 @@ def _stream_files(paths: list[Path], reading: _Reading) -> IterableDataset:
         reading = dataclasses.replace(reading, texts={"sequence_column": "sequence"}, labels=None)
     feature = None
     if isinstance(reading.labels, str) and bare_suffix(paths[0]) == ".parquet":
-        with opened(paths[0], "rb") as file:
-            schema = pyarrow.parquet.read_schema(file)
+        schema = _schema(paths[0])
         column = reading.columns(schema.names, paths[0].name)[reading.labels]
         feature = Features.from_arrow_schema(schema)[column]
     reading = reading.with_classes(feature)
@@ -319,6 +309,12 @@ def _stream_files(paths: list[Path], reading: _Reading) -> IterableDataset:
     return IterableDataset.from_generator(
         _rows_of_files, features=reading.features(first), gen_kwargs={"paths": files, "reading": reading}
     )
+
+
+def _schema(path: Path) -> Any:
+    """The columns of a parquet file."""
+    with opened(path, "rb") as file:
+        return pyarrow.parquet.read_schema(file)
 
 
 def _stream_hub(
@@ -346,4 +342,4 @@ class _Conversion:
     columns: dict[str, str]
 
     def __call__(self, raw: dict[str, Any], index: int) -> dict[str, Any]:
-        return self.reading.row(raw, self.columns, str(index + 1))
+        return self.reading.row(raw, self.columns, f"row {index + 1}")

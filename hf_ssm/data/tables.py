@@ -9,11 +9,11 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset
@@ -30,8 +30,7 @@ Columns = dict[str, list[Any]]
 SPLIT_COLUMN = "split"
 """The default split column, which a table may lack; a split column of any other name is required."""
 
-# Of a csv file in memory, which is read row by row.
-_ROWS = 128
+_ROWS = 64  # of a parquet file in memory
 
 _JSON_SUFFIXES = (".json", ".jsonl")
 TABLE_SUFFIXES = (".csv", ".tsv", *_JSON_SUFFIXES)
@@ -49,7 +48,7 @@ def load_tables(
     path: Path,
     split_files: Mapping[str, Path],
     needed: Mapping[str, str],
-    text_columns: Iterable[str],
+    number_columns: Sequence[str],
     split_column: str | None,
     column_names: Sequence[str] | None,
     quoted: bool,
@@ -60,39 +59,36 @@ def load_tables(
         path: The table of the training rows, and of other splits if it has a split column.
         split_files: Split name to a further table with the rows of that split.
         needed: Argument name to the required column it names, such as `sequence_column` to "text".
-        text_columns: Columns that are read as text.
+        number_columns: Columns whose cells in csv and tsv files are read by `as_numbers`; all others are texts.
         split_column, column_names, quoted: As in `load_sequences`.
 
     Returns:
-        Split name to rows with the columns that all files share, and split name to the name of each row in messages:
-        its 1-based number in its file, not counting the header.
+        Split name to rows with the columns that all files share, and split name to the name of each row in messages,
+        such as "line 17 of a.csv".
 
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: A file cannot be read or lacks a column, or a split is in both `path` and `split_files`.
     """
-    needed, texts = dict(needed), set(text_columns)
+    needed = dict(needed)
     if split_column is not None and split_column != SPLIT_COLUMN:
         needed["split_column"] = split_column
-    columns = _read(path, needed, texts, column_names, quoted)
-    rows = {"train": np.arange(_count(columns))}
+    columns, train_places = _read(path, needed, number_columns, column_names, quoted)
+    rows = {"train": np.arange(len(train_places))}
     if split_column is not None and split_column in columns:
         rows = rows_of_splits(columns.pop(split_column), path.name)
     needed.pop("split_column", None)
     split_columns = {
         name: {column: [values[row] for row in at] for column, values in columns.items()} for name, at in rows.items()
     }
-    places = {name: [str(row + 1) for row in at] for name, at in rows.items()}
-    if split_files:
-        places = {name: [f"{place} of {path.name}" for place in numbers] for name, numbers in places.items()}
+    places = {name: [train_places[row] for row in at] for name, at in rows.items()}
     for name, file in split_files.items():
         if name in split_columns:
             raise ValueError(
                 f"{name}_file={str(file)!r}: the column {split_column!r} of {path.name} already marks {name} rows; set "
                 f"split_column=None or omit {name}_file."
             )
-        split_columns[name] = _read(file, needed, texts, column_names, quoted)
-        places[name] = [f"{row} of {file.name}" for row in range(1, _count(split_columns[name]) + 1)]
+        split_columns[name], places[name] = _read(file, needed, number_columns, column_names, quoted)
     shared = [column for column in columns if all(column in other for other in split_columns.values())]
     table = _dataset(
         {column: [value for other in split_columns.values() for value in other[column]] for column in shared},
@@ -105,128 +101,173 @@ def load_tables(
     return splits, places
 
 
-def read_table(
-    path: Path, text_columns: Iterable[str], column_names: Sequence[str] | None = None, quoted: bool = True
-) -> Columns:
-    """Read a csv, tsv, json or jsonl file, optionally gzipped; the suffix determines the format.
-
-    The columns of csv and tsv files are converted by `typed`. A json file holds a list of row objects, an object of
-    columns, or one object per line. `column_names` and `quoted` are as in `load_sequences`.
+def read_table(path: Path, text_columns: Iterable[str]) -> Columns:
+    """The columns of a csv, tsv, json or jsonl file; those of csv and tsv files as `as_numbers`, but `text_columns`.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read or has no rows.
     """
-    return typed(read_cells(path, column_names, quoted), text_columns, path)
-
-
-def typed(cells: Columns, text_columns: Iterable[str], path: Path) -> Columns:
-    """The columns of `read_cells` with the types of their values.
-
-    Columns of a csv or tsv file that hold only whole numbers become `int`, only numbers `float`, with None for cells
-    such as "" or "NaN"; `text_columns` are kept as text.
-    """
+    cells = read_cells(path)[0]
     texts = cells.keys() if bare_suffix(path) in _JSON_SUFFIXES else set(text_columns)
-    return {name: values if name in texts else _parse(values) for name, values in cells.items()}
+    return {name: values if name in texts else as_numbers(values) for name, values in cells.items()}
 
 
-def read_cells(path: Path, column_names: Sequence[str] | None = None, quoted: bool = True) -> Columns:
-    """The columns of a file as for `read_table`; the cells of csv and tsv files are texts."""
-    suffix = bare_suffix(path)
-    is_json = suffix in _JSON_SUFFIXES
-    if column_names is not None and (is_json or isinstance(column_names, str) or not column_names):
+def read_cells(path: Path, column_names: Sequence[str] | None = None, quoted: bool = True) -> tuple[Columns, list[int]]:
+    """The columns of a table in memory, and the number of each row, as of `read_rows`.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read or has no rows.
+    """
+    if column_names is not None and (
+        bare_suffix(path) in _JSON_SUFFIXES or isinstance(column_names, str) or not column_names
+    ):
         raise ValueError(
             f"column_names={column_names!r}: give the list of columns of a csv or tsv file without a header line; "
             f"source={str(path)!r}."
         )
-    with opened(path) as file:
-        if is_json:
-            columns = _read_json(file.read(), by_line=suffix == ".jsonl")
-        else:
-            delimiter = "," if suffix == ".csv" else "\t"
-            if column_names is None:
-                _check_delimiter(file, delimiter)
-            columns = _read_csv(file, delimiter, column_names, quoted)
-        if not columns or not _count(columns):
-            raise ValueError("the file has no rows of data.")
-    return columns
+    columns, numbers = Columns(), list[int]()
+    for number, row in read_rows(path, column_names, quoted):
+        columns |= {name: [None] * len(numbers) for name in row if name not in columns}
+        for name, values in columns.items():
+            values.append(row.get(name))
+        numbers.append(number)
+    if not numbers or not columns:
+        raise ValueError(f"source={str(path)!r} has no rows of data.")
+    return columns, numbers
 
 
-def table_rows(columns: Columns, source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a table, one after the other.
+def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of `read_rows`; those of json files all have the same columns, each with values of one type."""
+    if bare_suffix(path) not in _JSON_SUFFIXES:
+        yield from read_rows(path)
+        return
+    columns, numbers = read_cells(path)
+    for name, values in columns.items():
+        try:
+            pa.array(values)
+        except (pa.ArrowException, OverflowError) as error:
+            raise ValueError(
+                f"{path.name}: values of the column {name!r} differ in type ({_line(error)}): give all of its values "
+                "one type, or remove the column."
+            ) from error
+    for number, row in zip(numbers, zip(*columns.values(), strict=True), strict=True):
+        yield number, dict(zip(columns, row, strict=True))
+
+
+def read_rows(
+    path: Path, column_names: Sequence[str] | None = None, quoted: bool = True, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table, of which few are in memory, each with its number in the file: see `row_noun`.
+
+    Cells of csv and tsv files are texts. A json file is read at once.
+
+    Args:
+        path: A csv, tsv, json, jsonl or parquet file.
+        column_names, quoted: As in `load_sequences`.
+        columns: The columns that are read of a parquet file; None for all.
 
     Raises:
-        ValueError: The values of a column differ in type, so that the table of results could not hold them.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read, two columns have one name, or a row has another number of cells.
     """
-    for name, values in columns.items():
-        _check_values(name, values, f"{source}: ")
-    for row in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, row, strict=True))
+    suffix = bare_suffix(path)
+    with opened(path, "rb" if suffix == ".parquet" else "rt") as file:
+        if suffix == ".parquet":
+            table = pyarrow.parquet.ParquetFile(file)
+            _check_unique(table.schema_arrow.names)
+            batches = table.iter_batches(_ROWS, columns=columns)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        elif suffix == ".json":
+            yield from _json_rows(file.read())
+        elif suffix == ".jsonl":
+            yield from _rows_of_lines(file)
+        else:
+            yield from _csv_rows(file, "," if suffix == ".csv" else "\t", column_names, quoted)
 
 
-def csv_rows(
-    file: IO[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool
-) -> Iterator[dict[str, str]]:
-    """The rows of a csv or tsv file, of which a part is in memory; the cells are texts."""
+def row_noun(path: Path) -> str:
+    """What the numbers of `read_rows` count from 1: "line", the first of a row, or "row" in json and parquet files."""
+    return "row" if bare_suffix(path) in (".json", ".parquet") else "line"
+
+
+def _csv_rows(
+    file: Iterable[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool
+) -> Iterator[tuple[int, dict[str, str]]]:
+    csv.field_size_limit(2**31 - 1)  # a genome may be a cell
+    lines = iter(file)
     if column_names is None:
-        _check_delimiter(file, delimiter)
-    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+        header = next(lines, "")
+        _check_delimiter(header, delimiter)
+        lines = chain([header], lines)
     names = column_names
-    # header=None, as in `_read_csv`.
-    parts = pd.read_csv(
-        file, sep=delimiter, header=None, dtype=object, keep_default_na=False, quoting=quoting, chunksize=_ROWS
-    )
-    for part in parts:
-        for cells in part.itertuples(index=False, name=None):
-            if names is None:
-                names = cells
-                if len(set(names)) < len(names):
-                    raise ValueError(f"the column names {list(names)} are not unique.")
-            elif len(cells) != len(names):
-                raise ValueError(f"column_names={list(names)} names {len(names)} columns, but a row has {len(cells)}.")
-            else:
-                yield dict(zip(names, cells, strict=True))
+    # strict: a quote that is not closed is an error.
+    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    last = 0
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"line {last + 1}: {error}; set quoted=False (command: --set data.quoted=false) if quotes are ordinary "
+                "characters."
+            ) from error
+        number, last = last + 1, reader.line_num
+        if cells is None:
+            return
+        if len(cells) < 2 and not "".join(cells).strip() and (names is None or len(names) > 1 or not cells):
+            continue
+        if names is None:
+            names = cells
+            _check_unique(names)
+        elif len(cells) != len(names):
+            raise ValueError(f"line {number} has {len(cells)} cells, but the columns are {list(names)}.")
+        else:
+            yield number, dict(zip(names, cells, strict=True))
 
 
-def json_rows(file: IO[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a file with one json object per line, of which one is in memory."""
-    for number, line in enumerate(file, start=1):
+def _check_unique(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"the column names {list(names)} are not unique.")
+
+
+def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a file with one json object per line."""
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} is not json: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f'line {number} is not a json object such as {{"sequence": "ACGT", "label": 0}}.')
-        yield row
+        yield number, _checked_row(row, f"line {number}")
 
 
-def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, read bit by bit.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read, or has two columns of one name.
-    """
-    with opened(path, "rb") as file:
-        table = pyarrow.parquet.ParquetFile(file)
-        schema = table.schema_arrow
-        if len(set(schema.names)) < len(schema.names):
-            raise ValueError(f"the column names {schema.names} are not unique.")
-        for batch in table.iter_batches(1024):
-            yield from batch.to_pylist()
-
-
-def _check_values(name: str, values: list[Any], where: str = "") -> None:
-    """Raise `ValueError` unless Arrow has one type for all values of a column, as a table of results has to."""
+def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a json list of objects, or of an object of columns; also of one object per line, which is common."""
     try:
-        pa.array(values)
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(
-            f"{where}values of the column {name!r} differ in type ({_line(error)}): give all of its values one type, "
-            "or remove the column."
-        ) from error
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        yield from _rows_of_lines(text.split("\n"))
+        return
+    if isinstance(content, dict):
+        if not all(isinstance(column, list) for column in content.values()) or len({*map(len, content.values())}) > 1:
+            raise ValueError(
+                "a json object must have one list for each column, and all lists must have the same length."
+            )
+        content = [dict(zip(content, row, strict=True)) for row in zip(*content.values(), strict=True)]
+    for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
+        yield number, _checked_row(row, f"row {number}")
+
+
+def _checked_row(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ValueError(f'{where} is not a json object such as {{"sequence": "ACGT", "label": 0}}.')
+    return row
 
 
 def _line(error: Exception) -> str:
@@ -234,26 +275,26 @@ def _line(error: Exception) -> str:
 
 
 def _read(
-    path: Path, needed: Mapping[str, str], texts: set[str], column_names: Sequence[str] | None, quoted: bool
-) -> Columns:
-    """The columns of a table; those of a usual name get the default name that is missing."""
-    cells = read_cells(path, column_names, quoted)
+    path: Path, needed: Mapping[str, str], numbers: Iterable[str], column_names: Sequence[str] | None, quoted: bool
+) -> tuple[Columns, list[str]]:
+    """The columns of a table, and where each row stands; those of a usual name get the default name that is missing."""
+    cells, places = read_cells(path, column_names, quoted)
     renamed = usual_columns(needed, cells)
     for column, name in renamed.items():
         logger.warning("%s: the column %r is read as %r.", path.name, column, name)
-    columns = typed({renamed.get(column, column): values for column, values in cells.items()}, texts, path)
-    check_columns(needed, columns, path.name)
-    return columns
+    columns = {renamed.get(column, column): values for column, values in cells.items()}
+    is_text = bare_suffix(path) not in _JSON_SUFFIXES
+    if not columns.keys() >= set(needed.values()):
+        # Numbers are hardly sequences.
+        check_columns(
+            needed, {name: as_numbers(cells) if is_text else cells for name, cells in columns.items()}, path.name
+        )
+    columns |= {name: as_numbers(columns[name]) for name in numbers if is_text}
+    return columns, [f"{row_noun(path)} {number} of {path.name}" for number in places]
 
 
-def _count(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
-
-
-def _check_delimiter(file: IO[str], delimiter: str) -> None:
+def _check_delimiter(line: str, delimiter: str) -> None:
     """Refuse a file whose first line is separated by another character."""
-    # What is peeked at is read again by pandas.
-    line = file.buffer.peek().decode("utf-8", "replace").split("\n")[0]  # type: ignore[attr-defined]
     separator = next((other for other in ";\t,|" if other in line), None)
     if delimiter not in line and separator is not None:
         remedy = {
@@ -266,25 +307,7 @@ def _check_delimiter(file: IO[str], delimiter: str) -> None:
         raise ValueError(f"the columns of the file are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
 
 
-def _read_csv(file: IO[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool) -> Columns:
-    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    # header=None: with a header, pandas renames repeated columns and takes surplus cells for an index.
-    try:
-        cells = pd.read_csv(file, sep=delimiter, header=None, dtype=object, keep_default_na=False, quoting=quoting)
-    except pd.errors.ParserError as error:
-        raise ValueError(
-            f"{error}; set quoted=False (command: --set data.quoted=false) if quotes are ordinary characters."
-        ) from error
-    rows = {number: cells[number].tolist() for number in cells.columns}
-    names = [values.pop(0) for values in rows.values()] if column_names is None else list(column_names)
-    if len(names) != len(rows):
-        raise ValueError(f"column_names={names} names {len(names)} columns, but the file has {len(rows)}.")
-    if len(set(names)) < len(names):
-        raise ValueError(f"the column names {names} are not unique.")
-    return dict(zip(names, rows.values(), strict=True))
-
-
-def _parse(cells: list[str]) -> list[Any]:
+def as_numbers(cells: list[str]) -> list[Any]:
     """Cells as whole numbers, else as numbers, else as text, with None for missing values."""
     missing = [cell.strip().lower() in _MISSING for cell in cells]
     if all(missing):
@@ -293,33 +316,6 @@ def _parse(cells: list[str]) -> list[Any]:
         if all(gone or form.fullmatch(cell.strip()) for cell, gone in zip(cells, missing, strict=True)):
             return [None if gone else kind(cell) for cell, gone in zip(cells, missing, strict=True)]
     return [cell if cell.strip() else None for cell in cells]
-
-
-def _read_json(text: str, by_line: bool) -> Columns:
-    content: Any = []
-    try:
-        if not by_line:
-            content = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
-        by_line = True  # ".json" files of one object per line are common
-    if by_line:
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                content += [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is not json: {error}") from error
-    if isinstance(content, dict):
-        if not all(isinstance(column, list) for column in content.values()) or len({*map(len, content.values())}) > 1:
-            raise ValueError(
-                "a json object must have one list for each column, and all lists must have the same length."
-            )
-        return content
-    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise ValueError('every row must be a json object such as {"sequence": "ACGT", "label": 0}.')
-    names = dict.fromkeys(name for row in content for name in row)
-    return {name: [row.get(name) for row in content] for name in names}
 
 
 def _dataset(columns: Columns, source: str) -> Dataset:

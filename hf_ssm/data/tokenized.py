@@ -14,8 +14,6 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, PreTr
 from hf_ssm.data.cache import FORMAT, batch_size, cache_folder
 from hf_ssm.data.checks import check_column, check_integer
 from hf_ssm.data.labels import IGNORED_LABEL
-from hf_ssm.data.letters import LetterTable
-from hf_ssm.data.windows import FastaWindows
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ def tokenize(
 
     The token ids of data that are in the Arrow cache of `datasets`, such as those of FASTA files and of the Hub, and of
     all splits of more than 16 MiB, are written there in batches; later calls with the same rows and tokenizer map
-    them. Those of `FastaWindows` are made when a row is read.
+    them.
 
     Collators such as `DataCollatorWithPadding(tokenizer)` pad each batch. Warnings give the number of truncated rows
     per split, and splits of which more than a tenth of the tokens is unknown to the tokenizer.
@@ -110,8 +108,6 @@ def _tokenize_split(
     """The token ids and labels of a split, in the Arrow cache of `datasets`."""
     for argument, column in needed.items():
         check_column(argument, column, split.column_names, f"split {name!r}")
-    if isinstance(split, FastaWindows):
-        return _tokenize_when_read(split, name, encoder)
     rows = split.select_columns(list(needed.values()))
     labels = {column: kind for column, kind in rows.features.items() if column not in encoder.columns}
     # The hash that `datasets` makes of a tokenizer changes with its last call.
@@ -136,17 +132,6 @@ def _tokenize_split(
     return tokens.remove_columns([_LENGTH, _UNKNOWN, _CUT])
 
 
-def _tokenize_when_read(windows: FastaWindows, name: str, encoder: "_Encoder") -> Any:
-    if windows.longest > encoder.limit:
-        logger.warning("split %r: windows are truncated to %d tokens when they are read.", name, encoder.limit)
-    return windows.with_transform(
-        encoder.input_ids_of,
-        Features({"input_ids": encoder.features["input_ids"]}),
-        encoder.longest(windows.longest),
-        encoder.state(),
-    )
-
-
 class _Encoder:
     """Replaces the texts of a batch by their token ids, and counts tokens per row.
 
@@ -160,7 +145,6 @@ class _Encoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, columns: list[str], limit: int, separate: bool):
         self.columns, self.limit = columns, limit
         self._tokenizer, self._separate = tokenizer, separate
-        self._table = LetterTable.of(tokenizer)
         ids: Any = List(Value("int32"))
         counts = {_LENGTH: Value("int64"), _UNKNOWN: Value("int64"), _CUT: Value("bool")}
         self.features = Features({"input_ids": List(ids) if separate else ids, **counts})
@@ -177,10 +161,6 @@ class _Encoder:
         options = (tokenizer.truncation_side, getattr(tokenizer, "split_special_tokens", False))
         return repr((type(tokenizer).__name__, content, options, self.columns, self.limit, self._separate))
 
-    def longest(self, num_bytes: int) -> int:
-        """Upper bound of the number of tokens of a text of so many bytes."""
-        return min(num_bytes + self._tokenizer.num_special_tokens_to_add(), self.limit)
-
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         if not self._separate:
             return self._encode([batch[column] for column in self.columns])
@@ -188,33 +168,15 @@ class _Encoder:
         counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
         pairs = zip(*(of_text["input_ids"] for of_text in encoded), strict=True)
         return {
-            "input_ids": [[ids.tolist() for ids in pair] for pair in pairs],
+            "input_ids": list(map(list, pairs)),
             # The length of the row is 0 if one of its texts has no token.
             _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
             _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
             _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
         }
 
-    def input_ids_of(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """The token ids of a batch only, as lists."""
-        return {"input_ids": [ids.tolist() for ids in self(batch)["input_ids"]]}
-
     def _encode(self, texts: list[list[str]]) -> dict[str, list[Any]]:
         """Encode one text for each row, or a pair."""
-        rows: list[Any] = [None] * len(texts[0])
-        if self._table is not None and len(texts) == 1:
-            rows = [self._table.encode(text, self.limit) for text in texts[0]]
-        others = [index for index, row in enumerate(rows) if row is None]
-        if others:
-            for index, row in zip(others, self._by_tokenizer([[of[i] for i in others] for of in texts]), strict=True):
-                rows[index] = row
-        # Letters that the table has are not unknown.
-        unknown = [row.count(self._tokenizer.unk_token_id) if isinstance(row, list) else 0 for row, _ in rows]
-        ids = [np.asarray(row, dtype=np.int32) for row, _ in rows]
-        return {"input_ids": ids, _LENGTH: list(map(len, ids)), _UNKNOWN: unknown, _CUT: [cut for _, cut in rows]}
-
-    def _by_tokenizer(self, texts: list[list[str]]) -> list[tuple[list[int], bool]]:
-        """Token ids of each row, and whether it was truncated."""
         # verbose=False suppresses the warning for rows over the limit, which are truncated next.
         ids = self._tokenizer(*texts, return_attention_mask=False, verbose=False)["input_ids"]
         cut = [len(row) > self.limit and self.limit < _NO_LIMIT for row in ids]
@@ -223,7 +185,8 @@ class _Encoder:
             row = [column[index] for column in texts]
             shorter = self._tokenizer(*row, truncation=True, max_length=self.limit, return_attention_mask=False)
             ids[index] = shorter["input_ids"]
-        return list(zip(ids, cut, strict=True))
+        unknown = [row.count(self._tokenizer.unk_token_id) for row in ids]
+        return {"input_ids": ids, _LENGTH: list(map(len, ids)), _UNKNOWN: unknown, _CUT: cut}
 
 
 def _report(tokens: Dataset, source: str, encoder: _Encoder) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from hf_ssm.data.files import bare_suffix, compression, decompress
 from hf_ssm.data.genome import Genome, import_pysam, quiet
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
-from hf_ssm.data.tables import TABLE_SUFFIXES, parquet_rows, read_table, table_rows
+from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
 
 __all__ = ["Variant", "Windows", "as_variants", "contig_of", "read_variants", "windows_of"]
 
@@ -20,8 +20,6 @@ _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
 # The first base, by the alphabet, of those that each letter but N stands for (VCF 4.3, section 1.6.1, REF).
 _FIRST_BASES = str.maketrans("RYSWKMBDHVryswkmbdhv", "ACCAGACAAAaccagacaaa")
-# Columns that are never read as numbers, such as the contig "1".
-_TEXTS = tuple(form for name in (*_PLACE, *_PAIR, "#chrom") if name != "pos" for form in (name, name.upper()))
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,11 @@ class Variant:
     alt: str
     has_place: bool = True
     reason: str = ""
+
+    @property
+    def where(self) -> str:
+        """Place and alleles, for messages."""
+        return f"variant {self.chrom}:{self.start + 1} {self.ref[:20]}>{self.alt[:20]}"
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,9 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
     suffix = bare_suffix(path)
     if suffix == ".vcf":
         yield from _read_vcf(path, tuple(info))
-    elif suffix == ".parquet":
-        yield from as_variants(parquet_rows(path), path.name)
-    elif suffix in TABLE_SUFFIXES:
-        yield from as_variants(table_rows(read_table(path, _TEXTS), path.name), path.name)
+    elif suffix in (*TABLE_SUFFIXES, ".parquet"):
+        for number, row in table_rows(path):
+            yield _of_row(row, path.name, f"{row_noun(path)} {number}")
     else:
         suffixes = ", ".join((".vcf", *TABLE_SUFFIXES, ".parquet"))
         raise ValueError(
@@ -174,24 +176,26 @@ def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`vari
         ValueError: A row lacks the columns, or a position is no whole number.
     """
     for number, row in enumerate(rows, start=1):
-        if isinstance(row, Variant):
-            yield row
-            continue
-        names = {str(name).lower().lstrip("#"): name for name in row}
-        if all(name in names for name in _PAIR):
-            ref, alt = (str(row[names[name]] or "") for name in _PAIR)
-            columns = {name: value for name, value in row.items() if name not in {names[pair] for pair in _PAIR}}
-            yield Variant(columns, "", 0, ref, alt, has_place=False, reason=_fault(ref, alt))
-            continue
-        if missing := [name for name in _PLACE if name not in names]:
-            raise ValueError(
-                f"{where} has no column {missing[0]!r}: a table of variants needs the columns {', '.join(_PLACE)}, "
-                f"or {' and '.join(_PAIR)}; its columns are {', '.join(map(str, row))}."
-            )
-        chrom, pos, ref, alt = (row[names[name]] for name in _PLACE)
-        if not isinstance(pos, int) or isinstance(pos, bool):
-            raise ValueError(f"{where}, row {number}: pos={pos!r} is not a whole number (positions count from 1).")
-        yield _placed(dict(row), str(chrom), pos, str(ref or ""), str(alt or ""))
+        yield row if isinstance(row, Variant) else _of_row(row, where, f"row {number}")
+
+
+def _of_row(row: Mapping[str, Any], where: str, number: str) -> Variant:
+    names = {str(name).lower().lstrip("#"): name for name in row}
+    if all(name in names for name in _PAIR):
+        ref, alt = (str(row[names[name]] or "") for name in _PAIR)
+        columns = {name: value for name, value in row.items() if name not in {names[pair] for pair in _PAIR}}
+        return Variant(columns, "", 0, ref, alt, has_place=False, reason=_fault(ref, alt))
+    if missing := [name for name in _PLACE if name not in names]:
+        raise ValueError(
+            f"{where} has no column {missing[0]!r}: a table of variants needs the columns {', '.join(_PLACE)}, "
+            f"or {' and '.join(_PAIR)}; its columns are {', '.join(map(str, row))}."
+        )
+    chrom, pos, ref, alt = (row[names[name]] for name in _PLACE)
+    if isinstance(pos, str) and pos.strip().isdecimal():  # of a csv file
+        pos = int(pos)
+    if not isinstance(pos, int) or isinstance(pos, bool):
+        raise ValueError(f"{where}, {number}: pos={pos!r} is not a whole number (positions count from 1).")
+    return _placed({**row, names["pos"]: pos}, str(chrom), pos, str(ref or ""), str(alt or ""))
 
 
 def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
@@ -237,6 +241,9 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         genome: The reference genome.
         left: Bases before the variant, in the direction of the strand.
         right: Bases from the variant on.
+
+    Raises:
+        ValueError: A variant with a place, and no genome.
     """
     if variant.reason:
         return variant.reason
@@ -245,7 +252,8 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
         strands = [(variant.ref, variant.alt), (reverse_complement(variant.ref), reverse_complement(variant.alt))]
         cut = [(ref[:count], alt[:count]) for ref, alt in strands]
         return Windows(cut[0], cut[1], (0, 0))
-    assert genome is not None
+    if genome is None:
+        raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
     chrom = contig_of(variant.chrom, genome)
     if chrom is None:
         return f"contig {variant.chrom!r} is not in {genome.path.name}"

@@ -9,8 +9,6 @@ _LAZY = {
     "export_program": "programs",
     "push": "pushing",
     "push_folder": "pushing",
-    "push_space": "space",
-    "save_space": "space",
     "verify": "verifying",
 }
 

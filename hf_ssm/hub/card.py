@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
-from hf_ssm.models.registry import FAMILIES, HEADS
+from hf_ssm.models.registry import FAMILIES, HEADS, SEVERAL_SEQUENCES
 from hf_ssm.utils.files import staged_files
 
 CARD_NAME = "README.md"
@@ -29,6 +29,8 @@ _TASKS: dict[str, tuple[str, str | None, str]] = {
     "sequence-classification": ("ForSequenceClassification", "text-classification", "sequence classification"),
     "sequence-pair-classification": ("ForSequencePairClassification", None, "classification of pairs of sequences"),
     "token-classification": ("ForTokenClassification", "token-classification", "token classification"),
+    "question-answering": ("ForQuestionAnswering", None, "answers in texts"),
+    "multiple-choice": ("ForMultipleChoice", None, "multiple choice"),
     "sequence-regression": ("ForSequenceClassification", "text-classification", "regression on sequences"),
     "signal-regression": ("ForSignalRegression", None, "regression on signals"),
     "causal-lm": ("ForCausalLM", "text-generation", "next-token prediction"),
@@ -44,7 +46,7 @@ _HUB_METRICS = {
     **{"r2": "r_squared", "pearson": "pearsonr", "spearman": "spearmanr"},
 }
 # Output of the heads without logits.
-_OUTPUTS = {"Model": "last_hidden_state", "ForPrediction": "quantile_outputs"}
+_OUTPUTS = {"Model": "last_hidden_state", "ForPrediction": "quantile_outputs", "ForQuestionAnswering": "start_logits"}
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
 _OF_A_RUN = (
     "The table has the settings that differ from the defaults of the configuration, and those of the optimizer. All "
@@ -200,7 +202,7 @@ def build_card(facts: CardFacts) -> ModelCard:
         "auto_class": HEADS[head],
         "output": _OUTPUTS.get(head, "logits"),
         "pipeline_tag": facts.pipeline_tag,
-        "pairs": head == "ForSequencePairClassification",
+        "pairs": head in SEVERAL_SEQUENCES,
         "repo_id": repo_id,
         "requirement": _requirement(),
         "classes": ", ".join(f"`{name}`" for name in facts.classes),

@@ -10,7 +10,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_ssm.checkpoint import HEADER
-from hf_ssm.hub.eval_results import is_eval_result
+from hf_ssm.hub.eval_results import EVAL_RESULTS
 from hf_ssm.hub.scanning import scan
 
 __all__ = ["IGNORED", "check_secrets", "commit", "folder_files", "is_weights"]
@@ -36,7 +36,7 @@ IGNORED = (
 """Patterns, in small letters, of files that belong to a run or to a tool rather than to the model; never uploaded."""
 
 # Files of the Hub itself. Except for evaluation results, all other names with a leading dot are refused.
-_HUB_FILES = frozenset({".gitattributes", ".gitignore"})
+_HUB_FILES = frozenset({".gitattributes", ".gitignore", EVAL_RESULTS})
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d{5}-of-\d{5})?\.(?:safetensors|bin)(?:\.index\.json)?")
 _SECRETS = re.compile(rb"hf_[A-Za-z0-9]{30,}|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY")
 
@@ -65,7 +65,7 @@ def folder_files(folder: Path, also: Sequence[str] = ()) -> dict[str, Path]:
     named = wanted & set(filter_repo_objects(files, allow_patterns=list(also)))
     refused = {name: what for name, what in problems.items() if name in wanted}
     for name in wanted & files.keys() - named:
-        if name not in _HUB_FILES and not is_eval_result(name) and any(p.startswith(".") for p in name.split("/")):
+        if name not in _HUB_FILES and any(p.startswith(".") for p in name.split("/")):
             refused[name] = "is a hidden file"
     if refused:
         listed = ", ".join(f"{name} ({what.removeprefix('is ')})" for name, what in sorted(refused.items()))
@@ -113,9 +113,7 @@ def commit(
     *,
     revision: str,
     message: str,
-    repo_type: str,
     keep: Set[str],
-    delete_patterns: Sequence[str],
 ) -> CommitInfo:
     """Upload files and delete stale ones in one commit; unchanged files are skipped.
 
@@ -123,23 +121,21 @@ def commit(
     configuration; `HfApi.create_commit` does not. The listed commit is named as its parent: a commit that somebody
     else makes meanwhile is not overwritten.
 
-    Deleted are the files of `delete_patterns` that are not among `files`, code that an earlier push wrote and, if
-    `files` has weights, all other weights. The arguments are those of `push_files`.
+    Deleted are code that an earlier push wrote and, if `files` has weights, all other weights. The arguments are those
+    of `push_files`.
 
     Returns:
         The commit; the head of the branch if nothing has changed.
     """
-    head = api.repo_info(repo_id, revision=revision, repo_type=repo_type).sha
-    remote = api.list_repo_files(repo_id, revision=head, repo_type=repo_type)
+    head = api.repo_info(repo_id, revision=revision).sha
+    remote = api.list_repo_files(repo_id, revision=head)
     others = [name for name in remote if name not in files]
-    stale = set(filter_repo_objects(others, allow_patterns=list(delete_patterns)))
-    stale |= set(_written_code(api, repo_id, repo_type, head, others))
+    stale = set(_written_code(api, repo_id, head, others))
     if any(map(is_weights, files)):
         stale |= set(filter(is_weights, others))
     added = {name: path for name, path in files.items() if name not in keep or name not in remote}
     return api.create_commit(
         repo_id,
-        repo_type=repo_type,
         operations=[
             *(CommitOperationDelete(name) for name in sorted(stale)),
             *(CommitOperationAdd(name, path) for name, path in sorted(added.items())),
@@ -150,11 +146,11 @@ def commit(
     )
 
 
-def _written_code(api: HfApi, repo_id: str, repo_type: str, revision: str | None, names: Sequence[str]) -> list[str]:
+def _written_code(api: HfApi, repo_id: str, revision: str | None, names: Sequence[str]) -> list[str]:
     """Names at the top of a repository that are code written by an earlier push, recognised by its header."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = {
-            name: api.hf_hub_download(repo_id, name, repo_type=repo_type, revision=revision, local_dir=scratch)
+            name: api.hf_hub_download(repo_id, name, revision=revision, local_dir=scratch)
             for name in names
             if name.endswith(".py") and "/" not in name
         }

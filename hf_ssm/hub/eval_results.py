@@ -2,29 +2,21 @@
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
-from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml, parse_eval_result_entries
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from hf_ssm.hub.card import CardFacts
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["EVAL_RESULTS", "eval_result_problems", "is_eval_result", "write_eval_results"]
+__all__ = ["EVAL_RESULTS", "write_eval_results"]
 
 EVAL_RESULTS = ".eval_results/hf_ssm.yaml"
 """Path in a folder or repository."""
 
 # An entry has one value: the first of these metrics that was measured.
 _METRICS = ("accuracy", "perplexity", "mse", "token_accuracy")
-_FOLDER = ".eval_results/"
-_NAME = re.compile(r"\.eval_results/[^/.][^/]*\.yaml")
-
-
-def is_eval_result(path: str) -> bool:
-    """Whether a path in a repository is that of a file of evaluation results."""
-    return _NAME.fullmatch(path) is not None
 
 
 def write_eval_results(folder: str | Path, facts: CardFacts, revision: str | None = None) -> Path | None:
@@ -55,19 +47,3 @@ def write_eval_results(folder: str | Path, facts: CardFacts, revision: str | Non
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False))
     return path
-
-
-def eval_result_problems(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """Path and description of those files of a folder that the Hub would reject as evaluation results."""
-    for name, path in files.items():
-        if not name.startswith(_FOLDER):
-            continue
-        if not is_eval_result(name):
-            yield name, "is not a .yaml file of evaluation results"
-            continue
-        try:
-            entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
-            if any(isinstance(entry.value, bool) or not isinstance(entry.value, int | float) for entry in entries):
-                raise ValueError("`value` must be a number")
-        except Exception as error:  # of the YAML library, or of a wrong structure
-            yield name, f"is not a list of evaluation results: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,6 +1,6 @@
 """Checkpoints that load without hf_ssm: weights, configuration, tokenizer, model card, and the code of the model.
 
-The code is three files beside the weights (`hf_ssm.checkpoint`); `auto_map` in `config.json` names their classes.
+The code is copied beside the weights (`hf_ssm.checkpoint`); `auto_map` in `config.json` names their classes.
 `AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)` then needs torch and transformers only. In a
 process that has imported hf_ssm, transformers takes the classes of hf_ssm and runs no code of the folder.
 

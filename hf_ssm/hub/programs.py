@@ -15,7 +15,7 @@ from transformers.exporters import DynamoConfig, DynamoExporter, ExportedModel, 
 from hf_ssm.hub.exporting import auto_class_of, new_folder
 from hf_ssm.hub.reload import probe_inputs
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.registry import HEADS
+from hf_ssm.models.registry import HEADS, SEVERAL_SEQUENCES
 
 __all__ = ["FORMATS", "export_program"]
 
@@ -95,7 +95,7 @@ def _example(model: Any, auto_class: str) -> dict[str, Any]:
 def _whole(model: Any, exporter: Any, config_class: Any) -> ExportedModel:
     auto_class = auto_class_of(model)
     inputs = _example(model, auto_class)
-    shape = {0: Dim("batch"), 2 if auto_class == HEADS["ForSequencePairClassification"] else 1: _length(model)}
+    shape = {0: Dim("batch"), 2 if auto_class in map(HEADS.get, SEVERAL_SEQUENCES) else 1: _length(model)}
     config = config_class(dynamic=True, dynamic_shapes={name: dict(shape) for name in inputs})
     return _converted(model, exporter, inputs | {"use_cache": False}, config)
 

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +152,7 @@ def push_files(
     revision: str | None = None,
     message: str = "Add model",
     token: str | None = None,
-    repo_type: str = "model",
     keep: Set[str] = frozenset(),
-    delete_patterns: Sequence[str] = (),
     hint: str = "repeat the push",
 ) -> CommitInfo:
     """Create repository and branch if absent, and upload files as one commit.
@@ -164,9 +162,7 @@ def push_files(
     Args:
         files: Path in the repository -> local path.
         repo_id, private, revision, message, token: As for `push`.
-        repo_type: "model", or "space" for a Space of Gradio.
         keep: Names among `files` that are not uploaded if the repository has them.
-        delete_patterns: Patterns of other files to delete.
         hint: How to repeat the push; part of the error message.
 
     Returns:
@@ -180,19 +176,16 @@ def push_files(
     _check_contents(files)
     branch = revision or "main"
     with user_errors(repo_id, revision, f"the push to {repo_id!r} failed: ", f"; {hint}"):
-        sdk = "gradio" if repo_type == "space" else None
-        api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk)
+        api.create_repo(repo_id, private=private, exist_ok=True)
         if branch != "main" and not branch.startswith("refs/pr/"):
-            api.create_branch(repo_id, branch=branch, repo_type=repo_type, exist_ok=True)
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
         return commit(
             api,
             repo_id,
             files,
             revision=branch,
             message=message,
-            repo_type=repo_type,
             keep=keep,
-            delete_patterns=delete_patterns,
         )
 
 

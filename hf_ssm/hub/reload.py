@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ssm.models.registry import HEADS
+from hf_ssm.models.registry import HEADS, SEVERAL_SEQUENCES
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.context import plain_operations
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["probe_inputs", "prove_export"]
@@ -40,7 +39,7 @@ save_file({"logits": logits.contiguous()}, outputs)
 def prove_export(folder: str | Path, model: PreTrainedModel, auto_class: str) -> None:
     """Compare the outputs of a model with those of its saved copy in a new process that cannot import hf_ssm.
 
-    Both are computed on the CPU by plain operations of torch.
+    Both are computed on the CPU by operations of torch.
 
     Args:
         folder: Folder of the saved model, whose code is run: the caller has just written it.
@@ -81,8 +80,8 @@ def probe_inputs(
 
     Returns:
         `input_ids` `(B, L)`, or `input_values` `(B, L, num_input_channels)`, and `attention_mask` `(B, L)`; for pairs
-        each row with another one as a pair, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`; of a
-        forecaster `past_values` `(B, L)`. `L` is at most the longest input of the model.
+        and choices each row with another one, `(B, 2, L)`; of a model of videos `pixel_values` `(B, L, H, W, C)`; of
+        a forecaster `past_values` `(B, L)`. `L` is at most the longest input of the model.
     """
     length = min(length, config.longest_input or length)
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +96,7 @@ def probe_inputs(
     mask = torch.ones(rows, length, dtype=torch.long)
     mask[1, max(1, 2 * length // 3) :] = 0
     inputs["attention_mask"] = mask
-    if auto_class == HEADS["ForSequencePairClassification"]:
+    if auto_class in map(HEADS.get, SEVERAL_SEQUENCES):
         # Products of a matrix and a single row may differ in the last bit with the place of the weights in memory.
         inputs = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
     return inputs
@@ -107,5 +106,5 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Logits (of a backbone: hidden states) on the CPU, in evaluation mode, without compiled kernels."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         model = copy.deepcopy(model).cpu()
-    with use_backend("torch"), plain_operations(), evaluating(model):
+    with use_backend("torch"), evaluating(model):
         return model(**inputs, return_dict=False)[0]

@@ -17,7 +17,6 @@ from transformers import AutoConfig
 
 from hf_ssm.checkpoint import HEADER, auto_map, bundle
 from hf_ssm.hub.client import user_errors
-from hf_ssm.hub.eval_results import eval_result_problems
 from hf_ssm.hub.scanning import Problem, scan
 from hf_ssm.hub.sources import check_source
 from hf_ssm.models.base.weights import compare, read_shapes
@@ -55,7 +54,7 @@ def verify(
 
     Checks the headers of the weights against the file sizes, shards against their index, the configuration and other
     JSON files, that the weights are those of the configuration (names, shapes, types) and finite, and that all Python
-    code is what the installed version of hf_ssm writes. Evaluation results must have the form of the Hub. For a
+    code is what the installed version of hf_ssm writes. For a
     repository on the Hub, the cached copy (downloaded if absent) is also compared with the checksums of the Hub.
 
     Links out of the folder and broken links are problems, with which nothing is read. Links from the cache of the Hub
@@ -102,7 +101,6 @@ def check_folder(folder: str | Path, elsewhere: Set[str] = frozenset()) -> list[
     # The content of files is of interest only if they can be read.
     problems += [] if problems or family is None else _check_model(folder, family)
     problems += _check_json(files, family, elsewhere)
-    problems += (Problem(path, what) for path, what in eval_result_problems(files))
     problems += _check_code(files, family)
     return problems
 
@@ -250,7 +248,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _check_code(files: Mapping[str, Path], family: Family | None) -> Iterator[Problem]:
     """Compare Python files with those that the package writes; a header proves nothing."""
-    expected = {} if family is None else bundle(_read_config(files, family))
+    expected = {} if family is None else bundle(family.config_class())
     # Some file systems ignore the case of names.
     for name, path in ((name, path) for name, path in files.items() if name.lower().endswith(".py")):
         content = path.read_bytes()
@@ -291,15 +289,6 @@ def _check_json(files: Mapping[str, Path], family: Family | None, elsewhere: Set
                 yield Problem(path.name, f"`{key}` refers to foreign code: {reference!r}")
             elif f"{module}.py" not in elsewhere and f"{module}.py" not in files:
                 yield Problem(f"{module}.py", f"is missing, but {_CONFIG} refers to {reference}", is_own_code=True)
-
-
-def _read_config(files: Mapping[str, Path], family: Family) -> Any:
-    """The configuration of a folder, of which other checks report what is wrong with it; then that of new models."""
-    config_class: Any = family.config_class
-    try:
-        return config_class.from_pretrained(files[_CONFIG].parent)
-    except (KeyError, OSError, TypeError, ValueError):
-        return config_class()
 
 
 def _is_older_code(files: Mapping[str, Path], reference: str, current: Set[str]) -> bool:

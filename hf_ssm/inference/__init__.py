@@ -6,7 +6,6 @@ from hf_ssm.inference.embed_variants import embed_variants
 from hf_ssm.inference.evaluation import evaluate_scores
 from hf_ssm.inference.forecast import forecast
 from hf_ssm.inference.likelihoods import log_likelihoods
-from hf_ssm.inference.linear_probe import linear_probe
 from hf_ssm.inference.one_hot import OneHotModel
 from hf_ssm.inference.predict import predict
 from hf_ssm.inference.saturation import saturate
@@ -21,7 +20,6 @@ __all__ = [
     "embed_variants",
     "evaluate_scores",
     "forecast",
-    "linear_probe",
     "log_likelihoods",
     "predict",
     "saturate",

@@ -131,7 +131,6 @@ class AlleleScores:
     Args:
         model: The model and its tokenizer.
         scores: Names of scores; default: those of the likelihood for language models, else the distance.
-        share_prefixes: Read what windows have in common only once.
 
     Attributes:
         columns: Names of the scores.
@@ -143,7 +142,7 @@ class AlleleScores:
         ValueError: A score is unknown or needs another model.
     """
 
-    def __init__(self, model: SequenceModel, scores: Sequence[str] | None = None, share_prefixes: bool = True):
+    def __init__(self, model: SequenceModel, scores: Sequence[str] | None = None):
         by_head = {"causal": ("llr", "next_token"), "masked": ("masked_log_odds",)}
         self.model = model
         self.columns = tuple(scores or by_head.get(str(model.head), ("embedding_distance",)))
@@ -156,7 +155,7 @@ class AlleleScores:
         self.descriptions: Mapping[str, str] = DESCRIPTIONS
         self.why_missing: Mapping[str, str] = WHY_MISSING
         self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
-        self._likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
+        self._likelihood = CausalLikelihood(model) if model.head == "causal" else None
 
     def read(self, pairs: Sequence[Pair]) -> list[Reading]:
         """The scores of each pair; `None` where there is none."""

@@ -10,7 +10,7 @@ from hf_ssm.data.records import Record
 from hf_ssm.inference.likelihoods import without_end
 from hf_ssm.inference.model import Encoded, SequenceModel
 
-__all__ = ["BASES", "PAIRS", "PAIRS_WITH_N", "BaseTokens", "base_ids", "base_tokens", "ids_of_letters"]
+__all__ = ["BASES", "PAIRS", "PAIRS_WITH_N", "BaseTokens", "base_ids", "base_tokens", "ids_of_letters", "other_bases"]
 
 BASES = "ACGT"
 PAIRS = "AACAGATCCGCTGGTTA"
@@ -88,3 +88,9 @@ def base_ids(model: SequenceModel, keeps_case: bool, purpose: str, remedy: str) 
         tokens = base_tokens(model, text, purpose, remedy)
         rows.append(ids_of_letters(tokens, text, letters, purpose, remedy))
     return torch.stack(rows)
+
+
+def other_bases(token: Tensor, bases: Tensor) -> list[int]:
+    """The bases that differ from a token; none if it is another letter."""
+    present = (bases == token).nonzero().flatten().tolist()
+    return [base for base in range(len(BASES)) if present and base != present[0]]

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from hf_ssm.data.records import reverse_complement
-from hf_ssm.inference.base_tokens import BASES, base_ids, base_tokens
+from hf_ssm.inference.base_tokens import BASES, base_ids, base_tokens, other_bases
 from hf_ssm.inference.likelihoods import CausalLikelihood, branched, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
 from hf_ssm.inference.score import WindowLetters, mean_of_strands
@@ -267,7 +267,7 @@ class DependencyMapper:
         mutants = [
             (position, base)
             for position in range(first, last)
-            for base in _others(tokens.encoded.ids[place + position], bases[position])
+            for base in other_bases(tokens.encoded.ids[place + position], bases[position])
         ]
         if not mutants:
             return effects
@@ -338,9 +338,3 @@ def _texts(ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]
     for row, (position, base) in enumerate(mutants, start=1):
         texts[row, place + position] = bases[position, base]
     return texts
-
-
-def _others(token: Tensor, bases: Tensor) -> list[int]:
-    """The bases that differ from a token; none if it is another letter."""
-    present = (bases == token).nonzero().flatten().tolist()
-    return [base for base in range(len(BASES)) if present and base != present[0]]

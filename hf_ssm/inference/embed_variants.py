@@ -143,14 +143,14 @@ class VariantEmbedder:
         """The columns, the vectors and the reasons of variants."""
         names = dict.fromkeys(name for variant in variants for name in variant.columns)
         self.check_columns(names)
-        windows = [windows_of(variant, self._checked_genome(variant), self._left, self._right) for variant in variants]
+        windows = [windows_of(variant, self._genome, self._left, self._right) for variant in variants]
         reasons = [window if isinstance(window, str) else "" for window in windows]
         numbers = [number for number, window in enumerate(windows) if isinstance(window, Windows)]
         usable = [window for window in windows if isinstance(window, Windows)]
         width, dtype = self._embedder.width, torch.empty(0, dtype=self._embedder.dtype).numpy().dtype
         vectors = np.full((len(variants), 2, len(self._embedder.names), width), np.nan, dtype)
         if usable:
-            wheres = [_where(variants[number]) for number in numbers]
+            wheres = [variants[number].where for number in numbers]
             strands = [[pair.forward for pair in usable]] + [[pair.reverse for pair in usable]] * self._both_strands
             with evaluating(self._embedder.reader.model):
                 results = [self._strand(pairs, wheres) for pairs in strands]
@@ -162,11 +162,6 @@ class VariantEmbedder:
         flat = np.stack(of_alleles, 2).reshape(len(variants), len(self.names), width)
         columns |= {name: vector_column(torch.from_numpy(flat[:, k])) for k, name in enumerate(self.names)}
         return pa.table(columns | {"reason": pa.array(reasons, pa.string())})
-
-    def _checked_genome(self, variant: Variant) -> Genome | None:
-        if variant.has_place and self._genome is None and not variant.reason:
-            raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
-        return self._genome
 
     def _strand(self, pairs: Sequence[tuple[str, str]], wheres: Sequence[str]) -> tuple[np.ndarray, list[str]]:
         """The vectors of both windows of one strand, `(N, 2, K, D)`, and why they are NaN ("" if they are not)."""
@@ -190,10 +185,6 @@ class VariantEmbedder:
             found = self._embedder.strand([records[row] for row in chosen], [encoded[row] for row in chosen], centers)
             vectors[chosen] = torch.cat(found).numpy()
         return vectors.reshape(len(pairs), 2, *vectors.shape[1:]), of_pairs
-
-
-def _where(variant: Variant) -> str:
-    return f"variant {variant.chrom}:{variant.start + 1} {variant.ref[:20]}>{variant.alt[:20]}"
 
 
 def _first_difference(pair: Sequence[str]) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
+from hf_ssm.data.labels import is_missing
+from hf_ssm.data.tables import as_numbers
 from hf_ssm.inference.score import SCORES
 
 __all__ = ["check_evaluation", "evaluate_scores"]
@@ -34,8 +36,10 @@ def evaluate_scores(
 
     Args:
         scored: The result of `score_variants`, with the column of the label. Rows without a score are left out.
-        label: Column of the label: two classes, or numbers, for which there is only a rank correlation.
-        positive: The label of the positive class; default: 1 or true. All other labels are negative.
+        label: Column of the label: two classes, or numbers, for which there is only a rank correlation. They may be
+            texts, as in csv files.
+        positive: The label of the positive class; default: 1 or true. All other labels are negative. "1" is the same
+            label as 1.0, and "true" as "True".
         by: Column of groups, such as "chrom": the metrics of each group, averaged with the number of their variants as
             weights, as in TraitGym (Benegas et al. 2025). Groups with one label only, and variants without a group, are
             left out.
@@ -61,6 +65,8 @@ def evaluate_scores(
         ImportError: scikit-learn is not installed, and the label has two classes.
     """
     frame = scored.to_pandas()
+    for name in {by, match_group} & set(frame):
+        frame[name] = frame[name].mask(frame[name].map(is_missing))
     labels, is_binary = check_evaluation(frame, label, positive, by, match_group)
     rows = []
     compared = [name for name in SCORES if name in frame and not name.startswith(("ref_", "alt_"))]
@@ -118,20 +124,27 @@ def check_evaluation(
 
 
 def _labels(column: pd.Series, positive: Any, name: str) -> pd.Series:
+    # In csv files they are texts, and whole numbers among which one is missing have become floats.
+    *values, wanted = as_numbers([*map(_canonical, column), _canonical(positive)])
+    column = pd.Series(values, column.index, dtype=object)
     if positive is not None:
-        is_positive = column.astype(str) == str(positive)
+        is_positive = column == wanted
         if not is_positive.any():
             raise ValueError(f"`positive`={positive!r} is not a label of {name!r}; its labels are {_some(column)}.")
         return is_positive.astype(float).where(column.notna())
-    # In csv files they are texts.
-    flags = {"true": 1, "false": 0}
-    numbers = pd.to_numeric(column.map(lambda value: flags.get(str(value).lower(), value)), errors="coerce")
-    if numbers.isna().any() and column[numbers.isna()].notna().any():
+    numbers = pd.to_numeric(column, errors="coerce")
+    if column[numbers.isna()].notna().any():
         raise ValueError(
             f"`label`={name!r} has labels such as {_some(column)}: give the label of the positive class by "
             "`positive` (--positive)."
         )
     return numbers.astype(float)
+
+
+def _canonical(value: Any) -> str:
+    """A label as text, the same for 1 and True, or "true"."""
+    text = "" if is_missing(value) else str(value).strip()
+    return {"true": "1", "false": "0"}.get(text.lower(), text)
 
 
 def _some(column: pd.Series) -> str:

@@ -133,7 +133,7 @@ class Forecaster:
     @property
     def levels(self) -> list[float]:
         """The quantiles of the output, ascending."""
-        return sorted(self.quantiles) if self.quantiles else list(self.model.config.quantiles)
+        return sorted(self.quantiles or self.model.config.quantiles)
 
     def check(self, series: Iterable[Series]) -> None:
         """Raise `ValueError` for a series that is too short, before anything is computed."""

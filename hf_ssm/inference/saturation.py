@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from hf_ssm.data.records import reverse_complement
-from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens
+from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens, other_bases
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite
 from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
@@ -40,7 +40,6 @@ def saturate(
     window: int = 1024,
     horizon: int = 128,
     both_strands: bool = True,
-    share_prefixes: bool = True,
     keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
 ) -> Dataset:
@@ -62,7 +61,6 @@ def saturate(
         window: See above, default 1024.
         horizon: See above, default 128.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
-        share_prefixes: Read the bases that mutants share only once, default True.
         keep_case: Whether lower-case letters are kept, and replaced by lower-case letters. By default they are read as
             capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
@@ -82,7 +80,6 @@ def saturate(
         window=window,
         horizon=horizon,
         both_strands=both_strands,
-        share_prefixes=share_prefixes,
         keep_case=keep_case,
     )
     with evaluating(saturation.model.model):
@@ -100,7 +97,6 @@ class Saturation:
         window: int = 1024,
         horizon: int = 128,
         both_strands: bool = True,
-        share_prefixes: bool = True,
         keep_case: bool = False,
     ):
         for name, value in (("window", window), ("horizon", horizon)):
@@ -113,7 +109,7 @@ class Saturation:
                 "regressor."
             )
         self.model, self.window, self.horizon, self.both_strands = model, window, horizon, both_strands
-        self.likelihood = CausalLikelihood(model, share_prefixes) if model.head == "causal" else None
+        self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
         available = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
         self.columns = tuple(scores or available)
         for name in self.columns:
@@ -203,7 +199,7 @@ class Saturation:
         read = 0
         for border in range(first, last if "llr" in self.columns else first, _BLOCK):
             stop = min(border + _BLOCK, last)
-            mutants = [(place, base) for place in range(border, stop) for base in _others(ids[place], bases[place])]
+            mutants = [(place, base) for place in range(border, stop) for base in other_bases(ids[place], bases[place])]
             # There is no state before the first token.
             start = border if self.likelihood.shares else 0
             texts = [_mutant(ids[start : p + self.horizon], p - start, bases[p, base]) for p, base in mutants]
@@ -265,12 +261,6 @@ class _Reference:
         values = logits.double().log_softmax(-1).cpu()[: len(self._ids) - first]
         self.tokens[first : self._read + 1] = values.gather(-1, self._ids[first : self._read + 1, None]).squeeze(-1)
         self.bases[first : self._read + 1] = values.gather(-1, self._bases[first : self._read + 1])
-
-
-def _others(token: Tensor, bases: Tensor) -> list[int]:
-    """The bases that differ from a token; none if it is another letter."""
-    present = (bases == token).nonzero().flatten().tolist()
-    return [base for base in range(len(BASES)) if present and base != present[0]]
 
 
 def _mutant(ids: Tensor, place: int, token: Tensor) -> Tensor:

@@ -52,7 +52,6 @@ def score_variants(
     flank: int | None = None,
     both_strands: bool = True,
     per_strand: bool = False,
-    share_prefixes: bool = True,
     keep_case: bool = False,
     max_tokens_per_batch: int = 16384,
 ) -> Dataset:
@@ -108,8 +107,6 @@ def score_variants(
             windows have.
         both_strands: Average over both strands, default True. A strand without a score is left out of the mean.
         per_strand: Add the columns `<score>_forward` and `<score>_reverse`.
-        share_prefixes: Read the bases that the windows of a variant share only once if the model allows it, default
-            True. The scores are the same up to rounding.
         keep_case: Whether lower-case letters, such as soft-masked repeats of a genome, are kept. By default they are
             read as capitals.
         max_tokens_per_batch: Largest number of tokens in a batch, default 16384.
@@ -136,7 +133,6 @@ def score_variants(
         flank=flank,
         both_strands=both_strands,
         per_strand=per_strand,
-        share_prefixes=share_prefixes,
         keep_case=keep_case,
     )
     with evaluating(scorer.model.model):
@@ -166,7 +162,6 @@ class VariantScorer:
         flank: int | None = None,
         both_strands: bool = True,
         per_strand: bool = False,
-        share_prefixes: bool = True,
         keep_case: bool = False,
     ):
         if window < 2:
@@ -188,9 +183,7 @@ class VariantScorer:
             )
         self.model, self.genome, self.letters = model, genome, WindowLetters(model, keep_case)
         self._shifts, self._strands = shifts, ("forward", "reverse") if both_strands else ("forward",)
-        self._measure: Any = (
-            AlleleScores(model, scores, share_prefixes) if target is None else Effects(model, target, flank)
-        )
+        self._measure: Any = AlleleScores(model, scores) if target is None else Effects(model, target, flank)
         self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
         self.evaluated = self._measure.evaluated
         self._per_strand = {
@@ -249,8 +242,6 @@ class VariantScorer:
         return readings, reasons
 
     def _windows(self, variant: Variant, shift: int) -> Windows | str:
-        if variant.has_place and self.genome is None and not variant.reason:
-            raise ValueError("variants with `chrom` and `pos` need the reference: give `genome` (--genome FASTA).")
         if shift and not variant.has_place:
             raise ValueError(
                 "`shifts` needs variants with `chrom` and `pos`, because windows of sequences cannot be moved: "
@@ -263,7 +254,7 @@ class VariantScorer:
         is_reversed = strand == "reverse"
         sequences = [windows.reverse if is_reversed else windows.forward for _, windows in usable]
         records = [
-            Record(self.letters.read(sequence), _where(variant))
+            Record(self.letters.read(sequence), variant.where)
             for (variant, _), pair in zip(usable, sequences, strict=True)
             for sequence in pair
         ]
@@ -288,10 +279,6 @@ class VariantScorer:
                 "both windows have the same tokens: nothing follows the variant, or a repeat is longer than the window"
             )
         return ""
-
-
-def _where(variant: Variant) -> str:
-    return f"variant {variant.chrom}:{variant.start + 1} {variant.ref[:20]}>{variant.alt[:20]}"
 
 
 def _values(means: Sequence[Mapping[str, float]], name: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from hf_ssm.models.base.configuration import SSMConfig
 
-__all__ = ["FAMILIES", "HEADS", "Family", "register_family"]
+__all__ = ["FAMILIES", "HEADS", "SEVERAL_SEQUENCES", "Family", "register_family"]
 
 HEADS = {
     "Model": "AutoModel",
@@ -19,6 +19,8 @@ HEADS = {
     "ForSequenceClassification": "AutoModelForSequenceClassification",
     "ForSequencePairClassification": "AutoModelForNextSentencePrediction",
     "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
     # A video is a time series of frames; transformers has no Auto class of its own for them.
     "ForVideoPrediction": "AutoModelForTimeSeriesPrediction",
     "ForSignalRegression": "AutoModelForTimeSeriesPrediction",
@@ -28,6 +30,9 @@ HEADS = {
 
 Next-sentence prediction is transformers' only task that classifies pairs.
 """
+
+SEVERAL_SEQUENCES = ("ForSequencePairClassification", "ForMultipleChoice")
+"""The heads whose rows are several sequences, `(B, C, L)`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,6 @@ class Family:
         model_classes: Its model classes by head, a subset of `HEADS`.
         modeling: The module that defines them.
         paper: Reference of its architecture, for model cards; "" without one.
-        combines_others: Whether its layers are those of other families.
     """
 
     name: str
@@ -48,7 +52,6 @@ class Family:
     model_classes: dict[str, type[Any]]
     modeling: ModuleType
     paper: str = ""
-    combines_others: bool = False
 
     @property
     def short_name(self) -> str:
@@ -60,7 +63,7 @@ FAMILIES: dict[str, Family] = {}
 """All registered families by name."""
 
 
-def register_family(config_class: type[SSMConfig], paper: str = "", *, combines_others: bool = False) -> Family:
+def register_family(config_class: type[SSMConfig], paper: str = "") -> Family:
     """Register a configuration and its model classes with the Auto classes of transformers.
 
     The model classes are found by name: the configuration `ToyConfig` in `configuration_toy.py` belongs to `ToyModel`,
@@ -70,8 +73,6 @@ def register_family(config_class: type[SSMConfig], paper: str = "", *, combines_
     Args:
         config_class: A subclass of `SSMConfig` with a `model_type` of its own.
         paper: Reference of its architecture, for model cards.
-        combines_others: Whether its layers are those of other families: it does not count among those whose common code
-            a checkpoint has in a file of its own.
 
     Returns:
         The entry, also in `FAMILIES`.
@@ -92,5 +93,5 @@ def register_family(config_class: type[SSMConfig], paper: str = "", *, combines_
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for head, model_class in classes.items():
         getattr(transformers, HEADS[head]).register(config_class, model_class, exist_ok=True)
-    FAMILIES[name] = Family(name, config_class, classes, modeling, paper, combines_others)
+    FAMILIES[name] = Family(name, config_class, classes, modeling, paper)
     return FAMILIES[name]

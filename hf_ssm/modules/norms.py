@@ -102,7 +102,7 @@ class GatedRMSNorm(nn.Module):
     def normed(self, hidden_states: Tensor) -> Tensor:
         """`(B, L, D)` divided by the root mean square of each group."""
         grouped = hidden_states.unflatten(-1, (self.groups, -1))
-        return nn.functional.rms_norm(grouped, grouped.shape[-1:], None, self.epsilon).flatten(-2)
+        return _rms_normed(grouped, self.epsilon).flatten(-2)
 
 
 class RMSPlusNorm(nn.RMSNorm):
@@ -148,5 +148,16 @@ def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm
             "The batch norm of a model of hf_ssm uses the statistics of all processes already: leave out "
             "`SyncBatchNorm.convert_sync_batchnorm` (and `sync_batchnorm=True` of trainers)."
         )
+    if torch.jit.is_tracing() and isinstance(norm, nn.RMSNorm) and not isinstance(norm, RMSPlusNorm):
+        return norm.weight * _rms_normed(hidden_states, norm.eps)
     output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)
     return output
+
+
+def _rms_normed(hidden_states: Tensor, epsilon: float | None) -> Tensor:
+    """`hidden_states` divided by their root mean square."""
+    if torch.jit.is_tracing():
+        # The ONNX exporter of traced programs does not know torch's function.
+        epsilon = torch.finfo(hidden_states.dtype).eps if epsilon is None else epsilon
+        return hidden_states * torch.rsqrt(hidden_states.square().mean(-1, keepdim=True) + epsilon)
+    return nn.functional.rms_norm(hidden_states, hidden_states.shape[-1:], None, epsilon)

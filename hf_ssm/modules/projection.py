@@ -1,10 +1,14 @@
-"""The out-projection of the mixers, and the test of whether a fused path may bypass a module."""
+"""Linear maps with an initialisation of their own, and the test of whether a fused path may bypass a module."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["OutputProjection", "has_standard_forward"]
+__all__ = ["has_standard_forward", "linear", "output_projection"]
 
 
 def has_standard_forward(module: nn.Module | None, *kinds: type) -> bool:
@@ -27,15 +31,29 @@ def has_standard_forward(module: nn.Module | None, *kinds: type) -> bool:
     )
 
 
-class OutputProjection(nn.Linear):
+def linear(
+    in_features: int, out_features: int, *, bias: bool, initial_weight: Callable[[tuple[int, int]], Tensor]
+) -> nn.Linear:
+    """A linear map whose initial weight is a function of its shape; the initial bias is zero.
+
+    Not a subclass: quantisation replaces modules whose class is `nn.Linear` itself.
+    """
+    module: Any = nn.Linear(in_features, out_features, bias=bias)
+    module.initial_parameters = partial(_initial_values, (out_features, in_features), bias, initial_weight)
+    return module
+
+
+def _initial_values(
+    shape: tuple[int, int], bias: bool, weight: Callable[[tuple[int, int]], Tensor]
+) -> dict[str, Tensor]:
+    return {"weight": weight(shape)} | ({"bias": torch.zeros(shape[0])} if bias else {})
+
+
+def output_projection(in_features: int, out_features: int, *, bias: bool, gain: float = 1.0) -> nn.Linear:
     """Projection back to the residual stream, with PyTorch's uniform initialisation times `gain`."""
+    initial_weight = partial(_uniform, gain * in_features**-0.5)
+    return linear(in_features, out_features, bias=bias, initial_weight=initial_weight)
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, gain: float = 1.0):
-        super().__init__(in_features, out_features, bias=bias)
-        self.gain = gain
 
-    def initial_parameters(self) -> dict[str, Tensor]:
-        """Fresh values of the parameters by name."""
-        bound = self.gain * self.in_features**-0.5
-        values = {"weight": torch.empty(self.weight.shape).uniform_(-bound, bound)}
-        return values if self.bias is None else values | {"bias": torch.zeros(self.bias.shape)}
+def _uniform(bound: float, shape: tuple[int, int]) -> Tensor:
+    return torch.empty(shape).uniform_(-bound, bound)

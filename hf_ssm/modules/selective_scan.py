@@ -24,7 +24,6 @@ from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_extend
 from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
-from hf_ssm.theory.normal import real_matrix_of_pairs
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 from hf_ssm.utils.processes import Processes
 
@@ -344,5 +343,5 @@ class SelectiveScan(FilteredScan):
             A = self.state_matrix()
             if A.is_complex():
                 # y = 2 Re C x: pairs of rows of W_B and W_C belong to the real and imaginary parts of the states.
-                A, W_C = real_matrix_of_pairs(A), 2 * W_C
+                W_C = 2 * W_C
             return selective_norms(A, W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)

@@ -47,10 +47,6 @@ __all__ = [
 
 CHOICES = ("auto", "numba", "torch", "reference")
 
-INTERFACE = 4
-"""Version of the signatures of compiled implementations. The code exported with a checkpoint contains no compiled
-implementations; it uses those of an installed hf_ssm with the same version."""
-
 
 class Backend(NamedTuple):
     """A way to execute operations.
@@ -77,11 +73,13 @@ class Backend(NamedTuple):
 # In order of preference.
 BACKENDS = {
     "hub": Backend(("auto", "numba"), device="cuda"),
-    "numba": Backend(("auto", "numba"), device="cpu", packages=("numba", "hf_ssm"), disabled_by="NUMBA_DISABLE_JIT"),
+    "numba": Backend(("auto", "numba"), device="cpu", packages=("numba",), disabled_by="NUMBA_DISABLE_JIT"),
     "reference": Backend(("reference",)),
     "torch": Backend(CHOICES),
 }
 _INSTALLED = {name: backend.is_installed() for name, backend in BACKENDS.items()}
+# The copy of this module in a checkpoint has no compiled implementations.
+_INSTALLED["numba"] &= __name__ == "hf_ssm.ops.backends"
 
 
 class _TracedChoice(threading.local):
@@ -99,7 +97,7 @@ _traced_choice = _TracedChoice()
 def _check_choice(choice: str) -> None:
     if choice not in CHOICES:
         raise ValueError(f"HF_SSM_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}")
-    if choice == "numba" and not _INSTALLED["numba"]:
+    if choice == "numba" and not BACKENDS["numba"].is_installed():
         raise ImportError(
             "HF_SSM_KERNELS=numba, but numba is not installed, or NUMBA_DISABLE_JIT is set: "
             "pip install 'hf_ssm[cpu]', and unset NUMBA_DISABLE_JIT"
@@ -183,8 +181,7 @@ class Compiled(Implementation):
     """An implementation in a module of hf_ssm that is imported when it is first needed.
 
     Args:
-        module: Full name of the module. It is imported by name, so that code exported with a checkpoint does not
-            include it.
+        module: Full name of the module. It is imported by name, so the code in checkpoints does not include it.
         run: Name of its function.
         supports: Name of the function that decides whether `run` can compute the result; default: always.
     """
@@ -202,10 +199,9 @@ class Compiled(Implementation):
         self._is_loaded = True
         name, run, supports = self._source
         try:
-            if importlib.import_module("hf_ssm.ops.backends").INTERFACE == INTERFACE:
-                module = importlib.import_module(name)
-                self.run = getattr(module, run)
-                self.supports = _always if supports is None else getattr(module, supports)
+            module = importlib.import_module(name)
+            self.run = getattr(module, run)
+            self.supports = _always if supports is None else getattr(module, supports)
         except ImportError as error:
             getLogger(__name__).warning("%s is not available: %s", name, error)
 

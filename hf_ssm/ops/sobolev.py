@@ -21,7 +21,6 @@ import torch
 from hf_ssm.ops.blocks import first_positions
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.ops.lti.diagonal import diagonal_transfer
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
 
@@ -85,7 +84,7 @@ def sobolev_weight(
     """The weight `(1 + |s_j|)^β` on the nodes of a real FFT.
 
     At the infinite node (`"bilinear"`, even `n_fft`) it is infinite for β > 0, 0 for β < 0 and 1 for β = 0,
-    and has no gradient; `circular_response` evaluates the product with a transfer function there.
+    and has no gradient.
 
     Args:
         n_fft: Number of points of the FFT.
@@ -227,58 +226,3 @@ def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     n = 2 * count if is_exporting() else next_fast_len(2 * count)
     full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
     return torch.nn.functional.pad(full, (1, 0))[..., :count]
-
-
-def circular_response(
-    u: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    order: torch.Tensor | float,
-    dt: torch.Tensor | float,
-) -> torch.Tensor:
-    """The paper's circular evaluation of a filtered diagonal system at bilinear nodes.
-
-    `y = irfft(rfft(u) G(s_j) (1 + |s_j|)^β)` with `s_j = i (2 / dt) tan(π j / L)`. At Nyquist (even `L`) the
-    weight is infinite and G zero; their product is taken as a whole. With `s G(s) -> m0 = 2 Re Σ c b` and `s
-    (s G(s) - m0) -> m1 = 2 Re Σ c b a`, the product tends to `-i m0 |s|^{β-1} - m1 |s|^{β-2}`. The node's
-    sine is zero at every sample, so only the real part enters: 0 for β < 2, `-m1` for β = 2, infinite beyond.
-
-    Args:
-        u: Input `(B, L, D)`, treated as periodic.
-        a: Eigenvalues `(D, H)`, one of each conjugate pair.
-        b: Input weights `(D, H)`.
-        c: Output weights `(D, H)`.
-        order: β, a number or `(D,)`.
-        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor).
-
-    Returns:
-        `(B, L, D)` in the dtype of `u` (computed in float64).
-
-    Raises:
-        ValueError: Shapes do not fit, or β > 2 with an even length (checked on a CPU).
-
-    Source: Yu et al. 2025, eqs. (6) and (8).
-    """
-    if u.dim() != 3 or u.shape[2] != a.shape[0]:
-        raise ValueError(f"u must have shape (batch, length, channels = {a.shape[0]} as in a), got {tuple(u.shape)}")
-    length = u.shape[1]
-    _check_sobolev("length", length, order, "bilinear", dt)
-    beta, step, _, _ = _sobolev_columns(order, dt)
-    beta, step = beta.to(u.device), step.to(u.device)
-    a, b, c = (t.to(torch.complex128) for t in (a, b, c))
-    magnitudes = _node_frequencies(length, "bilinear", step)
-    s = torch.complex(torch.zeros_like(magnitudes), magnitudes)
-    response = diagonal_transfer(s, a, b, c) * torch.exp(beta * torch.log1p(magnitudes))
-    if length % 2 == 0:
-        # Reads values back, and therefore not on a GPU.
-        if beta.device.type == "cpu" and bool((beta > 2).any()):
-            raise ValueError(
-                f"order must be at most 2 for an even length ({length}), because a larger order has an infinite "
-                f"response at Nyquist, got {float(beta.max())}; use an odd length or another frequency convention"
-            )
-        moment = -2 * (a * b * c).sum(-1, keepdim=True)
-        edge = torch.where(beta == 2, moment.real, torch.zeros_like(moment.real))
-        response = torch.cat([response, edge.to(response.dtype)], dim=-1)
-    spectrum = torch.fft.rfft(u.to(torch.float64).transpose(1, 2).contiguous())
-    return torch.fft.irfft(spectrum * response, n=length).transpose(1, 2).to(u.dtype)

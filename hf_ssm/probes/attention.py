@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.inputs import check_mask
+from hf_ssm.models.base.inputs import check_mask, check_without_holes
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.operator import operators_in
 from hf_ssm.modules.rows import Rows
@@ -81,6 +81,7 @@ def attention_matrix(
             f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
         )
     mask = check_mask(attention_mask, inputs)
+    check_without_holes(mask)
     # Both scans read the same projection, unless the mixer has one of each.
     projects_twice = getattr(mixer, "reverse_in_proj", None) is not None
     which = {"reverse": reverse} if projects_twice else {}

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_ssm.theory.normal import numerical_abscissa, unitary_diagonalization
-
 __all__ = ["Assumption", "SelectiveNorms", "column_norm", "norm_assumptions", "selective_norms", "spectral_norm"]
 
 
@@ -137,9 +135,10 @@ def selective_norms(
     """Norms of the smallest class of Theorem 4.6 (without q and p: of Theorem 4.5) that contains these weights.
 
     Args:
-        A: `(d, N)`, real, the diagonals of the continuous state matrices, or `(d, N, N)`, real normal matrices. Complex
-            states in conjugate pairs are normal matrices, see `real_matrix_of_pairs`.
-        W_B, W_C: `(N, d)`.
+        A: `(d, N)`, real, the diagonals of the continuous state matrices, or `(d, N/2)`, complex, one eigenvalue of
+            each conjugate pair. A pair stands for the real block [[Re a, -Im a], [Im a, Re a]], which is normal and has
+            the norm |a|, as its columns have.
+        W_B, W_C: `(N, d)`; rows 2i and 2i + 1 are those of the pair i.
         w: `(d,)`; `None` if the output is one coordinate of y.
         q: `(d,)`, or `(R, d)` with R = d for a step per channel (an extension, see `SelectiveNorms`); `None` with the
             fixed step 1.
@@ -148,20 +147,22 @@ def selective_norms(
         embedding: `(V, d)`, a learnt embedding to include in the class.
 
     Raises:
-        ValueError: One of q and p without the other; shapes that do not fit; a complex A; matrices that are not
-            normal, for which the theorems do not hold.
+        ValueError: One of q and p without the other; shapes that do not fit.
 
     Source: Honarpisheh et al. 2025, Sections 4.1 and 4.2.
     """
-    size = A.shape[-1:] + A.shape[:1]
-    is_square = A.dim() == 3 and A.shape[1] == A.shape[2]
-    if A.is_complex() or not (A.dim() == 2 or is_square) or W_B.shape != size or W_C.shape != size:
+    copies = 2 if A.is_complex() else 1
+    if A.dim() != 2 or not W_B.shape == W_C.shape == (copies * A.shape[1], len(A)):
         shapes = [tuple(matrix.shape) for matrix in (A, W_B, W_C)]
-        raise ValueError(f"`A` must be real, (d, N) or (d, N, N), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}.")
+        raise ValueError(
+            f"`A` must be real, (d, N), or complex, (d, N/2), and `W_B`, `W_C` (N, d); got {A.dtype} and {shapes}."
+        )
     if (q is None) != (p is None):
         raise ValueError("`q` and `p` must be given together; leave out both for the fixed step 1.")
-    channels, states = A.shape[:2]
-    largest, columns, margin = _state_norms(A.detach().double(), is_fixed=q is None)
+    channels = len(A)
+    eigenvalues = A.detach().to(torch.complex128 if A.is_complex() else torch.float64)
+    # A diagonal matrix, and so a normal one: a column has one entry, in the basis of the eigenvectors.
+    sizes = (eigenvalues.exp() if q is None else eigenvalues).abs()
     lowest = highest = largest_row = entries = None
     rows = 1
     if q is not None and p is not None:
@@ -171,7 +172,7 @@ def selective_norms(
         entries, rows = projection.abs().sum().item(), len(projection)
     return SelectiveNorms(
         num_channels=channels,
-        num_states=states,
+        num_states=copies * A.shape[1],
         B_u=float(input_bound),
         B_B=spectral_norm(W_B),
         M_B=column_norm(W_B, 1, 1),
@@ -179,9 +180,9 @@ def selective_norms(
         M_C=column_norm(W_C, 1, 1),
         B_w=1.0 if w is None else torch.linalg.vector_norm(w.detach().double()).item(),
         M_w=0.0 if w is None else w.detach().double().abs().sum().item(),
-        B_A=largest,
-        M_A=columns,
-        s_A=margin,
+        B_A=sizes.max().item(),
+        M_A=copies * sizes.sum().item(),
+        s_A=-eigenvalues.real.max().item(),
         L_p=lowest,
         B_p=highest,
         B_q=largest_row,
@@ -190,19 +191,6 @@ def selective_norms(
         M_E=None if embedding is None else column_norm(embedding, 1, 1),
         num_tokens=None if embedding is None else len(embedding),
     )
-
-
-def _state_norms(A: Tensor, is_fixed: bool) -> tuple[float, float, float]:
-    """‖·‖₂ and ‖·‖₂,₁ of A_c, or with a fixed step of exp(A_c), and the stability margin s_A."""
-    if A.dim() == 2:
-        # Each column of a diagonal matrix has one non-zero entry.
-        entries = A.exp() if is_fixed else A.abs()
-        return entries.max().item(), entries.sum().item(), -A.max().item()
-    unitary_diagonalization(A)
-    matrix = torch.linalg.matrix_exp(A) if is_fixed else A
-    columns = torch.linalg.vector_norm(matrix, dim=-2).sum().item()
-    largest = torch.linalg.matrix_norm(matrix, ord=2).max().item()
-    return largest, columns, -numerical_abscissa(A).max().item()
 
 
 def norm_assumptions(norms: SelectiveNorms, num_sequences: int | None = None) -> list[Assumption]:

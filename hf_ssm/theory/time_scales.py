@@ -17,7 +17,6 @@ __all__ = [
     "autocorrelation",
     "autocorrelation_step",
     "correlation_time",
-    "largest_eigenvalue",
     "largest_state_energy",
     "length_range",
     "matched_range",
@@ -110,29 +109,6 @@ def correlation_time(rho: Tensor) -> float:
     lags = torch.arange(len(rho), dtype=torch.float64, device=rho.device)
     enough = (lags >= _WINDOW * sums).nonzero()
     return max(0.0, sums[int(enough[0]) if len(enough) else -1].item())
-
-
-def largest_eigenvalue(inputs: Tensor, mask: Tensor | None = None) -> float:
-    """λ_max of E[x xᵀ], the autocorrelation matrix of sequences of L positions, over rows and channels.
-
-    The mean is not subtracted. White noise of variance 1 has λ_max = 1, and constant sequences have L times their mean
-    square. A sample of few sequences overestimates it: for n sequences of white noise by a factor of about
-    (1 + √(L/n))². `largest_state_energy` has no such bias.
-
-    Args:
-        inputs: `(B, L, D)`, real.
-        mask: `(B, L)`, true (or 1) at tokens; other positions count as zeros.
-
-    Returns:
-        λ_max, of the mean over B·D sequences.
-
-    Raises:
-        ValueError: Shapes that do not match.
-    """
-    inputs, _ = _checked(inputs, mask)
-    rows = inputs.transpose(1, 2).flatten(0, 1)
-    gram = rows.mT @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.mT
-    return torch.linalg.eigvalsh(gram)[-1].item() / rows.shape[0]
 
 
 def largest_state_energy(inputs: Tensor, mask: Tensor | None = None) -> float:

@@ -1,7 +1,7 @@
 """The inputs of a run: token ids of texts or numbers of signals, their labels, and the collation of rows to batches."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channel
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 from hf_ssm.data.tokenized import align_labels
-from hf_ssm.data.windows import FastaWindows
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
 from hf_ssm.training.loading import read_tokenizer
@@ -123,10 +122,7 @@ class RunData:
         if self.stream is not None and self.max_length is not None:
             return self.max_length
         lengths = inner_lengths if self.has_pairs else row_lengths
-        longest = max(
-            split.longest if isinstance(split, FastaWindows) else int(lengths(split, self._input_column).max())
-            for split in self.splits.values()
-        )
+        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
         return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
@@ -214,19 +210,16 @@ def _rows_of_stream(settings: RunSettings, labelled: bool) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def load_rows(settings: RunSettings, labelled: bool = True, lazy: bool = False) -> DatasetDict:
+def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     """The data of the settings in splits, with all columns; of a stream, the training split has the first rows only.
 
     Args:
         settings: The settings.
         labelled: With checked and converted labels.
-        lazy: Whether `data.lazy` applies; the rows are the same without it.
     """
     if settings.data["streaming"]:
         return _rows_of_stream(settings, labelled)
     source, arguments = settings.data["dataset"], settings.loader_arguments
-    if not lazy:
-        arguments.pop("lazy", None)
     if source not in GENERATORS:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
@@ -262,7 +255,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     if settings.model["checkpoint"] is not None:
         check_source(settings.model["checkpoint"])
     tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
-    rows = load_rows(settings, labelled, lazy=True)
+    rows = load_rows(settings, labelled)
     kind = classes = None
     if labels is not None:
         check_column("label_column", labels, rows["train"].column_names, "the data")
@@ -302,16 +295,8 @@ def _check_letters(rows: DatasetDict, columns: list[str]) -> None:
     """Refuse texts of other letters than those of DNA."""
     for name, split in rows.items():
         for column in columns:
-            for row, text in _texts(split, column):
+            for row, text in enumerate(values_of(split, column)):
                 check_letters(text, f"column {column!r}, row {row + 1} of {name!r}", FOREIGN_LETTERS_REMEDY)
-
-
-def _texts(split: Dataset | FastaWindows, column: str) -> Iterator[tuple[int, str]]:
-    """Number and text of the rows that may have other letters than those of DNA."""
-    if isinstance(split, FastaWindows):
-        yield from ((row, split[row][column]) for row in split.doubtful)
-    else:
-        yield from enumerate(values_of(split, column))
 
 
 def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatureExtractor, dict[str, Any]]:

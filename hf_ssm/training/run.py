@@ -30,7 +30,6 @@ from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.checkpoint import family_of
 from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.signals import fingerprint, row_lengths
-from hf_ssm.data.windows import FastaWindows
 from hf_ssm.training import folder, launch
 from hf_ssm.training.build import build_model, chosen_fields, time_step_fields
 from hf_ssm.training.chunks import check_chunks, pieces_of
@@ -195,8 +194,7 @@ def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
         return values if task == "sequence-regression" else {name: values[name] for name in ("mse", "mae")}
     assert data.tokenizer is not None
     counts = np.zeros(len(data.tokenizer), dtype=np.int64)
-    windows = (row["input_ids"] for row in rows) if isinstance(rows, FastaWindows) else None
-    for ids in windows or rows.with_format("numpy")["input_ids"]:
+    for ids in rows.with_format("numpy")["input_ids"]:
         # A causal model does not predict the first token.
         counts += np.bincount(ids[1:] if task == "causal-lm" else ids, minlength=len(counts))
     unpredicted = data.tokenizer.all_special_ids if task == "masked-lm" else [data.tokenizer.pad_token_id]
@@ -340,13 +338,7 @@ def _make_folder(settings: RunSettings, data: DatasetDict, output: Path, *, clea
 
 def _fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:
     """Number of rows, and hash of the rows in their order, of each split."""
-    return {
-        name: {
-            "rows": len(split),
-            "hash": split.fingerprint if isinstance(split, FastaWindows) else fingerprint(split),
-        }
-        for name, split in data.items()
-    }
+    return {name: {"rows": len(split), "hash": fingerprint(split)} for name, split in data.items()}
 
 
 def _check_same_data(output: Path, data: DatasetDict) -> None:

@@ -28,7 +28,6 @@ from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.labels import merged_name
-from hf_ssm.data.loading import refuse_former_generator
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
@@ -279,6 +278,7 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
         for section, values in layer.items():
             check_choice("section", section, SECTIONS, "settings")
             merged[section].update(values)
+    merged["data"].pop("lazy", None)  # of earlier versions; the rows are the same
     model = {**MODEL_DEFAULTS, **merged["model"]}
     data = {**DATA_DEFAULTS, **merged["data"]}
     by_start = {} if model["checkpoint"] is None else {"learning_rate": FINE_TUNING_RATE}
@@ -439,7 +439,6 @@ def _check_data(settings: RunSettings) -> None:
     check_single_value("data.dataset", data["dataset"], str)
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
-    refuse_former_generator("data.dataset", data["dataset"])
     _check_types("data", data, data_types(data["dataset"]))
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
@@ -447,11 +446,6 @@ def _check_data(settings: RunSettings) -> None:
         raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
     if data["num_proc"] is not None and data["num_proc"] < 1:
         raise ValueError(f"data.num_proc={data['num_proc']!r}: give a positive number of processes")
-    if data["num_proc"] is not None and data.get("lazy"):
-        raise ValueError(
-            f"data.num_proc={data['num_proc']!r}: with data.lazy, the processes that read windows also tokenize "
-            "the windows: set training.dataloader_num_workers instead"
-        )
     if data["max_length"] is not None and data["max_length"] < 1:
         raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
     _check_stream(settings)
@@ -511,12 +505,11 @@ def _check_training(settings: RunSettings) -> None:
                 f"training.{name}: `segments` is no longer supported: leave it out to compute activations again layer "
                 "by layer, or set training.chunk_length to read rows in pieces"
             )
-    for name in ("streaming", "lazy"):
-        if settings.data.get(name) and settings.training.get("chunk_length") is not None:
-            raise ValueError(
-                f"training.chunk_length={settings.training['chunk_length']!r} needs rows whose tokens and lengths "
-                f"are known in advance (the rows may be mapped from a file): leave out data.{name}"
-            )
+    if settings.data["streaming"] and settings.training.get("chunk_length") is not None:
+        raise ValueError(
+            f"training.chunk_length={settings.training['chunk_length']!r} needs rows whose tokens and lengths "
+            "are known in advance (the rows may be mapped from a file): leave out data.streaming"
+        )
     _check_trackers(settings.training["report_to"])
 
 

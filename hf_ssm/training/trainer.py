@@ -266,6 +266,13 @@ class SSMTrainer(PieceTrainer):
         self.rescale_tau = rescale_init_(model, batch, by).tolist()
         logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
 
+    # It would warn of the second names of tied weights, which files of safetensors have once.
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        missing = load_result.missing_keys
+        missing[:] = [name for name in missing if tied.get(name, name) in missing]
+        super()._issue_warnings_after_load(load_result)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters with weight decay."""
         roles = parameter_roles(model)

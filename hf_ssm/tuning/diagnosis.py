@@ -20,11 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from hf_ssm.analysis.frequency import frequency_responses, has_frequency_responses
 from hf_ssm.analysis.time_steps import (
     RULES,
     DataScales,
@@ -32,30 +27,24 @@ from hf_ssm.analysis.time_steps import (
     TimeStepProposal,
     data_scales,
     propose_time_steps,
-    sequences_of,
     state_scales,
 )
-from hf_ssm.theory.label_statistics import correlation, f_statistic, log_power, shuffled_level
-from hf_ssm.theory.spectrum import periodograms, spectral_edge
-from hf_ssm.training.build import scale_batch, scale_rows, special_ids
+from hf_ssm.training.build import scale_batch, special_ids
 from hf_ssm.training.inputs import RunData
 from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
 from hf_ssm.training.settings import RunSettings, family_of
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
 
-__all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "LabelFrequency", "Recommendation", "diagnose"]
+__all__ = ["LEAST_COVERAGE", "RESCALE_ABOVE", "Baseline", "Diagnosis", "Recommendation", "diagnose"]
 
 RESCALE_ABOVE = 500.0
 """τ of a layer at the start above which rescaling is recommended."""
 LEAST_COVERAGE = 0.6
 """Share of [2/L, 1], on a logarithmic axis, that a range of step sizes has to cover; the default does for L > 632."""
 
-_SHARES = (0.5, 0.9, 0.99)
 # Distance between a range and the step of the autocorrelation rule that is no reason for another range.
 _TOLERANCE = math.sqrt(10)
-# More channels are added up before the statistic of the labels.
-_MOST_CHANNELS = 16
 
 T = TypeVar("T")
 
@@ -93,28 +82,6 @@ class Baseline:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelFrequency:
-    """The frequency whose power depends most on the labels.
-
-    Attributes:
-        statistic: "F" of classes, or "|r|", the correlation with a number.
-        frequency: In cycles per position.
-        value: Of the statistic at the frequency, the largest of all.
-        level: The largest value over all frequencies that 95 % of random orders of the labels stay below.
-        share_above: Share of the frequencies above the level.
-        model_gain: Power response of the first layer there, relative to its mean over frequencies, in decibels; or why
-            it is unknown.
-    """
-
-    statistic: str
-    frequency: float
-    value: float
-    level: float
-    share_above: float
-    model_gain: float | str
-
-
-@dataclasses.dataclass(frozen=True)
 class Diagnosis:
     """Result of `diagnose`.
 
@@ -129,9 +96,6 @@ class Diagnosis:
         time_step_range: `time_step_min` and `time_step_max`.
         states: Step sizes and memories of each layer at the start; empty without step sizes.
         scales: Time scales of the data.
-        data_edges: Share of the power of the inputs to the frequency below which it lies, in cycles per position.
-        model_edges: The same of the power response of the first layer.
-        labels: The frequency that depends most on the labels.
         proposals: Step sizes by each rule, whether they are recommended or not; empty without step sizes.
         recommendations: At most one of each name; empty: leave the defaults.
         seconds: Duration of the diagnosis.
@@ -145,9 +109,6 @@ class Diagnosis:
     time_step_range: tuple[float, float]
     states: tuple[StateScales, ...]
     scales: DataScales | str
-    data_edges: dict[float, float] | str
-    model_edges: dict[float, float] | str
-    labels: LabelFrequency | str
     proposals: tuple[TimeStepProposal, ...]
     recommendations: tuple[Recommendation, ...]
     seconds: float
@@ -167,7 +128,6 @@ class Diagnosis:
             _baseline_line(self.baseline),
             f"τ at the start: {_listed(self.tau)}",
             *_scale_lines(self),
-            *_frequency_lines(self),
             *([] if self.recommendations else ["Recommended: leave the defaults."]),
             *(
                 f"Recommended: {_assignments(recommendation.changes)}. {recommendation.reason}"
@@ -200,7 +160,6 @@ def diagnose(settings: RunSettings) -> Diagnosis:
     batch, ignored = scale_batch(data), special_ids(data)
     tau = _or_reason(lambda: tuple(measure_tau(model, probe_batch(prepared))))
     scales = _or_reason(lambda: data_scales(batch, ignored))
-    response = _or_reason(lambda: _power_response(model))
     states = tuple(state_scales(model))
     proposals: tuple[TimeStepProposal, ...] = ()
     if states and isinstance(scales, DataScales):
@@ -216,9 +175,6 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         time_step_range=steps,
         states=states,
         scales=scales,
-        data_edges=scales if isinstance(scales, str) else _or_reason(lambda: _edges(scales.power)),
-        model_edges=response if isinstance(response, str) else _or_reason(lambda: _edges(response)),
-        labels=_or_reason(lambda: _label_frequency(settings.task, data, batch, ignored, response)),
         proposals=proposals,
         recommendations=_recommendations(prepared, tau, steps, scales, proposals),
         seconds=time.perf_counter() - started,
@@ -238,53 +194,6 @@ def _baseline(task: str, data: RunData) -> Baseline:
     kind = TASKS[task]
     constant = chance_metrics(task, data, split).get(kind.best_metric)
     return Baseline(split, kind.best_metric, kind.greater_is_better, constant)
-
-
-def _power_response(model: Any) -> Tensor:
-    """Mean of |response|² over the channels of the first layer, `(F,)`."""
-    if not has_frequency_responses(model):
-        raise ValueError("selective scans have no fixed frequency response")
-    responses = [response for response in frequency_responses(model) if response.layer == 0]
-    power = torch.cat([response.response.abs().square() for response in responses]).mean(0)
-    return torch.where(power.isfinite(), power, 0.0)
-
-
-def _edges(power: Tensor) -> dict[float, float]:
-    return {share: spectral_edge(power, share).item() / (2 * math.pi) for share in _SHARES}
-
-
-def _label_frequency(
-    task: str, data: RunData, batch: Mapping[str, Any], ignored: set[int], response: Tensor | str
-) -> LabelFrequency:
-    if data.label_kind is None:
-        raise ValueError("the task has no labels")
-    if data.label_kind == "classes" or data.has_pairs:
-        raise ValueError(
-            "the labels belong to positions" if data.label_kind == "classes" else "the labels belong to pairs"
-        )
-    inputs, mask = sequences_of(batch, ignored)
-    spectra = periodograms(inputs, mask)
-    if data.tokenizer is not None or spectra.shape[1] > _MOST_CHANNELS:
-        spectra = spectra.sum(1, keepdim=True)
-    features = log_power(spectra)
-    labels = [np.asarray(label, dtype=np.float64).ravel() for label in scale_rows(data)["labels"]]
-    if len({len(label) for label in labels}) > 1 or (len(labels[0]) > 1 and len(labels[0]) == inputs.shape[1]):
-        raise ValueError("the labels belong to positions")
-    columns = torch.from_numpy(np.stack(labels))[: len(features)].unbind(1)
-    statistic = correlation if TASKS[task].predicts_numbers else f_statistic
-    values = torch.stack([statistic(features, column).abs() for column in columns])
-    output, _, best = np.unravel_index(int(values.argmax()), values.shape)
-    level = shuffled_level(statistic, features, columns[output])
-    angle = math.pi * (best + 1) / features.shape[-1]
-    gain: float | str
-    if isinstance(response, str):
-        gain = response
-    else:
-        index = round(angle / math.pi * (len(response) - 1))
-        gain = 10 * math.log10(max(response[index].item(), 1e-30) / max(response.mean().item(), 1e-30))
-    above = (values[output] > level).double().mean().item()
-    name = "|r|" if TASKS[task].predicts_numbers else "F"
-    return LabelFrequency(name, angle / (2 * math.pi), values.max().item(), level, above, gain)
 
 
 def _coverage(steps: tuple[float, float], length: int) -> float:
@@ -349,28 +258,6 @@ def _scale_lines(diagnosis: Diagnosis) -> list[str]:
     return [
         *lines,
         *(f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals),
-    ]
-
-
-def _frequency_lines(diagnosis: Diagnosis) -> list[str]:
-    lines = []
-    for what, edges in (("the inputs", diagnosis.data_edges), ("the first layer", diagnosis.model_edges)):
-        values = edges if isinstance(edges, str) else _listed(tuple(edges.values()))
-        shares = "/".join(f"{share:.0%}" for share in _SHARES)
-        lines.append(f"Frequencies below which {shares} of the power of {what} lie (cycles per position): {values}")
-    labels = diagnosis.labels
-    if isinstance(labels, str):
-        return [*lines, f"Labels by frequency: {labels}"]
-    gain = (
-        ""
-        if isinstance(labels.model_gain, str)
-        else f"; response of the first layer at this frequency: {labels.model_gain:+.1f} dB"
-    )
-    return [
-        *lines,
-        f"Labels by frequency: {labels.statistic} = {labels.value:.3g} at {labels.frequency:.4f} cycles per "
-        f"position (with random labels: below {labels.level:.3g}; {labels.share_above:.0%} of the frequencies are "
-        f"above this value){gain}",
     ]
 
 

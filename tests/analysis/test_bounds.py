@@ -54,6 +54,17 @@ def plain(**arguments):
 
 
 class TestPlain:
+    def test_complex_states_have_the_bound_of_their_real_form(self, batch):
+        model = plain(hidden_size=4, state_size=4, complex_state=True)
+        found = generalization_bound(model, [batch], num_sequences=40)
+        assert all(assumption.holds for assumption in found.assumptions)
+        scan = model.model.layers[0].mixer.scan
+        _, W_B, W_C = (part.detach().double() for part in scan.x_proj.weight.split([1, 4, 4]))
+        norms = 2 * torch.linalg.matrix_norm(W_C, 2).item(), torch.linalg.matrix_norm(W_B, 2).item(), 0.5
+        assert [found.norms[name] for name in ("B_C", "B_B", "s_A")] == pytest.approx(norms, rel=1e-6)
+        bound = log_output_bound(scan.bound_norms(model.classifier.weight[0], found.norms["B_u"]))
+        assert model(batch["input_ids"]).logits.abs().max().log() < bound
+
     def test_numbers_are_those_of_the_weights(self, weights, batch):
         model = plain_classifier_from_state_dict(weights)
         found = generalization_bound(model, [batch], num_sequences=15)

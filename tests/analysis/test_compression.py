@@ -3,13 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import hf_ssm
 from hf_ssm.analysis import compression
 from hf_ssm.analysis.compression import compress
-from hf_ssm.analysis.compression_errors import compare_outputs
 from hf_ssm.analysis.hankel import balanced_system, hankel_spectra
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -115,20 +115,41 @@ def test_whole_state_keeps_the_kernels(case, monkeypatch):
             assert distance <= 2e-4 * truth.square().sum(-1).sqrt().max()
 
 
+@torch.no_grad()
+def measured_gains(model, compressed, inputs) -> list[float]:
+    """The largest ‖y - y_r‖₂ / ‖u‖₂ of a channel of a row (for S5: of a row) of each operator, on the same inputs."""
+    gains, twins = (
+        [],
+        dict(zip(*([part for *_, part in sequence_operators(m)] for m in (model, compressed)), strict=True)),
+    )
+
+    def observe(operator, args, kwargs, output):
+        axes = 1 if isinstance(operator, LongConvolution) else (1, 2)
+        mask = inputs["attention_mask"].unsqueeze(-1)
+        # Without the taps of the given model, which a mixer of several groups computes once.
+        options = {name: value for name, value in kwargs.items() if name in ("rows", "group")}
+        error = torch.linalg.vector_norm((output - twins[operator](*args, **options)) * mask, dim=axes)
+        gains.append((error / torch.linalg.vector_norm(args[0] * mask, dim=axes)).max().item())
+
+    hooks = [operator.register_forward_hook(observe, with_kwargs=True) for operator in twins]
+    model.eval()(**inputs)
+    for hook in hooks:
+        hook.remove()
+    # Of Hyena, an operator is called for each of its groups.
+    return [max(part) for part in np.array_split(gains, len(twins))]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_measured_errors_stay_below_the_bounds(case):
     model = build(case)
     result = compress(model, state_size=6)
-    measured = compare_outputs(model, result.model, [batch(), batch(2, 30)])
-    assert [layer["name"] for layer in measured["layers"]] == [layer.name for layer in result.layers]
-    for layer, error in zip(result.layers, measured["layers"], strict=True):
-        assert error["gain"] <= layer.bound.max()
+    gains = measured_gains(model, result.model.eval(), batch())
+    for layer, gain in zip(result.layers, gains, strict=True):
+        assert gain <= layer.bound.max()
         assert (layer.orders <= 6).all()
         assert 0 <= layer.relative_bound < 1
     if case != "real":
-        assert measured["layers"][0]["gain"] > 1e-4
-    assert measured["rows"] == 5
-    assert measured["before"].keys() == {"accuracy", "loss"}
+        assert gains[0] > 1e-4
 
 
 def test_whole_size_is_a_copy():
@@ -269,22 +290,6 @@ def test_diverged_models_are_refused():
         model.model.layers[1].mixer.long_conv.filter.C[0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"layers\.1\.mixer\.long_conv\.filter\.C holds NaN .* earlier checkpoint"):
         compress(model, state_size=4)
-
-
-def test_padding_is_not_measured():
-    model = build("legs")
-    compressed = compress(model, state_size=6).model
-    padded = {"input_ids": batch()["input_ids"], "attention_mask": (torch.arange(40) < 12).long().expand(3, -1)}
-    whole = {"input_ids": padded["input_ids"][:, :12]}
-    measured, expected = (compare_outputs(model, compressed, [inputs])["layers"] for inputs in (padded, whole))
-    for name in ("gain", "relative"):
-        assert [layer[name] for layer in measured] == pytest.approx([layer[name] for layer in expected], rel=1e-4)
-
-
-def test_measuring_needs_rows():
-    model = build("legs")
-    with pytest.raises(ValueError, match="`batches` is empty"):
-        compare_outputs(model, model, [])
 
 
 def test_spectra_measure_some_of_many_channels():

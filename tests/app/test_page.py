@@ -90,13 +90,11 @@ def test_each_tab(page: Any) -> None:
     sees(page, "and with α = 1, β = 1.")
     press(page, "As trained")
     sees(page, "As trained (α = 1, β = 0). Lines")
-    press(page, "Compute the spectrum")
-    sees(page, "Power by frequency")
-    is_in_view(page, "Compute the spectrum")
     open_tab(page, "Theory")
     press(page, "Write the report")
     sees(page, "Complexity")
     sees(page, "The reach of the output of a layer")
+    sees(page, "Power by frequency")
     is_in_view(page, "Write the report")
     assert page.locator("figure svg text").count() > 5 and page.evaluate(CUT_LABELS) == []
 

@@ -73,8 +73,6 @@ def test_bad_numbers(text: str, message: str) -> None:
     [
         ("Sequence,ID\nAC,007\nGT,x y", ["007", "x_y"]),
         ("label,seq,name\n0,AC,b\n1,GT,b", ["b", "b"]),
-        # Without a usual name: the first column with another text in each row.
-        ("score,kind,promoter,sequence\n0.5,k,p1,AC\n0.7,k,p2,GT", ["p1", "p2"]),
         ("score,kind,sequence\n0.5,k,AC\n0.7,k,GT", ["row_1", "row_2"]),
         ("sequence,label\nAC,coding\nGT,other", ["row_1", "row_2"]),
         ("id,sequence\n,AC\nb,GT", ["row_1", "b"]),
@@ -135,7 +133,7 @@ def test_numbers_in_one_line_are_limited() -> None:
         ("a.csv", gzip.compress(b"sequence\nACGT\n", mtime=0), "not a text file in UTF-8"),
         ("a.csv.gz", gzip.compress(os.urandom(1000))[:-20], "cannot be read: Compressed file ended"),
         ("a.csv.gz", b"sequence\nACGT\n", "cannot be read: Not a gzipped file"),
-        ("a.csv", b'sequence\n"ACGT\n>b\nACGT"\n', "row 1 has a line that begins with '>'"),
+        ("a.csv", b'sequence\n"ACGT\n>b\nACGT"\n', "line 2 has a line that begins with '>'"),
         ("a.csv", b"sequence" + b",x" * 900 + b"\nA" + b",x" * 900, "are not unique|[.][.][.]"),
     ],
 )

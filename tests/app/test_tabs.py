@@ -26,7 +26,6 @@ from hf_ssm.app.wiring import Jobs
 from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
-from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 
 SEQUENCE = "ACGTTTGACATTAGGACCATGACA"
@@ -52,9 +51,9 @@ def serve(make_model: Callable[..., Any]) -> Callable[..., ServedModel]:
 
 HEADS = [
     ("S4", "ForSequenceClassification", {}, set()),
-    ("SelectiveSSM", "ForCausalLM", {}, set()),
+    ("SelectiveSSM", "ForCausalLM", {}, {frequency}),
     ("Hyena", "ForMaskedLM", {"bidirectional": True}, set()),
-    ("SSD", "ForTokenClassification", {"num_labels": 3}, {variants}),
+    ("SSD", "ForTokenClassification", {"num_labels": 3}, {variants, frequency}),
     ("S5", "ForSignalRegression", {"num_input_channels": 2}, {bases, variants}),
     ("S4", "ForSequenceClassification", {"num_input_channels": 1}, {bases, variants}),
     ("S4", "ForSequenceClassification", {"num_labels": 1}, {bases}),
@@ -77,7 +76,6 @@ def test_every_kind_of_model(
         predicting: lambda: predicting.prediction_html(served, Job(), text),
         bases: lambda: bases.probe_html(served, bases.probe(served, Job(), text, "one_shot", "n", target)),
         variants: lambda: variants.variants_html(served, Job(), text, 3, 5),
-        frequency: lambda: frequency.spectrum_html(served, Job(), text),
         theory: lambda: theory.report_html(served, Job(), text),
     }
     for tab, compute in results.items():
@@ -250,20 +248,6 @@ def test_report_has_the_numbers(serve: Callable[..., ServedModel]) -> None:
     assert "n = 100 is the number of training sequences" in html and "The reach of the output of a layer" in html
 
 
-def test_changes_of_parameters_are_shown_once(serve: Callable[..., ServedModel]) -> None:
-    served = serve("S4", "ForSequenceClassification")
-    served.movement = {"A_imag": 1e-3, "D": 0.1, "B": 0.0, "C": None}
-    html = theory.report_html(served, Job(), SEQUENCE)
-    # Bars with their numbers, and neither a figure nor a table of the same.
-    assert html.count("<figure>") == 1 and html.count(QUANTITIES["A_imag"]) == 1
-    rows = re.findall(r'<div class="bar"><span>(.*?)</span>.*?<span class="value">(.*?)</span>', html)
-    assert rows == [
-        *((QUANTITIES["A_imag"], "0.001"), (QUANTITIES["D"], "0.1"), (QUANTITIES["B"], "0"), (QUANTITIES["C"], "–"))
-    ]
-    widths = [float(width) for width in re.findall(r'class="fill" style="width:([\d.]+)%"', html)]
-    assert widths == pytest.approx([100 / 3, 100.0], abs=0.1) and "they begin at 0.0001" in html
-
-
 def test_labels_wider_than_a_figure_are_not_cut() -> None:
     figure = plotting.plot_masking_curves([[1.0, 0.5]])
     figure.axes[0].set_xlabel("a label that is wider than the page, as no line of it is broken, at least not here")
@@ -299,7 +283,7 @@ def test_numbers_that_overflow(serve: Callable[..., ServedModel], value: str) ->
     served = serve("S4", "ForSequenceClassification", num_input_channels=1)
     served.processor.std = [0.1]
     text = f"{value}\n0\n1\n" * 8
-    for compute in (predicting.prediction_html, frequency.spectrum_html, theory.report_html):
+    for compute in (predicting.prediction_html, theory.report_html):
         with pytest.raises(ValueError, match=r"on the scale of the training data|too large once they are scaled"):
             compute(served, Job(), text)
 

@@ -1,8 +1,8 @@
-"""The code of a checkpoint: three readable files, with everything that a family's models use and nothing else."""
+"""The code of a checkpoint: the modules that a family's models import."""
 
 import ast
 import importlib
-import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -12,11 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 import hf_ssm
-from hf_ssm.checkpoint import HEADER, auto_map, bundle, file_names, write_code
+from hf_ssm.checkpoint import HEADER, auto_map, bundle, write_code
 from hf_ssm.models.registry import FAMILIES, HEADS, Family
+from hf_ssm.ops.backends import use_backend
 
 AVAILABLE = {"huggingface_hub", "numpy", "packaging", "safetensors", "torch", "transformers"}
 
@@ -31,82 +33,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_bundle_is_three_files_that_transformers_can_load(name, folder):
+def test_a_bundle_is_files_that_transformers_can_load(name, folder):
     family = FAMILIES[name]
     files = bundle(family.config_class())
     stems = [f"{kind}_hf_ssm_{family.short_name}" for kind in ("configuration", "modeling")]
-    configuration, modeling, runtime = (folder / f"{stem}.py" for stem in (*stems, "runtime_hf_ssm"))
-    assert list(files) == file_names(family) == [configuration.name, modeling.name, runtime.name]
-    assert get_relative_import_files(runtime) == []
-    assert get_relative_import_files(configuration) == [str(runtime)]
-    assert set(get_relative_import_files(modeling)) == {str(configuration), str(runtime)}
-    for path in (configuration, modeling, runtime):
-        assert path.read_text(encoding="utf-8") == files[path.name]
-        assert set(get_imports(path)) <= AVAILABLE | sys.stdlib_module_names
+    configuration, modeling = (folder / f"{stem}.py" for stem in stems)
+    assert {modeling, *map(Path, get_relative_import_files(modeling))} == {folder / file for file in files}
+    assert configuration.name in files and "hf_ssm_ops_backends.py" in files
+    for file, source in files.items():
+        assert (folder / file).read_text(encoding="utf-8") == source
+        assert set(get_imports(folder / file)) <= AVAILABLE | sys.stdlib_module_names
+        assert source.startswith(f"{HEADER} {hf_ssm.__version__} (Apache-2.0): hf_ssm.")
     classes = {auto: reference.split(".") for auto, reference in auto_map(family).items()}
     assert {stem for stem, _ in classes.values()} == set(stems)
     heads = {cls.__name__: HEADS[head] for head, cls in family.model_classes.items()}
-    registered = [
-        (heads.get(cls.__name__, "AutoConfig"), (stems[bool(heads.get(cls.__name__))], cls.__name__))
-        for cls in (family.config_class, *family.model_classes.values())
-    ]
-    assert ast.get_docstring(ast.parse(files[runtime.name])) is not None
-    for stem, source in zip(stems, files.values(), strict=False):
-        assert source.startswith(f"{HEADER} {hf_ssm.__version__} (Apache-2.0).\n")
-        tree = ast.parse(source)
-        assert ast.get_docstring(tree) is not None
+    for stem, registered in zip(stems, ({family.config_class.__name__: "AutoConfig"}, heads), strict=True):
+        tree = ast.parse(files[f"{stem}.py"])
         last = [ast.unparse(node) for node in tree.body if "register_for_auto_class" in ast.unparse(node)]
-        assert last == [f"{cls}.register_for_auto_class({auto!r})" for auto, (file, cls) in registered if file == stem]
-    others = [f"class {other}Mixer" for other in ("Hyena", "S4", "Selective") if not name.startswith(other)]
-    assert not any(other in source for other in others for source in files.values())
+        assert sorted(last) == sorted(f"{cls}.register_for_auto_class({auto!r})" for cls, auto in registered.items())
 
 
-def test_ruff_finds_no_undefined_or_unused_name_and_hardly_another_layout(folder):
-    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
-    if ruff is None:
-        pytest.skip("ruff is not installed (the extra `lint`)")
-    # A variable may be assigned for options that the configuration excludes: draws keep their order.
-    checked = subprocess.run(
-        [ruff, "check", "--isolated", "--select", "F", "--ignore", "F841", folder], capture_output=True, text=True
-    )
-    assert checked.returncode == 0, checked.stdout
-    options = ["--diff", "--isolated", "--line-length", "120"]
-    diff = subprocess.run([ruff, "format", *options, folder], capture_output=True, text=True).stdout.splitlines()
-    changed = [line for line in diff if line.startswith("-") and not line.startswith("---")]
-    # A longer name can make a line too long.
-    total = sum(path.read_text(encoding="utf-8").count("\n") for path in folder.glob("*.py"))
-    assert len(changed) < total / 1000, "\n".join(changed)
-
-
-@pytest.mark.parametrize(
-    ("config", "absent"),
-    [
-        (hf_ssm.HyenaConfig(), ["StateSpaceFilter", "SinusoidFilter", "dplr_kernel"]),
-        (hf_ssm.HyenaConfig(filter_type="s4d"), ["ImplicitFilter", "dplr_kernel"]),
-        (hf_ssm.S4Config(), ["ImplicitFilter", "dplr_kernel"]),
-        (hf_ssm.S4Config(kernel_type="s4"), ["ImplicitFilter"]),
-        (hf_ssm.S5Config(), ["LongConvolution"]),
-        (hf_ssm.SelectiveSSMConfig(rc_equivariant=True), ["LongConvolution"]),
-        (hf_ssm.SSDConfig(), ["SelectiveMixer"]),
-        (hf_ssm.ConvS5Config(), ["SSMForCausalLM"]),
-        (hf_ssm.Hyena2Config(), ["ImplicitFilter", "StateSpaceFilter", "dplr_kernel"]),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
-)
-def test_a_modeling_file_is_short_and_has_the_model_of_its_configuration_only(config, absent):
-    _, modeling, runtime = bundle(config).values()
-    assert modeling.count("\n") <= 1500
-    assert not any(name in modeling for name in ("is_exporting", "Operation(", "Compiled(", "custom_op", *absent))
-    assert runtime == list(bundle(hf_ssm.S4Config()).values())[2]
-
-
-def test_a_model_without_the_filter_says_so(tmp_path):
-    (tmp_path / "bundled_s4").mkdir()
-    for name, source in {"__init__.py": "", **bundle(hf_ssm.S4Config(kernel_type="s4d"))}.items():
-        (tmp_path / "bundled_s4" / name).write_text(source, encoding="utf-8")
-    run = "from bundled_s4.modeling_hf_ssm_s4 import S4Model as M; M(M.config_class(kernel_type='s4'))"
-    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True)
-    assert "has only the filter 's4d', not 's4': install and import hf_ssm." in done.stderr
+def test_checkpoints_in_folders_of_equal_names_load_together(make_model, tmp_path):
+    """As `checkpoint-1` of two runs, without hf_ssm."""
+    ids = torch.arange(8)[None]
+    for number, filter_type in enumerate(("implicit", "s4d", "sinusoid")):
+        model = make_model("Hyena", "ForCausalLM", filter_type=filter_type)
+        model.save_pretrained(tmp_path / str(number) / "checkpoint-1")
+        with use_backend("torch"):
+            torch.save(model(ids).logits.detach(), tmp_path / str(number) / "logits.pt")
+    run = """
+import sys
+sys.modules["hf_ssm"] = None
+import torch, transformers
+models = [transformers.AutoModelForCausalLM.from_pretrained(f"{n}/checkpoint-1", trust_remote_code=True) for n in "012"]
+for number, model in enumerate(models):
+    torch.testing.assert_close(model(torch.arange(8)[None]).logits, torch.load(f"{number}/logits.pt"))
+"""
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # A family in a package of its own.
@@ -166,64 +131,21 @@ def load(files: dict[str, str], folder: Path) -> ModuleType:
         forget("bundled")
 
 
-FIRST = '''"""First.
+FIRST = """LOG = []
 
-Legend: `B` batch.
+
+def first(x):
+    from toys.late import late
+
+    return late(x)
 """
-
-import math
-from dataclasses import dataclass
-
-# A step.
-_STEP = 2
-"""Documented."""
-LOG = []
-
-
-@dataclass
-class _Box:
-    size: int = _STEP
-
-
-def first(x: int, box: "_Box | None" = None) -> int:
-    box = box or _Box(x)
-    return box.size * _STEP + math.floor(0.5)  # at the end of a line
-
-
-def note(function):
-    LOG.append(_STEP)
-    return function
-
-
-def unused():
-    return _unused_helper()
-
-
-def _unused_helper():
-    return decimal
-'''
-SECOND = '''"""Second."""
-
-from toys.first import LOG, first, note
-
-
-@note
-def second(x):
-    return first(x)
-
-
-LOG.append("side effect")
-
-
-def elsewhere():
-    return second
-'''
-TOY = '''"""Toy models."""
-
-import importlib
+TOY = """import importlib
 
 from toys.base import Base
-from toys.second import LOG, second
+from toys.first import (
+    LOG,
+    first as other,
+)
 
 try:
     from toys.compiled import fast
@@ -232,66 +154,42 @@ except ImportError:
 
 
 class ToyModel(Base):
-    """A model."""
-
     def __call__(self, x):
-        return (second(x), list(LOG), fast)
+        return other(x), LOG, fast
 
     def convert(self):
         return importlib.import_module("toys.convert").convert(self)
-'''
+"""
 
 
-def test_what_a_model_uses_is_in_its_bundle(plant, tmp_path):
-    family = plant(first=FIRST, second=SECOND, modeling_toy=TOY)
+def test_what_a_model_imports_is_in_its_bundle(plant, tmp_path):
+    family = plant(first=FIRST, late="def late(x): return 2 * x\n", compiled="fast = 1\n", convert="", modeling_toy=TOY)
     expected = family.modeling.ToyModel()(5)
-    source = bundle(family.config_class())["modeling_hf_ssm_toy.py"]
-    assert load(bundle(family.config_class()), tmp_path).ToyModel()(5) == expected
-    # Comments, docstrings of constants and legends remain; definitions that no model uses do not.
-    assert '# A step.\n_STEP = 2\n"""Documented."""\n' in source and "# at the end of a line" in source
-    assert "# toys.first\n#\n# First.\n#\n# Legend: `B` batch.\n" in source
-    assert "unused" not in source and "elsewhere" not in source
+    files = bundle(family.config_class())
+    assert set(files) == {
+        *("configuration_hf_ssm_toy.py", "modeling_hf_ssm_toy.py"),
+        *(f"toys_{name}.py" for name in ("base", "compiled", "first", "late")),
+    }
+    assert load(files, tmp_path).ToyModel()(5) == expected == (10, [], 1)
 
 
 @pytest.mark.parametrize(
-    ("model", "others", "message"),
+    ("model", "message"),
     [
-        ("from toys import base\nclass ToyModel: x = base.Base\n", {}, r"toy\.py:1: `base` cannot be bundled"),
-        ("import toys.base\nclass ToyModel: x = toys.base\n", {}, r"toy\.py:1: `toys` cannot be bundled"),
-        ("from toys.base import *\nclass ToyModel: x = Base\n", {}, r"toy\.py:1: .* cannot use `from .* \*`"),
         (
-            "class ToyModel:\n    def f(self):\n        from toys.base import Base\n",
-            {},
-            r"toy\.py:3: `from toys\.base import Base` is inside a definition",
+            "from toys import base\nclass ToyModel: x = base.Base\n",
+            r"toy\.py:1: .* cannot have `from toys import base`",
         ),
+        ("import toys.base\nclass ToyModel: x = toys.base\n", r"toy\.py:1: .* cannot have `import toys\.base`"),
         (
             'class ToyModel:\n    """Write\n\n    from .x import y\n    """\n',
-            {},
             r"modeling_hf_ssm_toy\.py contains text that looks like a relative import of x:",
-        ),
-        (
-            "from toys.a import f as other\nclass ToyModel: x = other\n",
-            {"a": "def f(): pass\n"},
-            r"toy\.py:1: `other` cannot be bundled",
-        ),
-        (
-            "from toys.a import f\nfrom toys.b import g\nclass ToyModel: x = f, g\n",
-            {"a": "def _n(): pass\ndef f(): return _n\n", "b": "def _n(): pass\nclass g:\n    _n = _n\n"},
-            r"b\.py:1: `_n` has another meaning in toys\.a",
         ),
     ],
 )
-def test_what_cannot_be_bundled_is_refused_with_its_place(plant, model, others, message):
-    family = plant(**{"modeling_toy": model, **others})
+def test_what_cannot_be_bundled_is_refused_with_its_place(plant, model, message):
+    family = plant(modeling_toy=model)
     with pytest.raises(ValueError, match=message):
-        bundle(family.config_class())
-
-
-def test_modules_that_import_each_other_are_refused(plant, tmp_path):
-    family = plant(modeling_toy="from toys.b import x\nclass ToyModel: y = x\n", b="x = 1\n")
-    (tmp_path / "toys" / "b.py").write_text("from toys.c import z\nx = 1\n")
-    (tmp_path / "toys" / "c.py").write_text("from toys.b import x\nz = 1\n")
-    with pytest.raises(ValueError, match=r"import each other .*: toys\.modeling_toy -> toys\.b -> toys\.c -> toys\.b"):
         bundle(family.config_class())
 
 

@@ -69,7 +69,7 @@ class Row:
     def build_config(self, **arguments: Any) -> Any:
         """A configuration small enough for a test."""
         shared = {name: value for name, value in _TINY.items() if hasattr(self.family.config_class, name)}
-        if self.family.combines_others:
+        if self.family.name == "Hybrid":
             # Of the layers.
             del shared["state_size"]
         return self.family.config_class(**(shared | self.config | arguments))

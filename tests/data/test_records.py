@@ -59,15 +59,17 @@ def test_formats(file, name, text, suffix, end):
     kept = read_records(file(name + suffix, text.replace("\n", end)), keep_case=True)
     assert [record.sequence for record in kept] == [letters for letters, _ in ROWS]
     assert "sequence" not in found[0].columns
-    second = "record 'b'" if is_fasta else "row 2"
+    second = (
+        "record 'b'" if is_fasta else {".csv": "line 3", ".tsv": "line 3", ".json": "row 2"}.get(name[1:], "line 2")
+    )
     assert found[1].where == f"{name}{suffix}, {second}"
 
 
-def test_other_columns_are_kept_with_their_types(file):
+def test_other_columns_are_kept_as_texts(file):
     found = [record.columns for record in read_records(file("i.csv", CSV))]
-    assert found == [{"name": "a", "score": 1}, {"name": "b", "score": None}, {"name": "a", "score": 3}]
+    assert found == [{"name": "a", "score": "1"}, {"name": "b", "score": ""}, {"name": "a", "score": "3"}]
     found = list(read_records(file("i.csv", CSV), sequence_column="name"))
-    assert found[1] == Record("b", "i.csv, row 2", {"sequence": "acgt", "score": None})
+    assert found[1] == Record("b", "i.csv, line 3", {"sequence": "acgt", "score": ""})
 
 
 def test_parquet(tmp_path):
@@ -150,9 +152,9 @@ def test_bed_and_genome_belong_together(file):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("i.csv", "sequence,name\nACGT,a\n,b\n", r"i\.csv, row 2 has no sequence"),
+        ("i.csv", "sequence,name\nACGT,a\n,b\n", r"i\.csv, line 3 has no sequence"),
         ("i.json", '[{"sequence": "A"}, {"name": "b"}]', r"i\.json, row 2 has no sequence \(found None\)"),
-        ("i.jsonl", '{"sequence": 7}\n', r"i\.jsonl, row 1 has no sequence \(found 7\)"),
+        ("i.jsonl", '{"sequence": 7}\n', r"i\.jsonl, line 1 has no sequence \(found 7\)"),
         (
             "i.jsonl",
             '{"sequence": "A", "x": 1}\n{"sequence": "A", "x": "b"}\n',

@@ -50,7 +50,7 @@ def test_a_table_of_numbers(table, channels):
     ("wrong", "message"),
     [
         ("ACGT", "the column 'sequence' has values of different types"),
-        ([1.0, float("nan")], "row 3: NaN or infinity"),
+        ([1.0, float("nan")], r"rows.jsonl?, (line|row) 3: NaN or infinity|3 of .*: NaN or infinity"),
         ([[1.0], [2.0]], "the column 'sequence' has values of different types"),
     ],
 )
@@ -109,7 +109,7 @@ def test_targets(table):
 )
 def test_bad_labels(values, targets, message):
     with pytest.raises(ValueError, match=message):
-        read_labels("label", values, "data", lambda row: str(row + 1), targets)
+        read_labels("label", values, "data", lambda row: f"row {row + 1}", targets)
 
 
 def column(values, feature):

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, IterableDatasetDict, Value
 
-from hf_ssm.data import load_sequences, stream_sequences, streaming
+from hf_ssm.data import load_sequences, stream_sequences, streaming, tables
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 
 # "NA" and "null" are sequences, and text in quotes has line breaks.
@@ -51,8 +51,7 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("packed", COMPRESS)
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
-def test_a_stream_has_the_rows_of_the_table(tmp_path, suffix, packed, monkeypatch):
-    monkeypatch.setattr("hf_ssm.data.tables._ROWS", 2)
+def test_a_stream_has_the_rows_of_the_table(tmp_path, suffix, packed):
     text = json_lines([{"sequence": text, "other": 1} for text in TEXTS])
     if suffix != ".jsonl":
         text = csv_text(TEXTS, "," if suffix == ".csv" else "\t")
@@ -67,7 +66,7 @@ def test_a_stream_has_the_rows_of_the_table(tmp_path, suffix, packed, monkeypatc
 
 
 def test_parquet_reads_only_its_columns_and_knows_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(streaming, "_ROWS", 2)
+    monkeypatch.setattr(tables, "_ROWS", 2)
     read: list[list[str]] = []
     original = pyarrow.parquet.ParquetFile.iter_batches
 
@@ -126,7 +125,7 @@ def test_classes_are_named_or_those_of_the_file(tmp_path):
     assert first_rows(stream, 1).features == features
     with pytest.raises(ValueError, match="its classes are unknown: name the classes with the argument classes"):
         stream_sequences(path, "text", "label")
-    with pytest.raises(ValueError, match=r"a.jsonl.*'yes' in row 2 is not one of the classes \['no'\]"):
+    with pytest.raises(ValueError, match=r"'yes' in line 2 of a.jsonl is not one of the classes \['no'\]"):
         list(stream_sequences(path, "text", "label", classes=["no"]))
 
 
@@ -134,7 +133,9 @@ def test_files_that_do_not_belong_together(tmp_path):
     for name, classes in (("0", ["no", "yes"]), ("1", ["yes", "no"])):
         features = Features({"sequence": Value("string"), "label": ClassLabel(names=classes)})
         Dataset.from_dict({"sequence": ["a"], "label": [0]}, features=features).to_parquet(tmp_path / f"{name}.parquet")
-    with pytest.raises(ValueError, match=r"1.parquet.*the classes are \['yes', 'no'\].*first file are \['no', 'yes'\]"):
+    with pytest.raises(
+        ValueError, match=r"the classes of 1.parquet are \['yes', 'no'\].*first file are \['no', 'yes'\]"
+    ):
         list(stream_sequences(tmp_path / "*.parquet", label_column="label"))
     write(tmp_path / "0.parquet", "no table")
     with pytest.raises(ValueError, match=r"0.parquet' cannot be read"):
@@ -153,16 +154,20 @@ def test_targets_are_numbers_or_lists(tmp_path):
     rows = [*stream_sequences(path, label_column=["x", "y"], targets=True)]
     assert np.allclose([row["x, y"] for row in rows], [[1, 2.5], [3, -0.01]])
     write(path, "sequence,x\na,1\nb,nan\n")
-    with pytest.raises(ValueError, match="label_column='x': 'nan' in row 2 is not a finite number"):
+    with pytest.raises(ValueError, match=r"label_column='x': 'nan' in line 3 of a.csv is not a finite number"):
         list(stream_sequences(path, label_column="x", targets=True))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "sequence,x\na,1\n ,2\n", r"a.csv' cannot be read: sequence_column='sequence'.*empty.*row 2"),
-        ("a.jsonl", '{"sequence": "a"}\n{"sequence": 5}\n', "values of type int, which are not text .row 2."),
-        ("a.jsonl", '{"sequence": "a"}\n{"x": "b"}\n', "empty sequences .row 2."),
+        ("a.csv", "sequence,x\na,1\n ,2\n", r"sequence_column='sequence'.*empty.*\(line 3 of a.csv\)"),
+        (
+            "a.jsonl",
+            '{"sequence": "a"}\n{"sequence": 5}\n',
+            "values of type int, which are not text .line 2 of a.jsonl.",
+        ),
+        ("a.jsonl", '{"sequence": "a"}\n{"x": "b"}\n', "empty sequences .line 2 of a.jsonl."),
         ("a.jsonl", '{"sequence": "a"}\n[1]\n', "line 2 is not a json object"),
         ("a.jsonl", '{"sequence": "a"}\n{\n', "line 2 is not json"),
         ("a.csv", "x;y\n1;2\n", "separated by ';'"),

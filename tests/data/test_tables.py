@@ -8,7 +8,7 @@ import pytest
 from datasets import ClassLabel
 
 from hf_ssm.data import load_sequences, tokenize
-from hf_ssm.data.tables import read_table
+from hf_ssm.data.tables import read_cells, read_table
 from hf_ssm.tokenization import build_byte_tokenizer
 
 NO_CUT = {"validation_fraction": 0.0, "test_fraction": 0.0}
@@ -72,13 +72,13 @@ def test_cells_are_numbers_only_if_written_as_such(write):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.csv", b"", "No columns"),
+        ("a.csv", b"", "no rows"),
         ("a.csv", b"sequence,label\n", "no rows"),
         ("a.csv", b"a,b,a\n1,2,3\n", r"\['a', 'b', 'a'\] are not unique"),
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "Expected 2 fields in line 3, saw 3"),
-        ("a.csv", b'a,b\n1,"x\n2,y\n', "EOF inside string.*quoted=False"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", r"line 3 has 3 cells, but the columns are \['a', 'b'\]"),
+        ("a.csv", b'a,b\n1,"x\n2,y\n', "line 2: unexpected end of data.*quoted=False"),
         ("a.json", b"[1, 2", "delimiter"),
-        ("a.json", b"[1, 2]", "every row must be a json object"),
+        ("a.json", b"[1, 2]", "row 1 is not a json object"),
         ("a.json", b'{"a": [1, 2], "b": [1]}', "all lists must have the same length"),
         ("a.jsonl", b'{"a": 1}\n{"a": 1\n', "line 2 is not json"),
         ("a.json", b"[]", "no rows"),
@@ -135,8 +135,8 @@ def test_names_of_classes_are_shared_by_all_files(write):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("sequence,label\nA,\nC,1", r"train.csv and test.csv has rows without a label \(row 1 of test.csv\)"),
-        ("sequence,label\nA,0\n ,1", r"empty sequences \(row 2 of test.csv\)"),
+        ("sequence,label\nA,\nC,1", r"train.csv and test.csv has rows without a label \(line 2 of test.csv\)"),
+        ("sequence,label\nA,0\n ,1", r"empty sequences \(line 3 of test.csv\)"),
         ("sequence,label\nA,3", r"classes of train.csv and test.csv are \[0, 1, 3\]"),
         ("sequence,group\nA,3", r"label_column='label': test.csv has no such column.*'group'"),
         ("sequence,label\nA,worm", r"train.csv and test.csv': the column 'label' has values of different types"),
@@ -161,8 +161,14 @@ def test_several_columns_of_targets(write):
     ("columns", "message"),
     [
         (["a", "none"], r"label_column\[1\]='none': train.csv has no such column"),
-        (["a", "text"], r"label_column='a, text': train.csv has \[0.5, 'x'\] in row 1; a regression target is"),
-        (["a", "missing"], r"label_column='a, missing': train.csv has \[1.0, None\] in row 2; a regression target is"),
+        (
+            ["a", "text"],
+            r"label_column='a, text': train.csv has \[0.5, 'x'\] in line 2 of train.csv; a regression target is",
+        ),
+        (
+            ["a", "missing"],
+            r"label_column='a, missing': train.csv has \[1.0, None\] in line 3 of train.csv; a regression target is",
+        ),
     ],
 )
 def test_wrong_columns_of_targets(write, columns, message):
@@ -192,7 +198,7 @@ def test_errors_name_the_way_out(write, name, content, message):
 
 def test_a_column_of_texts_with_semicolons(write):
     path = write("a.csv", "one; two\n")
-    assert read_table(path, ["text"], column_names=["text"]) == {"text": ["one; two"]}
+    assert read_cells(path, ["text"]) == ({"text": ["one; two"]}, [1])
     assert read_table(write("b.csv", 'text,"a;b"\none,2\n'), []) == {"text": ["one"], "a;b": [2]}
 
 
@@ -225,7 +231,7 @@ def test_equal_pairs_are_in_one_split_and_equal_first_texts_are_not(write):
 
 def test_a_second_text_is_required(write):
     path = write("pairs.csv", "label,sequence,two\n0,a,b\n1,c,\n")
-    with pytest.raises(ValueError, match=r"pair_column='two': pairs.csv has empty sequences \(row 2\)"):
+    with pytest.raises(ValueError, match=r"pair_column='two': pairs.csv has empty sequences \(line 3 of pairs.csv\)"):
         load_sequences(path, pair_column="two")
     with pytest.raises(ValueError, match=r"pair_column='tow'.*Perhaps pair_column='two'"):
         load_sequences(path, pair_column="tow")

@@ -85,7 +85,8 @@ def test_tables(tmp_path: Path, suffix: str) -> None:
         path.write_bytes(gzip.compress(b"CHROM\tPOS\tREF\tALT\tlabel\n1\t5\tA\tC\t1\n"))
     (found,) = read_variants(path)
     assert (found.chrom, found.start, found.ref, found.alt) == ("1", 4, "A", "C")
-    assert found.columns == rows[0]
+    # Cells of csv and tsv files are texts.
+    assert found.columns == rows[0] | ({"label": "1"} if suffix in (".csv", ".tsv.gz") else {})
 
 
 def test_bad_tables(tmp_path: Path) -> None:

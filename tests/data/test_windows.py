@@ -1,23 +1,17 @@
-"""FASTA in the Arrow cache and by lazy windows: equal rows, splits without leaks, nothing stale, nothing partial."""
+"""FASTA in the Arrow cache: equal rows, splits without leaks, nothing stale, nothing partial."""
 
-import gzip
 import logging
 import os
-import pickle
 import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from hf_ssm.data import FastaWindows, fasta, load_sequences, tokenize, with_random_reverse_complement
+from hf_ssm.data import fasta, load_sequences, tokenize, with_random_reverse_complement
 from hf_ssm.data.signals import fingerprint
-from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.tokenization import build_dna_tokenizer
 from hf_ssm.training.inputs import load_data
-from hf_ssm.training.run import _fingerprints
 from hf_ssm.training.settings import resolve
-
-pysam = pytest.importorskip("pysam")
 
 CONTIGS = {"chr1": 5003, "chr2": 1024, "chr3": 200, "scaffold": 2600}
 
@@ -76,61 +70,18 @@ def test_tokens_splits_and_order_are_those_of_earlier_versions(genome, tokenizer
     assert {name: (len(rows), fingerprint(rows)) for name, rows in splits.items()} == RECORDED[tokenizer, options]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"stride": 50, "keep_case": True},
-        {"validation_contigs": ["chr2"], "test_contigs": ["chr3"], "min_window": 1},
-        {"stride": 64, "validation_contigs": ["chr2"], "test_fraction": 0.0},
-    ],
-)
-def test_lazy_windows_are_the_rows_of_the_cache(genome, options):
-    cached, lazy = (load_sequences(genome, window=128, lazy=lazy, **options) for lazy in (False, True))
-    assert rows_of(cached) == rows_of(lazy)
-    assert isinstance(lazy["train"], FastaWindows)
-    for tokenizer in (build_dna_tokenizer(add_eos=True), build_byte_tokenizer()):
-        tokens = (tokenize(splits, tokenizer, label_column=None, max_length=100) for splits in (cached, lazy))
-        expected, found = map(rows_of, tokens)
-        assert expected == found
-
-
-@pytest.mark.parametrize("compressed", ["gzip", "bgzip"])
-def test_workers_read_lazy_windows_of_compressed_files(genome, compressed):
-    path = genome.with_name("genome.fa.gz")
-    if compressed == "gzip":
-        path.write_bytes(gzip.compress(genome.read_bytes()))
-    else:
-        pysam.tabix_compress(str(genome), str(path))
-    tokens = tokenize(load_sequences(path, window=128, lazy=True), build_dna_tokenizer(), label_column=None)["train"]
-    expected = run_data(genome).splits["train"]["input_ids"][:]
-    batches = DataLoader(tokens, batch_size=4, num_workers=2, collate_fn=list)
-    assert [row["input_ids"] for batch in batches for row in batch] == expected
-    # As a worker that is spawned receives it.
-    assert pickle.loads(pickle.dumps(tokens.select([3, 1])._genome)).fetch("chr3", 0, 10) == tokens._genome.fetch(
-        "chr3", 0, 10
-    )
-    assert [path.name for path in genome.parent.iterdir() if path.suffix in (".fai", ".gzi")] == []
-
-
-def test_strands_are_drawn_alike(genome):
-    tokens = []
-    for lazy in (False, True):
+def test_strands_are_drawn_when_rows_are_read(genome):
+    tokens, drawn = run_data(genome).splits["train"], []
+    for _ in range(2):
         torch.manual_seed(1)
-        rows = with_random_reverse_complement(run_data(genome, lazy=lazy).splits["train"], build_dna_tokenizer())
-        tokens.append([rows[index]["input_ids"] for index in range(10)])
-    assert tokens[0] == tokens[1]
-    assert tokens[0] != run_data(genome).splits["train"]["input_ids"][:10]
+        rows = with_random_reverse_complement(tokens, build_dna_tokenizer())
+        drawn.append([rows[index]["input_ids"] for index in range(10)])
+    assert drawn[0] == drawn[1] != tokens["input_ids"][:10]
 
 
-def test_a_run_on_lazy_windows_knows_its_lengths_and_its_rows(genome):
-    data = run_data(genome, lazy=True)
-    assert data.longest == run_data(genome).longest == 128
-    assert data.batch(data.splits["train"].select([0, 2]))["input_ids"].shape == (2, 128)
-    hashes = _fingerprints(data.splits)
-    assert hashes == _fingerprints(run_data(genome, lazy=True).splits)
-    assert hashes["train"] != _fingerprints(run_data(genome, lazy=True, seed=1).splits)["train"]
-    assert hashes["train"] != _fingerprints(run_data(genome, lazy=True, tokenizer="byte").splits)["train"]
+def test_a_setting_of_earlier_versions_is_ignored(genome):
+    """`data.lazy` read the same rows."""
+    assert rows_of(run_data(genome, lazy=True).splits) == rows_of(run_data(genome).splits)
 
 
 @pytest.mark.parametrize("window, stride", [(128, 128), (128, 50), (7, 3), (1000, 999), (4000, 4000)])
@@ -189,29 +140,27 @@ def test_unfit_windows_are_refused(genome, options, message):
 def test_options_of_fasta_are_refused_for_tables(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("sequence,label\nACGT,0\nAC,1\n")
-    for options in ({"lazy": True}, {"stride": 5}, {"test_contigs": ["chr1"]}):
+    for options in ({"stride": 5}, {"test_contigs": ["chr1"]}):
         with pytest.raises(ValueError, match=r"is for FASTA files .*omit "):
             load_sequences(path, **options)
 
 
-def test_proteins_are_refused_by_both_routes(tmp_path):
+def test_proteins_are_refused(tmp_path):
     path = tmp_path / "proteins.fa"
     path.write_text(">a\n" + "ACGT" * 10 + "\n>b\n" + "MKLFWPEQ" * 5 + "\n")
-    for lazy in (False, True):
-        with pytest.raises(ValueError, match=r"row 2 of 'train': .* letters of 'MKLF"):
-            run_data(path, window=40, lazy=lazy, validation_fraction=0.0, test_fraction=0.0)
+    with pytest.raises(ValueError, match=r"row 2 of 'train': .* letters of 'MKLF"):
+        run_data(path, window=40, validation_fraction=0.0, test_fraction=0.0)
 
 
 class TestCache:
     def test_a_second_run_reads_the_cache(self, genome, monkeypatch, caplog):
-        first, first_lazy = run_data(genome), run_data(genome, lazy=True)
+        first = run_data(genome)
         monkeypatch.setattr(fasta, "_lines", None)
         monkeypatch.setattr("hf_ssm.data.tokenized._Encoder.__call__", None)
         with caplog.at_level(logging.WARNING):
             assert rows_of(run_data(genome).splits) == rows_of(first.splits)
         # What the first run found is told again.
         assert "skipped 6 windows that consist of more than half N" in caplog.text
-        assert len(run_data(genome, lazy=True).splits["train"]) == len(first_lazy.splits["train"])
         assert first.splits["train"].cache_files
 
     def test_other_arguments_tokenizers_and_contents_make_other_rows(self, genome):
@@ -224,10 +173,8 @@ class TestCache:
         genome.write_text(text.replace("A", "C", 1))
         os.utime(genome, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert genome.stat().st_size == before.st_size and genome.stat().st_mtime_ns == before.st_mtime_ns
-        for lazy in (False, True):
-            changed = run_data(genome, lazy=lazy).splits
-            rows = [row for name in first for row in first[name]]
-            assert sum(row not in rows for split in changed.values() for row in split) == 1
+        rows = [row for name in first for row in first[name]]
+        assert sum(row not in rows for split in run_data(genome).splits.values() for row in split) == 1
 
     def test_processes_make_the_same_tokens(self, genome):
         expected = rows_of(run_data(genome, max_length=90).splits)
@@ -238,6 +185,8 @@ class TestCache:
 
     def test_an_interrupted_run_leaves_nothing_that_counts(self, genome, monkeypatch):
         genome.write_text(genome.read_text() + ">last\n" + "ACGT" * 64 + "\n")
+        expected = sum(map(len, load_sequences(genome, window=128).values()))
+        genome.write_text(genome.read_text().replace(">last", ">latest"))
         lines = fasta._lines
 
         def interrupted(path):
@@ -250,9 +199,7 @@ class TestCache:
             patch.setattr(fasta, "_lines", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run_data(genome)
-        assert sum(map(len, run_data(genome).splits.values())) == sum(
-            map(len, run_data(genome, lazy=True).splits.values())
-        )
+        assert sum(map(len, run_data(genome).splits.values())) == expected
 
     def test_large_tables_have_their_tokens_on_disk(self, tmp_path, monkeypatch):
         monkeypatch.setattr("hf_ssm.data.tokenized._MOST_IN_MEMORY", 100)
@@ -262,18 +209,3 @@ class TestCache:
         tokens = tokenize(data, build_dna_tokenizer())
         assert tokens["train"].cache_files
         assert [len(ids) for ids in tokens["train"]["input_ids"]] == [len(text) for text in data["train"]["sequence"]]
-
-
-def test_other_letters_than_those_of_the_file_are_not_read(tmp_path):
-    """An index of another file that is not older, and letters in comments, which faidx counts."""
-    path = tmp_path / "a.fa"
-    path.write_text(">a\n" + "ACGTTGCA\n" * 20)
-    pysam.faidx(str(path))
-    path.write_text(">a longer\n" + "ACGTTGCA\n" * 20)
-    os.utime(path, (0, 0))
-    commented = tmp_path / "b.fa"
-    commented.write_text(">a\n" + "ACGTTGCA\n" * 9 + ";CCCCCCC\n" + "ACGTTGCA\n" * 11)
-    for source in (path, commented):
-        windows = load_sequences(source, window=16, lazy=True, validation_fraction=0.0, test_fraction=0.0)["train"]
-        with pytest.raises(ValueError, match=r"has other letters than when the file was loaded: .* index \(.fai\)"):
-            list(windows)

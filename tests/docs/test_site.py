@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import hf_ssm
 
 ROOT = Path(__file__).parents[2]
+MASKED = ("hyena", "s4", "selective")
 DOCS = ROOT / "docs"
 ENTRIES = frozenset(
     entry
@@ -115,3 +117,26 @@ def test_figures_of_stored_results_are_drawn(name: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(figures, "ASSETS", tmp_path)
     figures.main([name])
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def rows_below(page: str, header: str) -> list[list[str]]:
+    """The cells of the table with a header."""
+    text = (DOCS / "experiments" / page).read_text(encoding="utf-8")
+    lines = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_baselines_of_tables_are_those_of_the_stored_results() -> None:
+    def stored(name: str) -> Any:
+        return json.loads((DOCS.parent / "examples" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+    names = [f"masking_{data}_{kind}" for data in ("planted", "next_token", "enhancers") for kind in MASKED]
+    found = [stored(name) for name in names]
+    areas = [f"{one['others']['area']['mean'] - one['chosen']['area']['mean']:.3f}" for one in found]
+    assert [row[-1] for row in rows_below("masking.md", "| data and model | sequences with `exact`")] == areas
+    benchmark, ranges = stored("tuning_benchmark"), {}
+    for name, (title, _) in benchmark["titles"].items():
+        units = [unit["methods"]["default"]["errors"] for unit in benchmark["units"] if unit["task"] == name]
+        ratios = [error / (sum(errors) / len(errors)) for errors in units for error in errors]
+        ranges[title] = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    assert {row[0]: row[-1] for row in rows_below("tuning.md", "| task | rescale | step sizes |")} == ranges

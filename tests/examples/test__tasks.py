@@ -10,8 +10,6 @@ import pytest
 import torch
 from datasets import DatasetDict
 
-from hf_ssm.theory.importance import similarity_importance
-
 SMALL = {"num_train": 200, "num_validation": 20, "num_test": 30}
 
 
@@ -93,7 +91,8 @@ def test_smooth_function_by_similarity_is_that_of_the_theory(script: ModuleType)
     for row in rows:
         angle = 2 * math.pi * torch.tensor([m for _, m in row["sequence"]], dtype=torch.float64)
         features = torch.stack([angle.cos(), angle.sin()], dim=-1)
-        order = similarity_importance(features).argsort(descending=True)
+        # Case (ii) of Appendix B: μ_j = -‖v_0 - v_j‖.
+        order = torch.linalg.vector_norm(features - features[-1], dim=-1).argsort()
         assert row["important_positions"] == order[:3].tolist()
         assert row["important_positions"][0] == 11
     assert len({tuple(row["important_positions"]) for row in rows}) > 80

@@ -139,6 +139,23 @@ def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, he
         assert capsys.readouterr().out.startswith("[")
 
 
+@pytest.mark.parametrize(
+    ("head", "output", "shape"),
+    [
+        ("ForSequencePairClassification", "logits", (1, 2)),
+        ("ForMultipleChoice", "logits", (1, 2)),
+        ("ForQuestionAnswering", "start_logits", (1, 8)),
+    ],
+)
+def test_code_on_the_card_of_a_head_without_a_pipeline(make_model, tmp_path, head, output, shape):
+    folder = exporting.export(make_model("S4", head), build_dna_tokenizer(), tmp_path / "mine", prove=False)
+    text = card.addressed(ModelCard.load(folder / "README.md").text, str(folder))
+    for block in [part.split("```")[0] for part in text.split("```python\n")[1:]]:
+        names: dict = {}
+        exec(block, names)
+        assert names[output].shape == shape and type(names["model"]).__name__ == f"S4{head}"
+
+
 def test_card_of_a_forecaster_and_its_code(make_model, tmp_path, capsys):
     model = make_model("FlowState", "ForPrediction", decoder_dim=6, context_length=64)
     folder = exporting.export(model, None, tmp_path / "mine")

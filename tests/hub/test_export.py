@@ -1,7 +1,7 @@
 """Exported checkpoints: loaded without hf_ssm and beside it, proved, and refused.
 
 The process without hf_ssm runs in a virtual environment of its own, in which hf_ssm is not installed. Its logits,
-gradients and generated tokens equal those of the model in memory under `plain_operations`, bit for bit.
+gradients and generated tokens equal those of the model in memory with torch's operations, bit for bit.
 """
 
 import importlib
@@ -28,7 +28,6 @@ from hf_ssm.hub.exporting import auto_class_of, export
 from hf_ssm.hub.reload import probe_inputs, prove_export
 from hf_ssm.models.registry import FAMILIES, HEADS, register_family
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.context import plain_operations
 
 # Name -> family, head and flags. Names are those of folders, and some are no names of modules.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -36,6 +35,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "hyena_dna": ("Hyena", "ForSequenceClassification", {"filter_positions": "learned", "hyena_order": 3}),
     "hyena.signal": ("Hyena", "ForSignalRegression", {"filter_type": "s4", "num_labels": 2}),
     "s4-classifier": ("S4", "ForSequenceClassification", {"bidirectional": True}),
+    "s4-answers": ("S4", "ForQuestionAnswering", {"bidirectional": True}),
+    "s4-choices": ("S4", "ForMultipleChoice", {}),
     "s4-lm": ("S4", "ForCausalLM", {"kernel_type": "s4", "tie_word_embeddings": True, "bidirectional": False}),
     "s4-pairs": ("S4", "ForSequencePairClassification", {"n_ssm": 2, "bidirectional": True}),
     "7-masked": ("S4", "ForMaskedLM", {"init": "lin", "norm_type": "batch"}),
@@ -181,7 +182,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def expected_of(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Output, gradients and generated tokens, as WITHOUT finds them."""
-    with use_backend("torch"), plain_operations():
+    with use_backend("torch"):
         model.zero_grad()
         model(**inputs, return_dict=False)[0].square().mean().backward()
         found = {f"grad.{key}": p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
@@ -235,7 +236,6 @@ def without(exported: Path, python_without: Path, beside: object) -> tuple[dict[
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("prefix", ["", "again "])
 def test_without_hf_ssm_results_are_the_same(without, name, prefix):
-    """No bit differs from plain operations, and outputs differ from the usual ones by 1e-6 of the largest at most."""
     model = make(name)
     expected = expected_of(model, probe_inputs(model.config, auto_class_of(model)))
     found = {key.removeprefix(f"{prefix}{name}."): value for key, value in without[0].items()}
@@ -243,9 +243,6 @@ def test_without_hf_ssm_results_are_the_same(without, name, prefix):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert torch.equal(found[key], value), key
-    with torch.no_grad(), use_backend("torch"):
-        usual = model(**probe_inputs(model.config, auto_class_of(model)), return_dict=False)[0]
-    assert (found["output"] - usual).abs().max() <= 1e-6 * usual.abs().max()
 
 
 @pytest.mark.slow
@@ -275,7 +272,6 @@ def test_a_folder_has_all_that_a_repository_should(exported):
     for name, (family, _, flags) in MODELS.items():
         files = {path.name for path in (exported / name).iterdir()}
         code = set(bundle(FAMILIES[family].config_class(**flags)))
-        assert len(code) == 3
         other = {"README.md", "config.json", "model.safetensors"}
         if "ForCausalLM" in MODELS[name][1]:
             other |= {"generation_config.json"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_ssm.hub import committing, pushing, save_space
+from hf_ssm.hub import committing, pushing
 from hf_ssm.hub.verifying import check_folder, verify
 
 NAME = "ada/motifs"
@@ -55,17 +55,6 @@ class TestAllowList:
         assert committing.folder_files(tmp_path).keys() == {"pytorch_model.bin"}
         (tmp_path / "model.safetensors").write_bytes(b"x")
         assert committing.folder_files(tmp_path).keys() == {"model.safetensors"}
-
-    def test_space(self, folder, tmp_path):
-        pytest.importorskip("gradio")
-        for name in (*UNSAFE, "pytorch_model.bin"):
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(b"x")
-        space = save_space(folder, tmp_path / "space")
-        names = {path.relative_to(space).as_posix() for path in space.rglob("*") if path.is_file()}
-        model = {name for name in names if name.startswith("model/")}
-        assert model and not {Path(name).suffix.lower() for name in model} - {".json", ".md", ".safetensors"}
-        assert {Path(name).suffix for name in names - model} <= {".css", ".md", ".py", ".txt"}
 
 
 LINKS = {

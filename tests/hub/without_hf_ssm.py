@@ -84,7 +84,7 @@ for name, job in json.loads((HOME / "jobs.json").read_text()).items():
     inputs = load_file(HOME / f"{name}.inputs")
     model = run(name, folder, job["auto"], inputs)
     model.save_pretrained(again)
-    assert code(again) == code(folder) and len(code(again)) == 3
+    assert code(again) == code(folder)
     if job["tokens"]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         facts[name]["ids"] = tokenizer(job["texts"])["input_ids"]

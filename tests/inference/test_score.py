@@ -237,12 +237,14 @@ def test_sequences_of_different_lengths_are_cut(model_of) -> None:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "Llama"])
-def test_saturation_equals_reading_every_mutant(model_of, name: str) -> None:
+def test_saturation_equals_reading_every_mutant(model_of, monkeypatch, name: str) -> None:
     model = model_of(name)
     text = GENOME[:20] + "N" + GENOME[21:60]
     options = {"window": 16, "horizon": 6}
     shared = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, **options)
-    naive = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, share_prefixes=False, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalLikelihood.__init__, "__defaults__", (False,))
+        naive = hf_ssm.saturate(model, TOKENIZER, text, 10, 38, **options)
     assert len(shared) == 3 * 27 and 20 not in shared["position"]
     first = hf_ssm.saturate(model, TOKENIZER, text, 0, 2, both_strands=False, **options)
     assert [value is None for value in first["next_token"]] == [True] * 3 + [False] * 3

@@ -63,15 +63,14 @@ def test_two_processes_write_what_one_writes(inputs, monkeypatch, capfd):
     cut = ["cut", *SCORE, "--output", "cut.csv"]
     broken = [["break 1", *SCORE, "--output", "broken.csv"], [*SCORE, "--output", "broken.csv", "--dtype", "float64"]]
     wrong = [*SCORE, "--horizon", "0", "--output", "wrong.csv"]
-    estimated = [*PREDICT, "--output", "none.csv", "--estimate"]
-    calls = [*shared, cut, cut[1:], *broken, broken[0][1:], wrong, estimated]
+    calls = [*shared, cut, cut[1:], *broken, broken[0][1:], wrong]
     first, second = in_two_processes(inputs, calls)
     for name in commands:
         assert Path(f"two-{name}").read_bytes() == Path(f"one-{name}").read_bytes(), name
     # Cut off after a part each, and continued.
     assert Path("cut.csv").read_bytes() == Path("one-a.csv").read_bytes()
     codes = [[code for code, *_ in statuses] for statuses in (first, second)]
-    assert codes == [[0, 0, 0, 130, 0, 2, 2, 0, 2, 0]] * 2
+    assert codes == [[0, 0, 0, 130, 0, 2, 2, 0, 2]] * 2
     # The first process prints, and one process reports an error, here the second.
     assert all(not out for _, out, _ in second)
     assert all("holds 60 alleles" in first[call][1] for call in (0, 2, 4, 7))
@@ -83,7 +82,7 @@ def test_two_processes_write_what_one_writes(inputs, monkeypatch, capfd):
     # What the first process had computed is kept, and is not used with other settings.
     assert "other settings (checkpoint)" in first[6][2] and "horizon" in first[8][2]
     assert Path("broken.csv").read_bytes() == Path("one-a.csv").read_bytes()
-    assert "by 2 processes" in first[9][1] and not list(inputs.glob("*none*")) + list(inputs.glob(".*"))
+    assert not list(inputs.glob(".*"))
 
 
 def test_continued_with_another_number_of_processes(inputs, tmp_path, monkeypatch):
@@ -119,16 +118,6 @@ def test_killed_and_continued_by_another_number_of_processes(inputs, tmp_path, m
         assert cli.main([*SCORE, "--output", str(path)]) == 0
     assert output.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "whole.csv"]
-
-
-def test_estimates_write_nothing(inputs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(inputs)
-    output = ["--output", str(tmp_path / "none.csv"), "--estimate"]
-    regions = ["--saturate", "chr1:11-70", "chr2:100-103", "--genome", "genome.fa", "--window", "40", "--horizon", "8"]
-    for words, total in (([*SCORE], "all 60 take"), (["score", "lm", *regions], "all 64 take"), (PREDICT, "all 1,400")):
-        assert cli.main([*words, *output]) == 0
-        assert total in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_launcher_without_its_variables(inputs, monkeypatch, capsys):

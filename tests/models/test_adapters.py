@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -207,3 +207,24 @@ def test_functional_call_with_other_tensors(maker, variant: str) -> None:
         values = {name: parameter.detach() * 1.1 for name, parameter in model.named_parameters()}
         torch.testing.assert_close(torch.func.functional_call(model, values, (IDS,)).logits, expected)
     assert not torch.allclose(model(IDS).logits, expected)
+
+
+@torch.no_grad()
+def test_prompt_tuning_generates_from_a_padded_batch(make_model) -> None:
+    """Virtual tokens come once, before the padding; PEFT knows the cache by its old name."""
+    model = make_model("SelectiveSSM", "ForCausalLM")
+    sizes = {"num_virtual_tokens": 3, "token_dim": 8, "num_layers": 2, "num_attention_heads": 2}
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", **sizes)).eval()
+    prompt = tuned.get_prompt(1)
+    prompt.normal_()
+    tuned.prompt_encoder.default.embedding.weight.copy_(prompt[0])
+    ids, mask = torch.randint(0, 12, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    for use_cache in (True, False):
+        found = tuned.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False, use_cache=use_cache
+        )
+        for row, kept in enumerate(mask.bool()):
+            embedded = torch.cat([prompt, model.get_input_embeddings()(ids[row : row + 1, kept])], dim=1)
+            assert torch.equal(
+                found[row, 6:], model.generate(inputs_embeds=embedded, max_new_tokens=5, do_sample=False)[0]
+            )

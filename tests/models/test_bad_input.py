@@ -268,16 +268,6 @@ def test_columns_that_the_trainer_keeps_are_let_through_beside_labels(make_model
     assert torch.equal(model(tokens, labels=tokens, **extra).loss, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("head", ["Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification"])
-def test_a_mask_with_holes(make_model, family: str, head: str) -> None:
-    model = make_model(family, head)
-    mask = torch.ones(3, 8, dtype=torch.long)
-    mask[1, 4] = 0
-    with pytest.raises(ValueError, match="padding between tokens in row 1: pad on one side"):
-        model(torch.zeros(3, 8, dtype=torch.long), attention_mask=mask)
-
-
 def test_a_positive_raw_state_matrix_under_the_regulariser(make_model) -> None:
     model = make_model("SelectiveSSM", "ForCausalLM", block="plain", state_matrix="raw", tau_weight=1e-3)
     ids = torch.randint(0, 12, (3, 8))

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from striped_hyena import block_tensors, outer_tensors, random_normal, recurrence, reference_logits, short_convolution
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -77,43 +77,21 @@ def public_config(**changes: Any) -> dict[str, Any]:
 
 def public_state(config: dict[str, Any], dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
     """Random tensors with the names and shapes of a checkpoint."""
-    generator = torch.Generator().manual_seed(seed)
-    size, inner, heads = config["hidden_size"], config["inner_mlp_size"], config["num_attention_heads"]
-
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
-
-    state = {"embedding_layer.weight": normal(config["vocab_size"], size), "norm.scale": 1 + normal(size, scale=0.1)}
-    state["unembed.weight"] = normal(config["vocab_size"], size)
+    normal, size = random_normal(dtype, seed), config["hidden_size"]
+    state = outer_tensors(config, normal) | {"unembed.weight": normal(config["vocab_size"], size)}
     for layer in range(config["num_layers"]):
-        prefix = f"blocks.{layer}"
-        state[f"{prefix}.pre_norm.scale"] = 1 + normal(size, scale=0.1)
-        state[f"{prefix}.post_norm.scale"] = 1 + normal(size, scale=0.1)
-        for name, shape in (("l1", (inner, size)), ("l2", (inner, size)), ("l3", (size, inner))):
-            state[f"{prefix}.mlp.{name}.weight"] = normal(*shape, scale=shape[1] ** -0.5)
-        if layer in config["attn_layer_idxs"]:
-            attention = f"{prefix}.inner_mha_cls"
-            half = size // heads // 2
-            frequencies = THETA ** -(torch.arange(half, dtype=torch.float64) / half)
-            state[f"{attention}.Wqkv.weight"] = normal(3 * size, size, scale=size**-0.5)
-            state[f"{attention}.out_proj.weight"] = normal(size, size, scale=size**-0.5)
-            state[f"{attention}.out_proj.bias"] = normal(size, scale=0.3)
-            state[f"{attention}.rotary_emb.inv_freq"] = frequencies.float()
-            continue
-        state[f"{prefix}.projections.weight"] = normal(3 * size, size, scale=size**-0.5)
-        state[f"{prefix}.out_filter_dense.weight"] = normal(size, size, scale=size**-0.5)
-        state[f"{prefix}.out_filter_dense.bias"] = normal(size, scale=0.3)
-        state[f"{prefix}.filter.short_filter_weight"] = normal(3 * size, 1, config["short_filter_length"], scale=0.5)
+        block = block_tensors(layer, config, normal, config["inner_mlp_size"], THETA)
         if layer in config["hcl_layer_idxs"]:
             poles = normal(size, config["state_size"], 1).exp()
-            state[f"{prefix}.filter.log_poles"] = -poles if dtype == torch.float64 else -poles.float()
-            state[f"{prefix}.filter.residues"] = normal(size, config["state_size"]).to(poles.dtype)
-            state[f"{prefix}.filter.D"] = normal(size)
+            block["filter.log_poles"] = -poles if dtype == torch.float64 else -poles.float()
+            block["filter.residues"] = normal(size, config["state_size"]).to(poles.dtype)
         elif layer in config["hcm_layer_idxs"]:
-            state[f"{prefix}.filter.h"] = normal(config["hcm_filter_groups"], 1, config["hcm_filter_length"], scale=0.2)
-            state[f"{prefix}.filter.D"] = normal(size)
-        else:
-            state[f"{prefix}.filter.h"] = normal(config["hcs_filter_groups"], 1, config["hcs_filter_length"], scale=0.4)
+            block["filter.h"] = normal(config["hcm_filter_groups"], 1, config["hcm_filter_length"], scale=0.2)
+        elif layer in config["hcs_layer_idxs"]:
+            block["filter.h"] = normal(config["hcs_filter_groups"], 1, config["hcs_filter_length"], scale=0.4)
+        if layer in config["hcl_layer_idxs"] + config["hcm_layer_idxs"]:
+            block["filter.D"] = normal(size)
+        state |= {f"blocks.{layer}.{name}": tensor for name, tensor in block.items()}
     return state
 
 
@@ -133,40 +111,9 @@ def write_checkpoint(folder: Path, config: dict[str, Any], state: dict[str, Any]
     return folder
 
 
-def reference_logits(state: dict[str, Tensor], config: dict[str, Any], ids: list[int]) -> np.ndarray:
-    """The logits `(L, V)` of one sequence, by loops over positions, lags and heads."""
-    weights = {name: tensor.double().numpy() for name, tensor in state.items() if isinstance(tensor, Tensor)}
-    size = config["hidden_size"]
-
-    def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        return scale * x / (np.sqrt((x**2).sum(-1, keepdims=True)) * size**-0.5 + config["eps"])
-
-    embedding = weights["embedding_layer.weight"]
-    x = embedding[ids]
-    for layer in range(config["num_layers"]):
-        block = {
-            name[len(f"blocks.{layer}.") :]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")
-        }
-        mix = _attention if layer in config["attn_layer_idxs"] else _convolution
-        x = x + mix(normed(x, block["pre_norm.scale"]), block, config, layer)
-        h = normed(x, block["post_norm.scale"])
-        gate = h @ block["mlp.l1.weight"].T
-        if layer == 0 or not config["evo2_style_activations"]:
-            gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
-        x = x + (gate * (h @ block["mlp.l2.weight"].T)) @ block["mlp.l3.weight"].T
-    head = embedding if config["tie_embeddings"] else weights["unembed.weight"]
-    return normed(x, weights["norm.scale"]) @ head.T
-
-
 def _convolution(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, Any], layer: int) -> np.ndarray:
     length, size = x.shape
-    z = x @ block["projections.weight"].T
-    taps = block["filter.short_filter_weight"][:, 0]
-    short = np.zeros_like(z)
-    for t in range(length):
-        for lag in range(min(t + 1, taps.shape[1])):
-            # As in torch, the last tap is that of the present.
-            short[t] += taps[:, -1 - lag] * z[t - lag]
+    short = short_convolution(x, block)
     streams = np.zeros((3, length, size))
     heads = config["num_attention_heads"]
     for stream in range(3):
@@ -185,10 +132,8 @@ def _convolution(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, 
     u = before * value
     y = np.zeros_like(u)
     if layer in config["hcl_layer_idxs"]:
-        states = np.zeros((size, config["state_size"]))
-        for t in range(length):
-            states = np.exp(block["filter.log_poles"][..., 0]) * states + u[t][:, None]
-            y[t] = (block["filter.residues"] * states).sum(-1) + block["filter.D"] * u[t]
+        poles = np.exp(block["filter.log_poles"][..., 0])
+        y = np.stack(list(recurrence(poles, block["filter.residues"], u))) + block["filter.D"] * u
     else:
         h = block["filter.h"][:, 0]
         is_long = h.shape[1] >= 128
@@ -204,37 +149,8 @@ def _convolution(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, 
     return (behind * y) @ block["out_filter_dense.weight"].T + block["out_filter_dense.bias"]
 
 
-def _attention(x: np.ndarray, block: dict[str, np.ndarray], config: dict[str, Any], layer: int) -> np.ndarray:
-    length, size = x.shape
-    heads = config["num_attention_heads"]
-    width = size // heads
-    half = width // 2
-    qkv = x @ block["inner_mha_cls.Wqkv.weight"].T
-    scaled = config.get("use_interpolated_rotary_pos_emb", False)
-    factor = config["rotary_emb_scaling_factor"] if scaled else 1
-
-    def turned(vector: np.ndarray, position: int) -> np.ndarray:
-        result = np.zeros(width)
-        for i in range(half):
-            angle = position / factor * THETA ** (-i / half)
-            a, b = vector[i], vector[i + half]
-            result[i] = a * math.cos(angle) - b * math.sin(angle)
-            result[i + half] = b * math.cos(angle) + a * math.sin(angle)
-        return result
-
-    mixed = np.zeros((length, size))
-    for head in range(heads):
-        parts = []
-        for part in range(3):
-            begin = (3 * head + part) * width if config["column_split"] else part * size + head * width
-            parts.append(qkv[:, begin : begin + width])
-        queries = [turned(vector, t) for t, vector in enumerate(parts[0])]
-        keys = [turned(vector, t) for t, vector in enumerate(parts[1])]
-        for t in range(length):
-            scores = np.array([queries[t] @ keys[s] / math.sqrt(width) for s in range(t + 1)])
-            shares = np.exp(scores - scores.max())
-            mixed[t, head * width : (head + 1) * width] = (shares / shares.sum()) @ parts[2][: t + 1]
-    return mixed @ block["inner_mha_cls.out_proj.weight"].T + block["inner_mha_cls.out_proj.bias"]
+def logits_by_loops(state: dict[str, Any], config: dict[str, Any], ids: list[int]) -> np.ndarray:
+    return reference_logits(state, config, ids, _convolution, theta=THETA, by_head=config["column_split"])
 
 
 def converted_logits(config: dict[str, Any], state: dict[str, Tensor], text: str) -> tuple[np.ndarray, list[int]]:
@@ -260,7 +176,7 @@ def test_logits_are_those_of_plain_loops(changes):
     state = public_state(config)
     text = TEXT if not changes else TEXT[:12]
     found, ids = converted_logits(config, state, text)
-    expected = reference_logits(state, config, ids)
+    expected = logits_by_loops(state, config, ids)
     assert found.dtype == np.float64 and np.abs(expected).max() > 1
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
@@ -284,7 +200,7 @@ def test_a_folder_of_the_public_layout_becomes_one_that_auto_classes_load(parts,
     ids = tokenizer(TEXT)["input_ids"]
     with torch.no_grad():
         found = model.float()(torch.tensor([ids])).logits[0]
-    expected = torch.from_numpy(reference_logits(state, config, ids)).float()
+    expected = torch.from_numpy(logits_by_loops(state, config, ids)).float()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -339,6 +255,12 @@ def test_parts_must_be_there_and_of_one_checkpoint(tmp_path):
     (source / "other.pt.part1").unlink()
     with pytest.raises(ValueError, match=r"lacks part 1 of evo2_tiny\.pt: fetch the part again"):
         convert_checkpoint(source, tmp_path / "target")
+    whole = write_checkpoint(tmp_path / "whole", config, public_state(config), parts=3)
+    (whole / "evo2_tiny.pt.part2").unlink()
+    with pytest.raises(
+        ValueError, match=r"a part is damaged, or evo2_tiny\.pt\.part2 is missing; fetch the parts again$"
+    ):
+        convert_checkpoint(whole, tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 

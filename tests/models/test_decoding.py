@@ -11,6 +11,7 @@ from torch import nn
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 import hf_ssm.models.selective.modeling_selective as modeling
+import hf_ssm.models.ssd.modeling_ssd as ssd
 from hf_ssm.ops.backends import use_backend
 
 ELIGIBLE = {
@@ -46,15 +47,16 @@ def compiled_kernels() -> Iterator[None]:
 @pytest.fixture
 def stepped(monkeypatch) -> list[bool]:
     """Of each forward pass with a cache, whether the kernel served."""
-    calls = []
-    original = modeling.step_of_blocks
+    calls: list[bool] = []
+    for module, name in ((modeling, "step_of_blocks"), (ssd, "step_of_ssd_blocks")):
+        original = getattr(module, name)
 
-    def spy(*arguments: Any) -> Any:
-        found = original(*arguments)
-        calls.append(found is not None)
-        return found
+        def spy(*arguments: Any, original: Any = original) -> Any:
+            found = original(*arguments)
+            calls.append(found is not None)
+            return found
 
-    monkeypatch.setattr(modeling, "step_of_blocks", spy)
+        monkeypatch.setattr(module, name, spy)
     return calls
 
 
@@ -336,3 +338,54 @@ def test_a_single_token_is_checked(make_model):
         model(tokens(batch=1, length=1), cache=cache, attention_mask=mask)
     # Padding was not read.
     assert cache.tokens_seen.tolist() == [9]
+
+
+def wide_model(make_model: Any, family: str) -> Any:
+    """Wide enough for the errors of single weights to average out."""
+    return make_model(family, "ForCausalLM", hidden_size=64, initializer_range=0.02, use_bias=True)
+
+
+def logits_of(model: Any, ids: torch.Tensor, backend: str = "numba") -> torch.Tensor:
+    with use_backend(backend):
+        return torch.stack(one_by_one(model, ids)).float()
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference relative to the largest logit."""
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("family", ["SelectiveSSM", "SSD"])
+def test_weights_in_bfloat16(make_model, stepped, family):
+    model, ids = wide_model(make_model, family).bfloat16(), tokens(length=12)
+    found = logits_of(model, ids)
+    assert stepped == [False] + [True] * 8
+    # Of the numbers that the weights stand for: the kernel rounds less often than the blocks do.
+    exact = logits_of(copy.deepcopy(model).float(), ids, "torch")
+    assert 0 < error(found, exact) < max(0.01, error(logits_of(model, ids, "torch"), exact))
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).cache
+        before = {name: t.dtype for name, t in cache.states[0].tensors.items()}
+        output = model(ids[:, :1], cache=cache)
+    assert stepped[-1] and output.logits.dtype == torch.bfloat16
+    assert {name: t.dtype for name, t in cache.states[0].tensors.items()} == before
+
+
+@pytest.mark.parametrize("family", ["SelectiveSSM", "SSD"])
+def test_weights_in_int8(make_model, stepped, family, tmp_path):
+    """As `from_pretrained(..., quantization_config=...)` makes them."""
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    from transformers import TorchAoConfig
+
+    plain, ids = wide_model(make_model, family), tokens(length=12)
+    plain.save_pretrained(tmp_path)
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    model = type(plain).from_pretrained(tmp_path, quantization_config=config).eval()
+    found = logits_of(model, ids)
+    assert stepped == [False] + [True] * 8
+    assert error(found, logits_of(model, ids, "torch")) < 1e-5
+    assert 0 < error(found, logits_of(plain, ids, "torch")) < 0.05
+    # Another scale is read, as the kernel keeps addresses of the tensors.
+    with torch.no_grad():
+        model.model.layers[0].mixer.in_proj.weight.scale.mul_(2)
+    assert error(logits_of(model, ids), logits_of(model, ids, "torch")) < 1e-5

@@ -122,10 +122,14 @@ def test_a_step_takes_and_returns_the_states_as_tensors(make_model, family, flag
     torch.testing.assert_close(more, whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["S4", "Hyena"])
-def test_jit_trace_takes_other_sizes(make_model, family):
+@pytest.mark.parametrize("family", ["S4", "Hyena", "S5", "LinOSS", "SelectiveSSM", "SSD", "Mamba3"])
+def test_jit_trace_takes_other_sizes_and_masks(make_model, family):
     model = make_model(family, "ForSequenceClassification", num_hidden_layers=1, return_dict=False)
-    traced = torch.jit.trace(model, (torch.randint(0, 12, (3, 12)),), strict=False, check_trace=False)
+    example = torch.randint(0, 12, (3, 12)), torch.ones(3, 12, dtype=torch.long)
+    traced = torch.jit.trace(model, example, strict=False, check_trace=False)
     ids = torch.randint(0, 12, (2, 33))
+    mask = torch.ones_like(ids)
+    mask[1, [0, 5, 20, 21, 32]] = 0
     with torch.no_grad():
-        torch.testing.assert_close(traced(ids)[0], model(ids)[0], rtol=1e-4, atol=1e-5)
+        expected = model(ids, attention_mask=mask)[0]
+        torch.testing.assert_close(traced(ids, mask)[0], expected, rtol=1e-4, atol=1e-5)

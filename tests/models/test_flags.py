@@ -87,7 +87,24 @@ FLAGS = {
         "use_skip": False,
     },
 }
+# Of families whose common flags act as those above: the flags of their own.
+OWN = {
+    "SSD": {
+        **{"bidirectional_norm_tie": False, "expand": 3, "head_dim": 2, "n_groups": 4, "complex_state": True},
+        **{"init": "inv", "conv_kernel": 3, "hidden_act": "gelu", "time_step_limit": (0.0, 0.005)},
+        **{"time_step_floor": 0.05, "rms_norm": False, "norm_before_gate": True, "rescale_prenorm_residual": True},
+    },
+    "Mamba3": {
+        **{"expand": 3, "head_dim": 2, "n_groups": 4, "use_trapezoid": False, "use_rotation": False},
+        **{"rope_fraction": 1.0, "mimo_rank": 2, "A_activation": "softplus", "A_floor": 2.0},
+        **{"time_step_floor": 0.5, "rms_norm": True, "rescale_prenorm_residual": True},
+    },
+}
 # Flags that act elsewhere, and the test that shows it.
+OWN_ELSEWHERE = {
+    "SSD": {"D_has_hdim", "chunk_size", "num_heads", "use_bias", "use_conv_bias"},
+    "Mamba3": {"chunk_size", "num_heads", "use_bias"},
+}
 ELSEWHERE = {
     "vocab_size": "test_transformers_habits (embedding size)",
     "hidden_size": "shapes",
@@ -133,6 +150,9 @@ NEEDS = {
     ("SelectiveSSM", "frequency_shift"): {"complex_state": True},
     ("SelectiveSSM", "fixed_step"): {"block": "plain"},
     ("SelectiveSSM", "time_step_floor"): {"time_step_max": 0.01},
+    ("SSD", "bidirectional_norm_tie"): {"bidirectional": True},
+    ("SSD", "init"): {"complex_state": True},
+    ("SSD", "time_step_floor"): {"time_step_max": 0.01},
 }
 
 
@@ -143,6 +163,13 @@ def test_no_flag_is_forgotten(family: str) -> None:
     ours -= {"SelectiveSSM": {"discretization"}, "LinOSS": {"frequency_shift"}}.get(family, set())
     theirs = {field.name for field in fields(SSMConfig.__mro__[1])}
     assert ours - theirs == set(FLAGS[family]) | (set(ELSEWHERE) & ours)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_no_flag_of_its_own_is_forgotten(family: str) -> None:
+    ours = getattr(hf_ssm, f"{family}Config").__annotations__.keys() - SSMConfig.__annotations__.keys()
+    ours -= {"model_type", "attribute_map", "positive_fields"}
+    assert ours == {*OWN[family], *OWN_ELSEWHERE[family]} - {"init"}
 
 
 def logits(make_model, family: str, **flags) -> torch.Tensor:
@@ -158,12 +185,25 @@ def test_what_the_selective_family_refuses() -> None:
         hf_ssm.SelectiveSSMConfig(discretization="bilinear")
 
 
-@pytest.mark.parametrize(("family", "flag"), [(family, flag) for family, flags in FLAGS.items() for flag in flags])
+@pytest.mark.parametrize(
+    ("family", "flag"), [(family, flag) for family, flags in (FLAGS | OWN).items() for flag in flags]
+)
 def test_the_flag_changes_the_output(make_model, family: str, flag: str) -> None:
     base = NEEDS.get((family, flag), {})
-    before = logits(make_model, family, **base)
+    before, value = logits(make_model, family, **base), (FLAGS | OWN)[family][flag]
     assert torch.equal(before, logits(make_model, family, **base))
-    assert not torch.allclose(before, logits(make_model, family, **(base | {flag: FLAGS[family][flag]})), rtol=1e-3)
+    assert not torch.allclose(before, logits(make_model, family, **(base | {flag: value})), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("family", "flags"), [("SSD", {}), ("Mamba3", {"mimo_rank": 3})])
+@torch.no_grad()
+def test_chunks_change_rounding_only(make_model, family: str, flags: dict) -> None:
+    found, ids = [], torch.randint(0, 12, (2, 40))
+    for size in (None, 16, 1):
+        torch.manual_seed(3)
+        found.append(make_model(family, "ForCausalLM", chunk_size=size, **flags).double()(ids).logits)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-12 * found[0].abs().max().item())
 
 
 @pytest.mark.parametrize("filter_type", ["implicit", "sinusoid", "s4d", "s4"])

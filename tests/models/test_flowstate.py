@@ -363,6 +363,11 @@ def test_what_needs_whole_series_is_refused(tmp_path) -> None:
         ({"prediction_length": 5000}, ValueError, "leaves no context"),
         ({"prediction_length": 3, "future_values": torch.ones(2, 4)}, ValueError, "is not the length 4"),
         ({"scale_factor": 7.0}, ValueError, "a patch would have no step"),
+        (
+            {"prediction_type": "mode"},
+            ValueError,
+            "`prediction_type` must be 'mean', 'median' or 'quantile', got 'mode'",
+        ),
         ({"time_deltas": torch.ones(2, 5)}, ValueError, "`time_deltas` must be a number for each position"),
         ({"seq_idx": torch.zeros(2, 30)}, TypeError, "has no argument `seq_idx`"),
     ],
@@ -376,7 +381,9 @@ def test_bad_input_is_refused_in_one_line(arguments: dict[str, Any], error: type
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"quantiles": [0.5, 0.1]}, "`quantiles` must be ascending"),
+        ({"quantiles": [0.5, 0.5]}, "`quantiles` must be different numbers from 0 to 1"),
+        ({"quantiles": [0.5, 1.1]}, "`quantiles` must be different numbers from 0 to 1"),
+        ({"quantiles": [0, 1]}, "'mean' gives 0 and 1 no weight"),
         ({"quantiles": [0.1], "prediction_type": "median"}, "needs 0.5 among"),
         ({"decoder_type": "four", "decoder_dim": 6}, "must be odd"),
         ({"num_input_channels": 3}, "`num_input_channels`=3 must be 2"),
@@ -386,6 +393,46 @@ def test_bad_input_is_refused_in_one_line(arguments: dict[str, Any], error: type
 def test_bad_flags_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FlowStateConfig(**(SMALL | flags))
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+def test_quantiles_in_any_order_and_at_the_ends(interpolate: bool) -> None:
+    """As the public code, which takes the empirical quantiles at the levels as they stand in the configuration."""
+    model = make(quantiles=[0.9, 0, 0.5, 1], interpolate_quantiles=interpolate).double()
+    values = series(dtype=torch.float64)
+    found = model(values, prediction_length=STEPS)
+    order = [1, 2, 0, 3]
+    assert (found.quantile_outputs[:, order].diff(dim=1) >= 0).all()
+    if interpolate:
+        model.config.interpolate_quantiles = False
+        raw = model(values, prediction_length=STEPS).quantile_outputs.detach().numpy()
+        expected = np.quantile(raw, model.config.quantiles, axis=1).transpose(1, 0, 2)
+        np.testing.assert_allclose(found.quantile_outputs.detach().numpy(), expected)
+    torch.testing.assert_close(
+        found.prediction_outputs, (found.quantile_outputs[:, 0] + 5 * found.quantile_outputs[:, 2]) / 6
+    )
+    assert model(values, future_values=values[:, :5]).loss.isfinite()
+
+
+def test_arguments_of_the_public_code() -> None:
+    model = make().double()
+    values = series(rows=6, dtype=torch.float64).unflatten(0, (2, 3)).transpose(1, 2)
+    mean, median, quantile = (
+        model(values, prediction_type=kind, prediction_length=STEPS) for kind in (None, "median", "quantile")
+    )
+    assert torch.equal(median.prediction_outputs, mean.quantile_outputs[:, 4])
+    assert torch.equal(quantile.prediction_outputs, mean.quantile_outputs)
+    turned = model(
+        values.transpose(0, 1),
+        future_values=values[:, :STEPS].transpose(0, 1),
+        batch_first=False,
+        prediction_length=STEPS,
+    )
+    assert torch.equal(turned.prediction_outputs, mean.prediction_outputs)
+    assert torch.equal(turned.loss, model(values, future_values=values[:, :STEPS]).loss)
+    assert torch.equal(
+        model(values[..., 0].T, batch_first=False).prediction_outputs, model(values[..., 0]).prediction_outputs
+    )
 
 
 def test_the_longest_context_leaves_room_for_later_patches() -> None:

@@ -235,19 +235,48 @@ def test_sampling_and_beams_with_and_without_cache(make, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", SHORT)
-def test_left_padded_batch_generates_what_each_row_does(make, name):
+def test_a_masked_batch_generates_what_each_row_does(make, name):
+    """Prompts padded on the left, on the right, and with masked positions between tokens."""
     model = make(name)
-    rows = [torch.randint(0, 12, (1, length)) for length in (4, 11, 7)]
-    ids, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
-    for row, tokens in enumerate(rows):
-        ids[row, 11 - tokens.shape[1] :] = tokens
-        mask[row, 11 - tokens.shape[1] :] = 1
-    settings = {"max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    together = model.generate(ids, attention_mask=mask, **settings)
-    for row, tokens in enumerate(rows):
+    masks = [[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 0], [1] * 7]
+    ids, mask = torch.randint(0, 12, (4, 7)), torch.tensor(masks)
+    settings = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    together = [model.generate(ids, attention_mask=mask, use_cache=use, **settings) for use in (True, False)]
+    for row in range(4):
+        tokens = ids[row : row + 1, mask[row].bool()]
         alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)
-        assert torch.equal(together.sequences[row, 11:], alone.sequences[0, tokens.shape[1] :])
-        assert_close(torch.stack(together.logits)[:, row], torch.stack(alone.logits)[:, 0])
+        for batch in together:
+            assert torch.equal(batch.sequences[row, 7:], alone.sequences[0, tokens.shape[1] :])
+            assert_close(torch.stack(batch.logits)[:, row], torch.stack(alone.logits)[:, 0])
+
+
+@torch.no_grad()
+def test_a_second_turn_of_rows_that_ended_at_different_times(make):
+    """The state holds padding behind the row that ended, unless a loop masks it; the whole text may be read again."""
+    model = make("mamba")
+    ids = torch.randint(1, 12, (2, 6))
+    ends = model.generate(ids[:1], max_new_tokens=2, do_sample=False)[0, -1].item()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends, 0
+    first = model.generate(ids, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+    text = torch.cat([first.sequences, torch.randint(1, 12, (2, 3))], dim=1)
+    mask = torch.ones_like(text)
+    mask[0, 8:-3] = 0
+    assert (text[0, 8:-3] == 0).all() and text.shape[1] > 12
+    message = "leaves out positions that `cache` has read as tokens.* leave out `cache`, and pass the whole text"
+    with pytest.raises(ValueError, match=message):
+        model.generate(text, attention_mask=mask, cache=first.cache, max_new_tokens=2)
+    second = model.generate(text, attention_mask=mask, max_new_tokens=2, do_sample=False)
+    alone = model.generate(text[:1, mask[0].bool()], max_new_tokens=2, do_sample=False)
+    assert torch.equal(second[:1, -2:], alone[:, -2:])
+
+
+@torch.no_grad()
+def test_prompts_in_chunks_end_with_their_tokens(make):
+    model, ids = make("mamba"), torch.randint(0, 12, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    with pytest.raises(ValueError, match="`prefill_chunk_size` needs prompts that are padded on the left"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, prefill_chunk_size=3)
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ import hf_ssm
 from hf_ssm import cli
 from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.analysis.compression import compress
-from hf_ssm.checkpoint.bundle import bundle
 from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
 from hf_ssm.models.mamba3.modeling_mamba3 import Mamba3Mixer
 from hf_ssm.models.ssd.modeling_ssd import SSDMixer
@@ -69,16 +68,13 @@ def test_tau_and_rescaling_are_of_the_layers_with_a_kernel(make_model, ids):
     assert torch.equal(model.model.layers[1].mixer.qkv_proj.weight, attention)
 
 
-def test_a_saved_hybrid_is_loaded_and_carries_the_code_of_its_layers_only(make_model, ids, tmp_path):
+def test_a_saved_hybrid_is_loaded(make_model, ids, tmp_path):
     model = make_model("Hybrid", "ForCausalLM", layer_types=["s5", "full_attention"])
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.layer_types == ["s5", "full_attention"] and config.mixers == {"s5": {"state_size": 8}}
-    code = "".join(bundle(config).values())
-    assert "class S5Mixer" in code and "class S5Config" in code and "class SelfAttention" in code
-    assert not re.search(r"class (SSD|Mamba3|Hyena|S4|LinOSS|Selective)\w*(Mixer|Config)\b", code)
 
 
 @pytest.mark.parametrize("layer_types", [["ssd", "s5"], ["s4", "s5"], ["full_attention", "s5"]])

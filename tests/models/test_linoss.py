@@ -4,20 +4,49 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import hf_ssm
 from hf_ssm.analysis.compression import compress
 from hf_ssm.analysis.frequency import alpha_recommendation
 from hf_ssm.analysis.hankel import balanced_system, no_balanced_form
 from hf_ssm.models.linoss.oscillators_linoss import OscillatorStateSpace, oscillator_steps
-from hf_ssm.models.linoss.reference_linoss import linoss_reference, oscillator_matrices
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.lti.discretize import zoh_dense
 
 RULES = tuple(
     {"discretization": rule, "damping": damping} for rule in ("imex", "im", "zoh") for damping in (True, False)
 )
+
+
+def oscillator_matrices(stiffness: Tensor, damping: Tensor, step: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    """M and f of one step of velocity and position, (z, x) <- M (z, x) + f times the force.
+
+    Source: Rusch & Rus 2025, eqs. (3) and (4); Boyer, Rusch & Rus 2025, Section 3.
+    """
+    one, zero = torch.ones_like(step), torch.zeros_like(step)
+    if rule == "zoh":
+        rates = torch.stack([torch.stack([-damping, -stiffness], -1), torch.stack([one, zero], -1)], -2)
+        return zoh_dense(rates, torch.stack([one, zero], -1), step)
+    divisor = 1 + step * damping + (step.square() * stiffness if rule == "im" else 0)
+    velocity = torch.stack([1 / divisor, -step * stiffness / divisor], -1)
+    position = step.unsqueeze(-1) * velocity + torch.stack([zero, one], -1)
+    force = step / divisor
+    return torch.stack([velocity, position], -2), torch.stack([force, step * force], -1)
+
+
+def linoss_reference(u, stiffness, damping, step, b, c, rule, time_deltas=None) -> Tensor:
+    """y = c x with z' = -A x - G z + b u and x' = z, from rest, position by position."""
+    state = u.new_zeros(u.shape[0], len(step), 2)
+    outputs = []
+    for t in range(u.shape[1]):
+        steps = step.expand(len(u), -1) if time_deltas is None else step * time_deltas[:, t, None]
+        matrix, force = oscillator_matrices(stiffness.expand(steps.shape), damping.expand(steps.shape), steps, rule)
+        state = (matrix @ state.unsqueeze(-1)).squeeze(-1) + force * (u[:, t] @ b.T).unsqueeze(-1)
+        outputs.append(state[..., 1] @ c.T)
+    return torch.stack(outputs, dim=1)
 
 
 def make_operator(**config: Any) -> OscillatorStateSpace:

@@ -12,8 +12,6 @@ from torch import Tensor
 import hf_ssm
 from hf_ssm import Mamba3Config, SSDConfig
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.mamba3.reference_mamba3 import mamba3_reference
 from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.modules.rows import Rows
@@ -33,6 +31,32 @@ KINDS: dict[str, dict[str, Any]] = {
     "norm, rank 2": {"rms_norm": True, "mimo_rank": 2, "state_size": 7},
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def mamba3_reference(
+    x: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor, angles: Tensor, B: Tensor, C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The outputs y_t,r = S_t C_t,r and the last state, with S_t = α_t S'_{t-1} + β_t X'_{t-1} + γ_t X_t.
+
+    X_t = Σ_r x_t,r B_t,rᵀ; a prime turns the first pairs of states by minus the angles at t.
+
+    Source: Lahoti et al. 2026 (Mamba-3), and its code in state-spaces/mamba.
+    """
+    pairs = angles.shape[-1]
+    state = x.new_zeros(len(x), *x.shape[3:], B.shape[-1])
+    last, outputs = torch.zeros_like(state), []
+    for t in range(x.shape[1]):
+        cosine, sine = (values[:, :, None] for values in (angles[:, t].cos(), angles[:, t].sin()))
+        turned = []
+        for matrix in (state, last):
+            even, odd, rest = matrix[..., : 2 * pairs : 2], matrix[..., 1 : 2 * pairs : 2], matrix[..., 2 * pairs :]
+            both = torch.stack([cosine * even + sine * odd, cosine * odd - sine * even], dim=-1).flatten(-2)
+            turned.append(torch.cat([both, rest], dim=-1))
+        last = (x[:, t, ..., None] * B[:, t, :, :, None]).sum(1)
+        weights = (values[:, t, :, None, None] for values in (alpha, beta, gamma))
+        state = sum((weight * matrix for weight, matrix in zip(weights, (*turned, last), strict=True)), 0 * state)
+        outputs.append((state[:, None] * C[:, t, :, :, None]).sum(-1))
+    return torch.stack(outputs, dim=1), state
 
 
 def build(make_model, kind: str, head: str = "ForCausalLM", **arguments: Any) -> Any:
@@ -343,57 +367,17 @@ def test_roles_and_half_precision(make_model) -> None:
     assert half(torch.randint(0, 12, (2, 9))).logits.dtype == torch.bfloat16
 
 
-FLAGS: dict[str, Any] = {
-    "expand": 3,
-    "head_dim": 2,
-    "n_groups": 4,
-    "use_trapezoid": False,
-    "use_rotation": False,
-    "rope_fraction": 1.0,
-    "mimo_rank": 2,
-    "A_activation": "softplus",
-    "A_floor": 2.0,
-    "time_step_floor": 0.5,
-    "rms_norm": True,
-    "rescale_prenorm_residual": True,
-}
-
-
-class TestFlags:
-    def test_no_flag_is_forgotten(self) -> None:
-        own = Mamba3Config.__annotations__.keys() - SSMConfig.__annotations__.keys()
-        assert own == {*FLAGS, "num_heads", "use_bias", "chunk_size"}
-
-    @pytest.mark.parametrize("flag", FLAGS)
-    @torch.no_grad()
-    def test_the_flag_changes_the_output(self, make_model, flag: str) -> None:
-        found = []
-        for flags in ({}, {flag: FLAGS[flag]}):
-            torch.manual_seed(3)
-            model = make_model("Mamba3", "Model", **flags)
-            found.append(model(torch.arange(12).unsqueeze(0)).last_hidden_state)
-        assert not torch.allclose(*found, rtol=1e-3)
-
-    @torch.no_grad()
-    def test_chunks_change_rounding_only(self, make_model) -> None:
-        found = []
-        for size in (None, 16, 1):
-            model = build(make_model, "rank 3", chunk_size=size)
-            found.append(model(torch.randint(0, 12, (2, 40), generator=torch.Generator().manual_seed(1))).logits)
-        for other in found[1:]:
-            close(other, found[0], 1e-12)
-
-    def test_parameters_of_the_changes(self) -> None:
-        """Each change adds rows to the in-projection, and the rank three tensors."""
-        sizes = {"hidden_size": 8, "head_dim": 4, "state_size": 8, "num_hidden_layers": 1}
-        plain = hf_ssm.Mamba3Model(Mamba3Config(**sizes, use_trapezoid=False, use_rotation=False))
-        rows = len(plain.layers[0].mixer.in_proj.weight)
-        assert rows == 16 + 16 + 2 * 8 + 2 * 4
-        whole = hf_ssm.Mamba3Model(Mamba3Config(**sizes, mimo_rank=3)).layers[0].mixer
-        assert len(whole.in_proj.weight) == rows + 2 * 2 * 8 + 4 + 2
-        assert {name for name, _ in whole.named_parameters() if "mimo" in name} == {
-            *("mimo_z", "scan.mimo_x", "scan.mimo_o")
-        }
+def test_parameters_of_the_changes() -> None:
+    """Each change adds rows to the in-projection, and the rank three tensors."""
+    sizes = {"hidden_size": 8, "head_dim": 4, "state_size": 8, "num_hidden_layers": 1}
+    plain = hf_ssm.Mamba3Model(Mamba3Config(**sizes, use_trapezoid=False, use_rotation=False))
+    rows = len(plain.layers[0].mixer.in_proj.weight)
+    assert rows == 16 + 16 + 2 * 8 + 2 * 4
+    whole = hf_ssm.Mamba3Model(Mamba3Config(**sizes, mimo_rank=3)).layers[0].mixer
+    assert len(whole.in_proj.weight) == rows + 2 * 2 * 8 + 4 + 2
+    assert {name for name, _ in whole.named_parameters() if "mimo" in name} == {
+        *("mimo_z", "scan.mimo_x", "scan.mimo_o")
+    }
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,53 @@ def test_padding_for_every_filter(make_model, family: str, flags: dict, bidirect
     check_padding(make_model(family, head, bidirectional=bidirectional, **flags), head)
 
 
+HOLES = [[0, 1, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "flags"),
+    [
+        *((family, head, {}) for family in (*FAMILIES, "Mamba3", "LinOSS") for head in HEADS[:-1]),
+        ("Hyena2", "ForCausalLM", {}),
+        ("Hybrid", "ForCausalLM", {}),
+        ("S4", "ForMaskedLM", {"rc_equivariant": True, "rc_swap": True}),
+        ("S4", "ForTokenClassification", {"sobolev_order": 0.5, "sobolev_mode": "zero_phase"}),
+    ],
+)
+def test_masked_positions_are_skipped(make_model, family: str, head: str, flags: dict) -> None:
+    """Wherever they are; and a causal model repeats there the output of the last token before."""
+    model, mask = make_model(family, head, **flags), torch.tensor(HOLES)
+    ids = torch.randint(7, 11, (3, 8)) if "rc_swap" in flags else torch.randint(0, 12, (3, 8))
+    found = model(ids, attention_mask=mask).logits
+    for row, kept in enumerate(mask.bool()):
+        expected = model(ids[row : row + 1, kept]).logits[0]
+        part = found[row] if expected.dim() == 1 else found[row, kept]
+        torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-5)
+        if head == "ForCausalLM":
+            torch.testing.assert_close(found[row, -1], expected[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_masked_positions_have_no_time_steps_no_tau_and_no_gradient(make_model) -> None:
+    model, mask = make_model("S5", "ForCausalLM"), torch.tensor(HOLES)
+    steps, embedded = torch.rand(3, 8) + 0.5, torch.randn(3, 8, 8, requires_grad=True)
+    kept = mask.bool()
+    place = mask.sum(1, keepdim=True) > torch.arange(8)
+    inputs = torch.zeros(3, 8, 8).index_put((place,), embedded[kept])
+    deltas = torch.ones(3, 8).index_put((place,), steps[kept])
+    found = model(inputs_embeds=embedded, attention_mask=mask, time_deltas=steps)
+    expected = model(inputs_embeds=inputs, attention_mask=place.long(), time_deltas=deltas)
+    torch.testing.assert_close(found.logits[kept], expected.logits[place], rtol=1e-5, atol=1e-5)
+    taus = [
+        model(inputs_embeds=given, attention_mask=at, output_tau=True).tau
+        for given, at in ((embedded, mask), (inputs, place.long()))
+    ]
+    torch.testing.assert_close(*taus, rtol=1e-5, atol=1e-7)
+    (grad,) = torch.autograd.grad(found.logits[kept].square().sum(), embedded, retain_graph=True)
+    (other,) = torch.autograd.grad(expected.logits[place].square().sum(), embedded)
+    torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-5)
+    assert not grad[~kept].any()
+
+
 @pytest.mark.parametrize("pooling", ["last", "first", "mean", "max"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForSignalRegression"])
 def test_padding_for_every_pooling(make_model, head: str, pooling: str) -> None:

@@ -95,14 +95,14 @@ def test_other_labels_and_inputs(make_model) -> None:
     ("arguments", "message"),
     [
         ({"input_ids": torch.zeros(2, 5, dtype=torch.long)}, r"`input_ids` must have the shape \(batch, 2, length\)"),
-        ({"input_ids": torch.zeros(2, 3, 5, dtype=torch.long)}, r"two sequences in each row, got \(2, 3, 5\)"),
+        ({"input_ids": torch.zeros(2, 3, 5, dtype=torch.long)}, r"the sequences of each row, got \(2, 3, 5\)"),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 5)},
             "`attention_mask` must have the shape",
         ),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "seq_idx": torch.zeros(1, 5, dtype=torch.long)},
-            "packed rows hold no pairs: leave out `seq_idx`",
+            "but packed rows hold none: leave out `seq_idx`",
         ),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "labels": torch.tensor([2])},

@@ -65,3 +65,10 @@ def test_int8(make, variant: str, kind: str, tolerance: float) -> None:
         plain = type(parameter) is nn.Parameter
         assert plain == (name.removesuffix(".weight") not in quantised or name.endswith(".bias")), name
         assert name not in dynamics or parameter.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["SelectiveSSM", "SSD", "Mamba3", "Hyena2", "Hybrid"])
+def test_all_linear_maps_have_the_class_that_quantisation_replaces(make_model, family: str) -> None:
+    """bitsandbytes, and torch's dynamic quantisation, replace modules whose class is `nn.Linear`."""
+    model = make_model(family, "ForCausalLM")
+    assert {type(part) for part in model.modules() if isinstance(part, nn.Linear)} == {nn.Linear}

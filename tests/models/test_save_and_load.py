@@ -130,10 +130,33 @@ def test_a_state_dict_of_a_file_holds_tied_weights_once(make_model, tmp_path: Pa
     # What really is missing stays so: both names, and the head of a model that does not tie it.
     del weights["model.embed_tokens.weight"]
     missing = {"lm_head.weight", "model.embed_tokens.weight"}
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"model.embed_tokens.weight\", \"lm_head"):
+        model.load_state_dict(weights)
     assert set(model.load_state_dict(weights, strict=False).missing_keys) == missing
     weights["model.embed_tokens.weight"] = saved.lm_head.weight.detach()
     untied = make_model("S4", head, tie_word_embeddings=False)
     assert untied.load_state_dict(weights, strict=False).missing_keys == ["lm_head.weight"]
+
+
+@pytest.mark.parametrize("family", ["S4", "SSD"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_accelerate_and_safetensors_load_tied_weights(make_model, tmp_path: Path, family: str, tied: bool) -> None:
+    from accelerate import Accelerator
+    from safetensors.torch import load_model, save_model
+
+    model, other = (make_model(family, "ForCausalLM", tie_word_embeddings=tied) for _ in range(2))
+    save_model(model, tmp_path / "model.safetensors")
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(model)
+    accelerator.save_state(tmp_path / "state")
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for part in (model, other):
+        with torch.no_grad():
+            part.lm_head.weight.add_(1)
+    accelerator.load_state(tmp_path / "state")
+    load_model(other, tmp_path / "model.safetensors")
+    for loaded in (accelerator.unwrap_model(prepared), other):
+        assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
 
 
 def test_loading_draws_what_is_missing_like_a_fresh_model(make_model, tmp_path: Path) -> None:

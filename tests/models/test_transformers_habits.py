@@ -155,3 +155,44 @@ def test_some_of_the_hidden_states(make_model, make_batch, family: str, head: st
         assert all(torch.equal(found[index], whole[index]) for index in kept)
     with pytest.raises(ValueError, match=r"output_hidden_states.*0 to 2, got \[3\]"):
         model(**batch, output_hidden_states=[3])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForSequencePairClassification"])
+@pytest.mark.parametrize(
+    ("labels", "num_labels", "problem_type"),
+    [
+        ([[1, 0, NAN], [NAN, 1, 1], [NAN, NAN, NAN]], 3, "multi_label_classification"),
+        ([[1, 0, 1], [0, 1, 1], [1, 0, 0]], 3, "multi_label_classification"),
+        ([1.0, NAN, 0.0], 1, "multi_label_classification"),
+        ([[0.5, NAN], [NAN, -3.0], [2.0, 1.0]], 2, "regression"),
+        ([0.5, NAN, 2.0], 1, None),
+        ([NAN, NAN, NAN], 1, None),
+    ],
+)
+def test_missing_targets_have_no_loss(make_model, head: str, labels: list, num_labels: int, problem_type) -> None:
+    model = make_model("S4", head, num_labels=num_labels, problem_type=problem_type)
+    ids = torch.randint(0, 12, (3, 2, 7) if "Pair" in head else (3, 7))
+    found = model(ids, labels=torch.tensor(labels))
+    terms = []
+    for row, targets in zip(found.logits, labels, strict=True):
+        for logit, target in zip(row, targets if isinstance(targets, list) else [targets], strict=True):
+            if target == target and problem_type == "multi_label_classification":
+                terms.append(-(logit.sigmoid() if target else (-logit).sigmoid()).log())
+            elif target == target:
+                terms.append((logit - target) ** 2)
+    torch.testing.assert_close(found.loss, sum(terms) / len(terms) if terms else torch.tensor(0.0))
+    found.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_missing_targets_of_signals_have_no_loss(make_model) -> None:
+    model = make_model("S4", "ForSignalRegression", num_input_channels=2, num_labels=1)
+    values, labels, mask = torch.randn(2, 6, 2), torch.randn(2, 6), torch.ones(2, 6, dtype=torch.long)
+    labels[0, 2] = labels[1, 5] = NAN
+    mask[1, 4:] = 0
+    found = model(values, attention_mask=mask, labels=labels)
+    kept = mask.bool() & ~labels.isnan()
+    torch.testing.assert_close(found.loss, (found.logits[..., 0] - labels)[kept].square().mean())

@@ -83,14 +83,6 @@ def test_a_compiled_module_that_cannot_be_imported_is_not_available(caplog):
     assert "hf_ssm.ops.no_such_module is not available" in caplog.text
 
 
-@pytest.mark.usefixtures("numba")
-def test_compiled_modules_of_another_interface_are_not_used(monkeypatch):
-    # As in an exported copy of the code beside another version of hf_ssm.
-    installed = type("Installed", (), {"INTERFACE": backends.INTERFACE + 1})
-    monkeypatch.setattr("importlib.import_module", lambda name: installed)
-    assert not Compiled("hf_ssm.ops.ssd.numba", "ssd_numba").is_available()
-
-
 def test_an_unknown_backend_of_an_operation_is_an_error():
     with pytest.raises(ValueError, match="backends must be among hub, numba, reference, torch, got cuda"):
         Operation(cuda=named("cuda"))

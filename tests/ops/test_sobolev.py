@@ -6,7 +6,7 @@ import torch
 
 from hf_ssm.modules.operator import ZERO_PHASE_GRID
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.sobolev import causal_taps, circular_response, sobolev_weight, zero_phase_taps
+from hf_ssm.ops.sobolev import causal_taps, sobolev_weight, zero_phase_taps
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
 ORDERS = (-1.5, -1.0, -0.3, 0.0, 0.5, 1.0, 2.0)
@@ -235,57 +235,6 @@ def system(channels: int = 3) -> list[torch.Tensor]:
     return [a, randn(channels, 4, seed=1, dtype=torch.complex128), randn(channels, 4, seed=2, dtype=a.dtype)]
 
 
-def dense_circular(u, a, b, c, order, dt, nyquist: float) -> np.ndarray:
-    """All nodes of the full DFT, negative frequencies included; Nyquist at a large finite frequency."""
-    length = len(u)
-    response = np.zeros(length, dtype=complex)
-    for j in range(length):
-        # At Nyquist: the mean of the response just below and just above.
-        at_nyquist = 2 * j == length
-        nodes = [1j * nyquist, -1j * nyquist] if at_nyquist else [1j * 2 / dt * math.tan(math.pi * j / length)]
-        values = [
-            (1 + abs(s)) ** order
-            * sum(
-                cn * bn / (s - an) + (cn * bn / (s.conjugate() - an)).conjugate()
-                for an, bn, cn in zip(a, b, c, strict=True)
-            )
-            for s in nodes
-        ]
-        response[j] = np.mean(values)
-    dft = np.exp(-2j * np.pi * np.outer(np.arange(length), np.arange(length)) / length)
-    y = dft.conj().T @ (response * (dft @ u)) / length
-    assert np.abs(y.imag).max() < 1e-8 * max(1, np.abs(y.real).max())
-    return y.real
-
-
-@pytest.mark.parametrize("order", [-1.0, 0.0, 0.5, 1.0, 1.5, 2.0])
-@pytest.mark.parametrize("length", [1, 2, 9, 10])
-def test_circular_response_matches_a_dense_evaluation(length, order):
-    a, b, c = system()
-    dt = f64(0.01, 0.1, 1.0)
-    u = randn(2, length, 3, seed=3)
-    y = circular_response(u, a, b, c, order, dt)
-    assert y.shape == u.shape
-    for i in range(2):
-        for d in range(3):
-            expected = dense_circular(u[i, :, d].numpy(), *(t[d].tolist() for t in (a, b, c)), order, dt[d].item(), 1e9)
-            # At order 1.5 the neglected part of Nyquist falls like the root of the frequency.
-            tolerance = 3e-3 if order == 1.5 and length % 2 == 0 else 1e-6
-            np.testing.assert_allclose(y[i, :, d], expected, atol=tolerance)
-
-
-@pytest.mark.parametrize("length", [9, 10])
-def test_circular_response_gradients(length):
-    inputs = [randn(1, length, 3, seed=3), *system(), f64(-0.5, 0.0, 1.3), f64(0.1, 0.5, 1.0)]
-    assert torch.autograd.gradcheck(circular_response, [t.requires_grad_() for t in inputs])
-
-
-def test_circular_response_keeps_the_dtype():
-    inputs = [t.to(torch.complex64) for t in system()]
-    y = circular_response(randn(2, 6, 3).float(), *inputs, 0.5, torch.tensor(0.1))
-    assert y.dtype == torch.float32
-
-
 def test_errors():
     for make, name in ((sobolev_weight, "n_fft"), (zero_phase_taps, "n_grid"), (causal_taps, "length")):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
@@ -302,8 +251,3 @@ def test_errors():
             make(5, torch.zeros(2), "radian", torch.ones(3))
     with pytest.raises(ValueError, match=r"n_grid must be odd .* got 8; use 9"):
         zero_phase_taps(8, 0.5, "radian")
-    a, b, c = system()
-    with pytest.raises(ValueError, match=r"u must have shape .*channels = 3 as in a\), got \(2, 6, 4\)"):
-        circular_response(randn(2, 6, 4), a, b, c, 0.5, 0.1)
-    with pytest.raises(ValueError, match=r"order must be at most 2 for an even length \(6\).* got 2.5"):
-        circular_response(randn(2, 6, 3), a, b, c, 2.5, 0.1)

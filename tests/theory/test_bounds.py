@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.linalg import expm
+from scipy.linalg import block_diag, expm
 from scipy.optimize import minimize, minimize_scalar
 
 from hf_ssm.theory.bounds import (
@@ -135,11 +135,22 @@ class TestNorms:
         assert norms.rho_A == 1.0
         assert log_past_sums(norms)[1] == pytest.approx(float(-2 * mpmath.log(gap)), rel=1e-14)
 
+    @pytest.mark.parametrize("has_steps", [True, False])
+    def test_norms_of_conjugate_pairs_are_those_of_their_real_matrices(self, has_steps):
+        a = torch.complex(-0.5 - torch.rand(3, 2).double(), 3 * torch.randn(3, 2).double())
+        q, p = (torch.randn(3), torch.randn(1)) if has_steps else (None, None)
+        norms = selective_norms(a, torch.randn(4, 3), torch.randn(4, 3), torch.randn(3), q, p, 1.0)
+        real = block_diag(*([[z.real, -z.imag], [z.imag, z.real]] for z in a.flatten().tolist()))
+        matrix = real if has_steps else expm(real)
+        assert pytest.approx(np.linalg.norm(matrix, 2), rel=1e-10) == norms.B_A
+        assert pytest.approx(np.linalg.norm(matrix, axis=0).sum(), rel=1e-10) == norms.M_A
+        assert (norms.num_states, norms.s_A) == (4, pytest.approx(-np.linalg.eigvals(real).real.max(), rel=1e-10))
+
     def test_shapes_that_do_not_fit(self):
         A, W = -torch.ones(3, 2), torch.ones(2, 3)
         with pytest.raises(ValueError, match=r"`W_C` \(N, d\)"):
             selective_norms(A, W, torch.ones(3, 2), None, None, None, 1.0)
-        with pytest.raises(ValueError, match="must be real"):
+        with pytest.raises(ValueError, match=r"must be real, .* or complex"):
             selective_norms(A + 1j, W, W, None, None, None, 1.0)
         with pytest.raises(ValueError, match="`q` and `p` must be given together"):
             selective_norms(A, W, W, None, torch.ones(3), None, 1.0)

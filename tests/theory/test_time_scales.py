@@ -54,16 +54,6 @@ def test_correlation_time_of_an_autoregression_is_that_of_its_formula():
     assert time_scales.correlation_time(torch.tensor([1.0, -0.9, 0.8])) == 0.0
 
 
-def test_largest_eigenvalue_is_that_of_the_mean_outer_product():
-    for shape in ((5, 4, 2), (2, 9, 1)):
-        inputs = torch.randn(shape, dtype=DOUBLE)
-        matrix = np.zeros((shape[1], shape[1]))
-        for row, channel in itertools.product(range(shape[0]), range(shape[2])):
-            matrix += np.outer(inputs[row, :, channel], inputs[row, :, channel]) / (shape[0] * shape[2])
-        assert time_scales.largest_eigenvalue(inputs) == pytest.approx(np.linalg.eigvalsh(matrix)[-1], abs=1e-12)
-    assert time_scales.largest_eigenvalue(torch.ones(3, 7, 1)) == pytest.approx(7, abs=1e-12)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_state_energy_is_that_of_states_that_do_not_forget(side):
     # A wave between the frequencies of rows of 6.

@@ -75,22 +75,6 @@ def mixed_tau_reference(kernel: Tensor, mixing: Tensor, inputs: Tensor, mask: Te
     return torch.stack(values)
 
 
-def normal_attention_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """`normal_attention` by a matrix exponential for each step, without a diagonalisation; any A, same arguments."""
-    batch, length, _ = delta.shape
-    steps, A, B, C = delta.double().expand(-1, -1, len(A)), A.double(), B.double(), C.double()
-    matrix = torch.zeros(batch, len(A), length, length, dtype=torch.float64)
-    for row in range(batch):
-        for channel in range(len(A)):
-            for j in range(length):
-                state = steps[row, j, channel] * B[row, j]
-                for t in range(j, length):
-                    if t > j:
-                        state = torch.linalg.matrix_exp(steps[row, t, channel] * A[channel]) @ state
-                    matrix[row, channel, t, j] = C[row, t] @ state
-    return matrix
-
-
 def sub_gaussian_parameter_reference(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Reference for `sub_gaussian_parameter`: the condition at each of the numbers, in float64; same arguments."""
     found = []

@@ -37,7 +37,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     dtype = "precision of the weights (default: auto, the precision of CHECKPOINT); bfloat16 is faster on GPUs"
     add("--dtype", choices=DTYPES, default="auto", help=dtype)
-    add("--estimate", action="store_true", help="time a few sequences, print the expected time, and write nothing")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
@@ -149,14 +148,8 @@ def add_embed(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="number of letters from the start of a window to the next (default: --window)",
     )
-    labels = (
-        "cross-validated logistic regression on the embeddings; LABELS is a column of INPUT, or a table with the "
-        "columns name and label"
-    )
-    add("--linear-probe", metavar="LABELS", help=labels)
-    add("--folds", metavar="N", type=int, default=5, help="number of folds of --linear-probe (default: %(default)s)")
     _add_run(parser)
-    add_table_options(parser, "parquet, safetensors, npz or h5ad")
+    add_table_options(parser, "parquet or npz")
 
 
 def _add_effects(add: Callable[..., object]) -> None:

@@ -95,8 +95,8 @@ class SSMModel(SSMPreTrainedModel):
         r"""
         Args:
             input_ids: `(B, L)`, token ids.
-            attention_mask: `(B, L)`, 1 at tokens, 0 at padding (on either side). `None`: no padding. With a cache also
-                `(B, P + L)`, where P positions were read before, whose entries are ignored.
+            attention_mask: `(B, L)`, 1 at tokens, 0 at positions that are skipped, anywhere in a row. `None`: all are
+                tokens. With a cache also `(B, P + L)`, where P positions were read before.
             inputs_embeds: `(B, L, D)`, instead of `input_ids`; with `rc_equivariant` the embeddings of both strands,
                 `(B, L, 2 D)`, which are `hidden_states[0]` without dropout.
             input_values: `(B, L, num_input_channels)`, for models of continuous signals.
@@ -117,9 +117,10 @@ class SSMModel(SSMPreTrainedModel):
             TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
                 of another type.
             ValueError: Not exactly one input; unknown layers in `output_hidden_states`; an empty sequence; an input
-                longer than the model allows; a mask of another shape; a cache for a model that is not causal, together
+                longer than the model allows; a mask of another shape, or
+                without positions that the cache has read as tokens; a cache for a model that is not causal, together
                 with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
-                outside the vocabulary; NaN in `input_values`; a mask with an empty row or padding between tokens.
+                outside the vocabulary; NaN in `input_values`; a mask with an empty row.
         """
         check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}

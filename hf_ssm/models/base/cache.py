@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length.
 """
 
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -52,9 +53,25 @@ class SSMCacheLayer(LayerState):
 
 def accepts_old_names(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the cache may also be passed under its names before transformers 5.24, with a warning."""
+    warned = function
     for name in ("past_key_values", "cache_params"):
-        function = deprecate_kwarg(name, "5.40.0", new_name="cache")(function)
-    return function
+        warned = deprecate_kwarg(name, "5.40.0", new_name="cache")(warned)
+
+    @functools.wraps(function)
+    def renamed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "past_key_values" in kwargs and generates_for_peft(self):
+            kwargs["cache"] = kwargs.pop("past_key_values")
+        return warned(self, *args, **kwargs)
+
+    return renamed
+
+
+def generates_for_peft(model: Any) -> bool:
+    """Whether PEFT prepares the inputs of `generate`: it knows the cache as `past_key_values` only.
+
+    Without this name it would repeat its virtual tokens before each generated token.
+    """
+    return "prepare_inputs_for_generation" in vars(model)
 
 
 def _register_as_pytree(cls: Any) -> Any:
@@ -538,4 +555,4 @@ def _fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["SSMCache", "SSMCacheLayer", "accepts_old_names", "cache_for"]
+__all__ = ["SSMCache", "SSMCacheLayer", "accepts_old_names", "cache_for", "generates_for_peft"]

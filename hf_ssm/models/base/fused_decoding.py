@@ -21,7 +21,7 @@ from transformers import GenerationMixin
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.projection import has_standard_forward
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.backends import is_enabled
@@ -46,7 +46,7 @@ FUSED_MODULES: dict[str, tuple[type, ...]] = {
     "mixer.in_proj": (nn.Linear,),
     "mixer.conv1d": (ShortConvolution,),
     "mixer.activation": (nn.SiLU, SiLUActivation),
-    "mixer.out_proj": (OutputProjection,),
+    "mixer.out_proj": (nn.Linear,),
 }
 """The classes of the modules that blocks of all families have, by path."""
 

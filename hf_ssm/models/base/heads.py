@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -40,6 +41,14 @@ class SSMHeadOutput(ModelOutput):
     tau: Tensor | None = None
 
 
+def mean_of_observed(loss: Callable[..., Tensor], predicted: Tensor, targets: Tensor) -> Tensor:
+    """Mean of an elementwise loss over the targets that are not NaN; 0 without any."""
+    targets = targets.to(predicted.device)
+    observed = ~targets.isnan()
+    losses = loss(predicted, targets.masked_fill(~observed, 0), reduction="none")
+    return losses.masked_fill(~observed, 0).sum() / observed.sum().clamp(min=1)
+
+
 class LabelHead(SSMPreTrainedModel):
     """Shared by the heads with `num_labels` outputs: backbone, pooling where the head has one, dropout, linear map."""
 
@@ -47,16 +56,18 @@ class LabelHead(SSMPreTrainedModel):
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
     backbone_class: ClassVar[type[Any]]
+    # Where the task decides the number of outputs.
+    num_outputs: ClassVar[int | None] = None
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
-        if config.num_labels == 0:
+        if config.num_labels == 0 and self.num_outputs is None:
             raise ValueError(
                 f"`num_labels`=0, but {type(self).__name__} needs an output: set `num_labels` to 1 or more."
             )
         self.model = self.backbone_class(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.num_labels = config.num_labels or 0
+        self.num_labels = self.num_outputs or config.num_labels or 0
         self.classifier: nn.Module = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
@@ -136,7 +147,8 @@ class SSMForSequenceClassification(LabelHead):
     sequence and its reverse complement have the same scores.
 
     `labels` is `(B,)` with class ids, `(B, num_labels)` of floats for several labels per row, or floats for
-    regression, by `problem_type` (deduced by default, as in transformers).
+    regression, by `problem_type` (deduced by default, as in transformers). NaN among floats is a missing target: the
+    loss is the mean over the others.
     """
 
     @property
@@ -144,11 +156,17 @@ class SSMForSequenceClassification(LabelHead):
         return self.config.pooling or self.config.default_pooling
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
-        if self.config.problem_type == "multi_label_classification" and logits.shape == (*labels.shape, 1):
-            # One binary label for each sequence.
-            labels = labels.unsqueeze(-1).to(logits.dtype)
-        integer = not labels.is_floating_point()
-        if integer and self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
+        if self.config.problem_type is None and labels.is_floating_point():
+            # As in the loss of transformers.
+            self.config.problem_type = "regression" if self.num_labels == 1 else "multi_label_classification"
+        if logits.shape == (*labels.shape, 1):
+            labels = labels.unsqueeze(-1)
+        if self.config.problem_type == "regression":
+            return mean_of_observed(nn.functional.mse_loss, logits, labels)
+        if self.config.problem_type == "multi_label_classification":
+            loss = nn.functional.binary_cross_entropy_with_logits
+            return mean_of_observed(loss, logits, labels.to(logits.dtype))
+        if self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
             check_labels(labels, self.num_labels, "num_labels")
         return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
 
@@ -172,7 +190,8 @@ class SSMForSignalRegression(LabelHead):
 
     `input_values` `(B, L, C_in)` with C_in = `num_input_channels` (1 where the configuration has `None`) to `logits`
     `(B, L, C_out)`, or `(B, C_out)` with `pooling`, where C_out = `num_labels`. `labels` have the shape of the
-    logits (a last dimension of size 1 may be missing). The loss is the mean squared error over all tokens.
+    logits (a last dimension of size 1 may be missing). The loss is the mean squared error over all tokens, except those
+    whose target is NaN.
     """
 
     main_input_name = "input_values"
@@ -223,7 +242,7 @@ class SSMForSignalRegression(LabelHead):
         if attention_mask is not None and self.pooling is None:
             mask = attention_mask.to(logits.device).bool()
             logits, labels = logits[mask], labels[mask]
-        return nn.functional.mse_loss(logits.float(), labels.to(logits.device).float())
+        return mean_of_observed(nn.functional.mse_loss, logits.float(), labels.float())
 
 
 __all__ = [

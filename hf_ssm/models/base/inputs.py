@@ -248,7 +248,7 @@ def check_mask(
 
     Raises:
         TypeError: The mask is not a tensor.
-        ValueError: Another shape; on a CPU also another value than 0 and 1, an empty row, padding between tokens.
+        ValueError: Another shape; on a CPU also another value than 0 and 1, or an empty row.
     """
     if attention_mask is None:
         return None
@@ -266,15 +266,19 @@ def check_mask(
     if not in_pieces and not mask.any(dim=1).all():
         row = (~mask.any(dim=1)).nonzero()[0].item()
         raise ValueError(f"`attention_mask` keeps no token in row {row}: drop empty sequences from the batch.")
-    # Along a row without holes the mask rises and falls at most once.
-    edges = nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1)
-    if (edges > 2).any():
-        row = (edges > 2).nonzero()[0].item()
-        raise ValueError(
-            f"`attention_mask` has padding between tokens in row {row}: pad on one side. (To ignore a token inside a "
-            "sequence, replace it by a mask or unknown token: positions between tokens count as time steps.)"
-        )
     return mask
+
+
+def has_holes(mask: Tensor) -> bool:
+    """Whether a row of a mask `(B, L)` has padding between tokens."""
+    # Along a row without holes the mask rises and falls at most once.
+    return bool((nn.functional.pad(mask.int(), (1, 1)).diff(dim=1).abs().sum(dim=1) > 2).any())
+
+
+def check_without_holes(mask: Tensor | None) -> None:
+    """Raise `ValueError` for padding between tokens, where they are read at their own positions; on a CPU."""
+    if mask is not None and has_readable_values(mask) and has_holes(mask):
+        raise ValueError("`attention_mask` has padding between tokens: pad on one side, or leave these positions out.")
 
 
 __all__ = [
@@ -285,6 +289,8 @@ __all__ = [
     "check_length",
     "check_mask",
     "check_whole_numbers",
+    "check_without_holes",
+    "has_holes",
     "mask_of_new_positions",
     "the_input",
 ]

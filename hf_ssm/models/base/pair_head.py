@@ -1,9 +1,9 @@
-"""The head for pairs of sequences that are encoded separately.
+"""The heads for rows of several sequences that are encoded separately: pairs, and choices.
 
-Legend: `B` batch, `L` length, `D` hidden size.
+Legend: `B` batch, `C` sequences of a row, `L` length, `D` hidden size.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,28 +32,11 @@ class PairClassifier(nn.Module):
         return self.out_proj(self.activation(self.dense(features)))
 
 
-class SSMForSequencePairClassification(LabelHead):
-    """A class (or a number) for each pair of sequences.
+class _SequencesHead(LabelHead):
+    """Reads rows of several sequences, each by itself."""
 
-    One encoder reads both sequences, each by itself; the classifier reads both pooled vectors, their product and their
-    difference, as for the task Retrieval of the Long Range Arena. Inputs have a second dimension of size 2: `input_ids`
-    and `attention_mask` `(B, 2, L)`, `inputs_embeds` `(B, 2, L, D)`, `input_values` `(B, 2, L, C_in)`. Each sequence is
-    padded on either side to the longest of the batch (`hf_ssm.data.PairCollator`); with a mask, the result does not
-    depend on the padding.
-
-    `labels` are as in `SSMForSequenceClassification`. τ is computed for the 2 B sequences as one batch, and
-    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other. With `rc_equivariant` or
-    `rc_conjoin`, the scores are means over the pair and the pair of reverse complements.
-
-    Source: Tay et al. 2021 (Long Range Arena), Section 2.2.3 and the authors' code (dual encoder).
-    """
-
-    def __init__(self, config: SSMConfig):
-        super().__init__(config)
-        self.classifier = PairClassifier(config, self.num_labels)
-        # By the class name, transformers would choose the loss of a language model.
-        self.loss_type = "ForSequenceClassification"
-        self.post_init()
+    sequences_of_row: ClassVar[int | None] = None
+    how_to_batch: ClassVar[str] = ""
 
     @can_return_tuple
     def forward(
@@ -69,8 +52,8 @@ class SSMForSequencePairClassification(LabelHead):
     ) -> SSMHeadOutput:
         r"""
         Args:
-            input_ids, attention_mask, inputs_embeds, input_values: Those of the backbone, with a second dimension of
-                size 2 for the sequences of a pair.
+            input_ids, attention_mask, inputs_embeds, input_values: Those of the backbone, with a second dimension for
+                the sequences of a row.
             labels: See the class.
 
         Raises:
@@ -79,36 +62,102 @@ class SSMForSequencePairClassification(LabelHead):
         for name in PACKING_ARGUMENTS:
             if kwargs.get(name) is not None:
                 raise ValueError(
-                    f"{type(self).__name__} reads pairs, but packed rows hold no pairs: leave out `{name}`."
+                    f"{type(self).__name__} reads several sequences in a row, but packed rows hold none: leave out "
+                    f"`{name}`."
                 )
         extra = take_extra_inputs(self, kwargs)
         return super().forward(
-            _flattened("input_ids", input_ids, "length"),
-            _flattened("attention_mask", attention_mask, "length"),
-            _flattened("inputs_embeds", inputs_embeds, "length, hidden_size"),
-            _flattened("input_values", input_values, "length, channels"),
+            self._flattened("input_ids", input_ids, "length"),
+            self._flattened("attention_mask", attention_mask, "length"),
+            self._flattened("inputs_embeds", inputs_embeds, "length, hidden_size"),
+            self._flattened("input_values", input_values, "length, channels"),
             labels,
             output_hidden_states,
             output_tau,
-            **{name: _flattened(name, value, "length") for name, value in extra.items()},
+            **{name: self._flattened(name, value, "length") for name, value in extra.items()},
             **{**kwargs, "return_dict": True},
         )
 
     pooling = SSMForSequenceClassification.pooling
+
+    def _flattened(self, name: str, value: Tensor | None, rest: str) -> Tensor | None:
+        """`(B, C, ...)` to `(B C, ...)`."""
+        if value is None:
+            return None
+        check_is_tensor(name, value)
+        if value.dim() != 2 + len(rest.split()) or value.shape[1] != (self.sequences_of_row or value.shape[1]):
+            count = self.sequences_of_row or "choices"
+            raise ValueError(
+                f"`{name}` must have the shape (batch, {count}, {rest}), the sequences of each row, got "
+                f"{tuple(value.shape)}{self.how_to_batch}."
+            )
+        return value.flatten(0, 1)
+
+
+class SSMForSequencePairClassification(_SequencesHead):
+    """A class (or a number) for each pair of sequences.
+
+    One encoder reads both sequences, each by itself; the classifier reads both pooled vectors, their product and their
+    difference, as for the task Retrieval of the Long Range Arena. Inputs have a second dimension of size 2: `input_ids`
+    and `attention_mask` `(B, 2, L)`, `inputs_embeds` `(B, 2, L, D)`, `input_values` `(B, 2, L, C_in)`. Each sequence is
+    padded on either side to the longest of the batch (`hf_ssm.data.PairCollator`); with a mask, the result does not
+    depend on the padding.
+
+    `labels` are as in `SSMForSequenceClassification`. τ is computed for the 2 B sequences as one batch, and
+    `hidden_states` are `(2 B, L, D)`, both sequences of a pair one after the other. With `rc_equivariant` or
+    `rc_conjoin`, the scores are means over the pair and the pair of reverse complements.
+
+    Source: Tay et al. 2021 (Long Range Arena), Section 2.2.3 and the authors' code (dual encoder).
+    """
+
+    sequences_of_row = 2
+    how_to_batch = ": `hf_ssm.data.PairCollator` makes such batches"
+
+    def __init__(self, config: SSMConfig):
+        super().__init__(config)
+        self.classifier = PairClassifier(config, self.num_labels)
+        # By the class name, transformers would choose the loss of a language model.
+        self.loss_type = "ForSequenceClassification"
+        self.post_init()
+
     task_loss = SSMForSequenceClassification.task_loss
 
 
-def _flattened(name: str, value: Tensor | None, rest: str) -> Tensor | None:
-    """`(B, 2, ...)` to `(2 B, ...)`."""
-    if value is None:
-        return None
-    check_is_tensor(name, value)
-    if value.dim() != 2 + len(rest.split()) or value.shape[1] != 2:
-        raise ValueError(
-            f"`{name}` must have the shape (batch, 2, {rest}), two sequences in each row, got {tuple(value.shape)}: "
-            "`hf_ssm.data.PairCollator` makes such batches."
+class SSMForMultipleChoice(_SequencesHead):
+    """A score for each of C sequences, of which one is the right choice: `logits` `(B, C)`.
+
+    The encoder reads each sequence by itself, such as a question with one of its answers. Inputs have a second
+    dimension of size C: `input_ids` and `attention_mask` `(B, C, L)`, `inputs_embeds` `(B, C, L, D)`. `labels` `(B,)`
+    are the numbers of the right choices; the loss is the cross-entropy. τ and `hidden_states` are those of the B C
+    sequences.
+    """
+
+    num_outputs = 1
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
+        output_tau: bool = False,
+        **kwargs: Any,
+    ) -> SSMHeadOutput:
+        """As in the other heads, see the class."""
+        outputs: Any = super().forward(
+            *(input_ids, attention_mask, inputs_embeds, input_values, None, output_hidden_states, output_tau),
+            **{**kwargs, "return_dict": True},
         )
-    return value.flatten(0, 1)
+        given = next(value for value in (input_ids, inputs_embeds, input_values) if value is not None)
+        outputs.logits = outputs.logits.view(given.shape[:2])
+        if labels is not None:
+            check_is_tensor("labels", labels)
+            outputs.loss = nn.functional.cross_entropy(outputs.logits.float(), labels.to(outputs.logits.device))
+        result: SSMHeadOutput = outputs
+        return result
 
 
-__all__ = ["PairClassifier", "SSMForSequencePairClassification"]
+__all__ = ["PairClassifier", "SSMForMultipleChoice", "SSMForSequencePairClassification"]

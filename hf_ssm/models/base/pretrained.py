@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -30,15 +30,6 @@ _PUSH_ARGUMENTS = (
 
 def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
-    if incompatible_keys is not None:
-        _forget_tied(model, incompatible_keys.missing_keys)
-
-
-def _forget_tied(model: nn.Module, missing: list[str]) -> None:
-    """Remove names of tied weights that were loaded by their other name, the only one in files of safetensors."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
-    missing[:] = [name for name in missing if id(parameters.get(name)) not in loaded]
 
 
 @noting_newer_transformers("__call__")
@@ -125,6 +116,16 @@ class SSMPreTrainedModel(PreTrainedModel):
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As in torch; with `strict`, tied weights may have one of their names, as in files of safetensors."""
+        # Without it, callers such as safetensors expect the other names among the missing ones.
+        if strict:
+            named = dict(self.named_parameters(remove_duplicate=False))
+            loaded = {id(parameter): name for name, parameter in named.items() if name in state_dict}
+            tied = {name: loaded[id(p)] for name, p in named.items() if name not in state_dict and id(p) in loaded}
+            state_dict = {**state_dict, **{name: state_dict[other] for name, other in tied.items()}}
+        return super().load_state_dict(state_dict, strict, assign)
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
         """As in transformers, together with the code that loads the model without hf_ssm.

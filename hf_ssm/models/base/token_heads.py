@@ -15,7 +15,7 @@ from transformers.generation import GenerationMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import can_return_tuple
 
-from hf_ssm.models.base.cache import SSMCache, accepts_old_names
+from hf_ssm.models.base.cache import SSMCache, accepts_old_names, generates_for_peft
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
@@ -24,6 +24,7 @@ from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs,
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
 from hf_ssm.modules.rows import is_shared
+from hf_ssm.ops.context import has_readable_values
 from hf_ssm.utils.versions import noting_newer_transformers
 
 # Arguments of `generate` that these models do not read after the prompt.
@@ -249,6 +250,14 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             raise ValueError(
                 "`prefill_chunk_size` splits token ids only: leave it out, or pass ids instead of `inputs_embeds`."
             )
+        mask = model_kwargs.get("attention_mask")
+        is_chunked = generation_config.prefill_chunk_size is not None and mask is not None
+        # The last chunk has to hold the last token of each row, whose output is the next token.
+        if is_chunked and has_readable_values(mask) and not mask[:, -1].all():
+            raise ValueError(
+                "`prefill_chunk_size` needs prompts that are padded on the left: pad them with "
+                "`tokenizer.padding_side = 'left'`, or leave it out."
+            )
         cache = model_kwargs.get("cache")
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
             _check_assisted(generation_config, cache, model_kwargs)
@@ -266,6 +275,14 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """As in transformers; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
+        inputs = self._next_inputs(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        if "cache" in inputs and generates_for_peft(self):
+            inputs["past_key_values"] = inputs.pop("cache")
+        return inputs
+
+    def _next_inputs(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         # `generate` passes the tokenizer on, which its stop strings need.
         kwargs.pop("tokenizer", None)
         cache = kwargs.get("cache")
@@ -280,7 +297,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             inputs = {name: value for name, value in kwargs.items() if name not in unread}
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         parent: Any = super()
-        inputs = parent.prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        inputs: dict[str, Any] = parent.prepare_inputs_for_generation(
+            input_ids, *args, inputs_embeds=inputs_embeds, **kwargs
+        )
         if inputs_embeds is not None and not kwargs.get("use_cache"):
             # Ids of such a prompt are ignored if they are given too; those generated since are not.
             if kwargs.get("is_first_iteration"):

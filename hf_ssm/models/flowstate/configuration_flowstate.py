@@ -20,12 +20,12 @@ class FlowStateConfig(SSMConfig):
         scale_factor (`float`, defaults to 1.0): s, the number of steps of the model in one step of the series, if the
             call gives none. s multiplies all step sizes Δ, and the distance between the points that the decoder
             evaluates.
-        quantiles (list of `float`, *optional*): Levels of the forecast, ascending; `None`: 0.1, 0.2, ..., 0.9.
+        quantiles (list of `float`, *optional*): Levels of the forecast, from 0 to 1; `None`: 0.1, 0.2, ..., 0.9.
         prediction_type (`str`, defaults to `"mean"`): The point forecast: `"mean"`, an average of the quantiles with
-            the weights 0.5 - |0.5 - q|, or `"median"`.
+            the weights 0.5 - |0.5 - q|, or `"median"`, if the call gives none.
         interpolate_quantiles (`bool`, defaults to `False`): Return the empirical quantiles of the predicted values at
             the levels `quantiles`, as the public code does; this makes intervals narrower. `False`: return the
-            predicted values in ascending order.
+            predicted values, the smallest for the lowest level.
         with_missing (`bool`, defaults to `True`): Read a flag of missing values as a second channel. Without it, a
             forecast has at most one patch, and series may have no gaps.
         state_size (`int`, defaults to 64): Real states of a layer, twice the `encoder_state_dim` of the public code.
@@ -99,10 +99,9 @@ class FlowStateConfig(SSMConfig):
                 f"conjugate pairs), got {self.state_size}."
             )
         levels = self.quantiles or []
-        if not levels or sorted(set(levels)) != levels or not 0 < levels[0] <= levels[-1] < 1:
-            raise ValueError(f"`quantiles` must be ascending numbers between 0 and 1, got {self.quantiles!r}.")
-        if self.prediction_type == "median" and 0.5 not in levels:
-            raise ValueError(f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}.")
+        if not levels or len(set(levels)) < len(levels) or not all(0 <= level <= 1 for level in levels):
+            raise ValueError(f"`quantiles` must be different numbers from 0 to 1, got {self.quantiles!r}.")
+        self.check_prediction_type(self.prediction_type)
         if self.decoder_type == "four" and self.decoder_dim % 2 == 0:
             raise ValueError(
                 f"`decoder_dim` must be odd with `decoder_type`='four' (a constant, and pairs of sine and cosine), got "
@@ -110,6 +109,14 @@ class FlowStateConfig(SSMConfig):
             )
         if self.non_causal_flag is not None:
             raise ValueError(f"FlowState cannot have {self.non_causal_flag}: it would read the values it predicts.")
+
+    def check_prediction_type(self, kind: str) -> None:
+        """Raise `ValueError` for a point forecast that these quantiles do not give."""
+        levels = self.quantiles or []
+        if kind == "median" and 0.5 not in levels:
+            raise ValueError(f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}.")
+        if kind == "mean" and not {*levels} - {0, 1}:
+            raise ValueError(f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.")
 
     @classmethod
     def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:

@@ -85,13 +85,13 @@ def ordered_quantiles(predicted: Tensor, levels: Sequence[float], interpolate: b
 
     Args:
         predicted: `(B, Q, H)`.
-        levels: Q ascending numbers between 0 and 1.
+        levels: Q numbers from 0 to 1.
         interpolate: Return the empirical quantiles of the Q values at the levels, by linear interpolation, as the
-            public code does; otherwise the values in ascending order.
+            public code does; otherwise the smallest value for the lowest level, and so on.
     """
     values = predicted.sort(dim=1).values
     if not interpolate:
-        return values
+        return values[:, [sorted(levels).index(level) for level in levels]]
     place = torch.tensor(levels, dtype=values.dtype, device=values.device) * (len(levels) - 1)
     below = place.long()
     above = (below + 1).clamp(max=len(levels) - 1)
@@ -99,7 +99,9 @@ def ordered_quantiles(predicted: Tensor, levels: Sequence[float], interpolate: b
 
 
 def point_forecast(quantiles: Tensor, levels: Sequence[float], kind: str) -> Tensor:
-    """The point forecast `(B, H)` from the quantiles `(B, Q, H)` of these levels."""
+    """The point forecast `(B, H)` from the quantiles `(B, Q, H)` of these levels; of kind `"quantile"` all of them."""
+    if kind == "quantile":
+        return quantiles
     if kind == "median":
         return quantiles[:, list(levels).index(0.5)]
     weights = [0.5 - abs(0.5 - level) for level in levels]

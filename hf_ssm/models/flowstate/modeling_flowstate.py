@@ -138,7 +138,7 @@ class FlowStateForPredictionOutput(ModelOutput):
     Args:
         loss: With `future_values`, the mean quantile loss of all forecasts, a scalar.
         prediction_outputs: Point forecasts `(B, H)`, or `(B, H, C)`.
-        quantile_outputs: Quantiles `(B, Q, H)`, or `(B, Q, H, C)`, not decreasing along Q.
+        quantile_outputs: Quantiles `(B, Q, H)`, or `(B, Q, H, C)`, not decreasing with the level.
         last_hidden_state: `(B C, L + E, D)`, where E missing values stand for the steps after the first patch.
         hidden_states: As in `SSMModelOutput`, of the `B C` series.
         tau: As in `SSMModelOutput`.
@@ -184,6 +184,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         scale_factor: float | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         output_tau: bool = False,
+        prediction_type: str | None = None,
+        batch_first: bool = True,
         **kwargs: Any,
     ) -> FlowStateForPredictionOutput:
         r"""
@@ -198,6 +200,10 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 divided by the season of these series, both in steps. Default: the configuration's.
             output_hidden_states: Return the hidden states of all layers, or of those with the given numbers.
             output_tau: Return τ of each layer, for `scale_factor` 1.
+            prediction_type: The point forecast: `"mean"`, `"median"`, or `"quantile"` for all quantiles in
+                `prediction_outputs`. Default: the configuration's.
+            batch_first: False: the positions are the first axis of all values and masks, `(L, B)` or `(L, B, C)`; those
+                of the outputs stay where they are.
             time_deltas: `(B, L)`, positive: the time since the position before, in steps, of irregular series.
 
         Raises:
@@ -209,6 +215,15 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         if is_shared(self.model.sharing):
             raise ValueError(
                 f"{type(self).__name__} normalises whole series: call `hf_ssm.parallel.join_sequences` on the model."
+            )
+        kind = self.config.prediction_type if prediction_type is None else prediction_type
+        if kind not in ("mean", "median", "quantile"):
+            raise ValueError(f"`prediction_type` must be 'mean', 'median' or 'quantile', got {kind!r}.")
+        self.config.check_prediction_type(kind)
+        if not batch_first:
+            given: list[Any] = [past_values, past_observed_mask, future_values, future_observed_mask]
+            past_values, past_observed_mask, future_values, future_observed_mask = (
+                values.transpose(0, 1) if isinstance(values, Tensor) else values for values in given
             )
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
@@ -233,7 +248,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             part[:, -extension - 1 :][:, patch_starts(steps, patch)] for part in (hidden_states, mean, spread)
         )
         patches = self.decoder(last, scale, patch) * spread_then[..., None, None] + mean_then[..., None, None]
-        quantiles, points = self._forecast(join_patches(patches, steps))
+        quantiles, points = self._forecast(join_patches(patches, steps), kind)
         loss = None
         if future is not None:
             loss = self._loss(hidden_states, (values, observed), future, (mean, spread), length, patch, scale)
@@ -324,11 +339,11 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             deltas = deltas * nn.functional.pad(given, (0, extension), value=1.0)
         return {"time_deltas": deltas}
 
-    def _forecast(self, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    def _forecast(self, predicted: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Quantiles `(B, Q, H)` and point forecast `(B, H)` from the values that the decoder predicts."""
         levels = self.config.quantiles or []
         quantiles = ordered_quantiles(predicted, levels, self.config.interpolate_quantiles)
-        return quantiles, point_forecast(quantiles, levels, self.config.prediction_type)
+        return quantiles, point_forecast(quantiles, levels, kind)
 
     def _loss(
         self,

@@ -4,6 +4,4 @@ from hf_ssm.models.hybrid import modeling_hybrid as modeling_hybrid
 from hf_ssm.models.hybrid.configuration_hybrid import HybridConfig
 from hf_ssm.models.registry import register_family
 
-register_family(
-    HybridConfig, "Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024", combines_others=True
-)
+register_family(HybridConfig, "Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024")

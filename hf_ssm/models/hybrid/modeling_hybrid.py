@@ -6,8 +6,9 @@ from torch import nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hybrid.configuration_hybrid import HybridConfig
 from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
@@ -84,6 +85,18 @@ class HybridForTokenClassification(HybridPreTrainedModel, SSMForTokenClassificat
     backbone_class = HybridModel
 
 
+class HybridForQuestionAnswering(HybridPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = HybridModel
+
+
+class HybridForMultipleChoice(HybridPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = HybridModel
+
+
 class HybridForSignalRegression(HybridPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -93,6 +106,8 @@ class HybridForSignalRegression(HybridPreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "HybridForCausalLM",
     "HybridForMaskedLM",
+    "HybridForMultipleChoice",
+    "HybridForQuestionAnswering",
     "HybridForSequenceClassification",
     "HybridForSequencePairClassification",
     "HybridForSignalRegression",

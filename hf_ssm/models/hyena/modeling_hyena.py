@@ -4,8 +4,9 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
@@ -97,6 +98,18 @@ class HyenaForTokenClassification(HyenaPreTrainedModel, SSMForTokenClassificatio
     backbone_class = HyenaModel
 
 
+class HyenaForQuestionAnswering(HyenaPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = HyenaModel
+
+
+class HyenaForMultipleChoice(HyenaPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = HyenaModel
+
+
 class HyenaForSignalRegression(HyenaPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -106,6 +119,8 @@ class HyenaForSignalRegression(HyenaPreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "HyenaForCausalLM",
     "HyenaForMaskedLM",
+    "HyenaForMultipleChoice",
+    "HyenaForQuestionAnswering",
     "HyenaForSequenceClassification",
     "HyenaForSequencePairClassification",
     "HyenaForSignalRegression",

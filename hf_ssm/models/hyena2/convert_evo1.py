@@ -1,4 +1,4 @@
-"""Converter of StripedHyena checkpoints: Evo 1 and 1.5 (`togethercomputer/evo-1-131k-base`), StripedHyena-7B.
+"""Converter of StripedHyena checkpoints with one key for each query: Evo 1 and 1.5, not StripedHyena-7B.
 
 The layers are those of StripedHyena 2 with two differences: all convolutions are long, and their exponentials complex.
 `docs/explanation/evo2.md` lists the facts, and says where each comes from.

@@ -103,7 +103,14 @@ class Evo2Converter(CheckpointConverter):
         if missing:
             raise ValueError(f"{str(source)!r} lacks part {missing[0]} of {next(iter(stems))}: fetch the part again.")
         with _Parts([path for _, path in sorted(numbered.items())]) as parts:
-            return load_state_dict(folder / next(iter(stems)), io.BufferedReader(parts))
+            try:
+                return load_state_dict(folder / next(iter(stems)), io.BufferedReader(parts))
+            except ValueError as error:
+                # The list of the tensors stands at the end of the file.
+                following = f"{next(iter(stems))}.part{max(numbered) + 1}"
+                raise ValueError(
+                    f"{error}: a part is damaged, or {following} is missing; fetch the parts again"
+                ) from error
 
     def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any:
         """Build the tokenizer, which is Python code in the public package."""

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.modules.activation import build_activation
@@ -307,6 +308,18 @@ class Hyena2ForTokenClassification(Hyena2PreTrainedModel, SSMForTokenClassificat
     backbone_class = Hyena2Model
 
 
+class Hyena2ForQuestionAnswering(Hyena2PreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = Hyena2Model
+
+
+class Hyena2ForMultipleChoice(Hyena2PreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = Hyena2Model
+
+
 class Hyena2ForSignalRegression(Hyena2PreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -315,6 +328,8 @@ class Hyena2ForSignalRegression(Hyena2PreTrainedModel, SSMForSignalRegression):
 
 __all__ = [
     "Hyena2ForCausalLM",
+    "Hyena2ForMultipleChoice",
+    "Hyena2ForQuestionAnswering",
     "Hyena2ForSequenceClassification",
     "Hyena2ForSequencePairClassification",
     "Hyena2ForSignalRegression",

@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.linoss.configuration_linoss import LinOSSConfig
 from hf_ssm.models.linoss.oscillators_linoss import OscillatorStateSpace
@@ -65,6 +66,18 @@ class LinOSSForTokenClassification(LinOSSPreTrainedModel, SSMForTokenClassificat
     backbone_class = LinOSSModel
 
 
+class LinOSSForQuestionAnswering(LinOSSPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = LinOSSModel
+
+
+class LinOSSForMultipleChoice(LinOSSPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = LinOSSModel
+
+
 class LinOSSForSignalRegression(LinOSSPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -74,6 +87,8 @@ class LinOSSForSignalRegression(LinOSSPreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "LinOSSForCausalLM",
     "LinOSSForMaskedLM",
+    "LinOSSForMultipleChoice",
+    "LinOSSForQuestionAnswering",
     "LinOSSForSequenceClassification",
     "LinOSSForSequencePairClassification",
     "LinOSSForSignalRegression",

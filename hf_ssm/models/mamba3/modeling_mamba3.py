@@ -4,36 +4,31 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `H` heads, `P` channels
 states, `R` rank (inputs and outputs of each state), `K` pairs of states that turn.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
 from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
 from hf_ssm.modules.norms import GatedRMSNorm
-from hf_ssm.modules.projection import OutputProjection
+from hf_ssm.modules.projection import linear, output_projection
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.state import LayerState
 
 
-class Mamba3Projection(nn.Linear):
-    """The in-projection, whose last rows are those of the angles: α multiplies their initial weights."""
-
-    def __init__(self, config, out_features: int):
-        super().__init__(config.hidden_size, out_features, bias=config.use_bias)
-        self.angles, self.frequency_scale = config.num_rope_angles, config.frequency_scale
-        self.initializer_range = config.initializer_range
-
-    def initial_parameters(self) -> dict[str, Tensor]:
-        """Initial values by name."""
-        weight = torch.empty(self.weight.shape).normal_(std=self.initializer_range)
-        weight[self.out_features - self.angles :] *= self.frequency_scale
-        return {"weight": weight} if self.bias is None else {"weight": weight, "bias": torch.zeros(self.bias.shape)}
+def _initial_projection(std: float, angles: int, frequency_scale: float, shape: tuple[int, int]) -> Tensor:
+    """Initial weight of the in-projection, whose last rows are those of the angles: α multiplies them."""
+    weight = torch.empty(shape).normal_(std=std)
+    weight[shape[0] - angles :] *= frequency_scale
+    return weight
 
 
 class Mamba3Mixer(nn.Module):
@@ -54,14 +49,18 @@ class Mamba3Mixer(nn.Module):
         self.scan = Mamba3Scan(config, layer_idx)
         # Rows of the in-projection: gate; input of the scan, B and C; dt, the projections of A and λ, and the angles.
         self.step_sizes = self.scan.step_sizes()
-        self.in_proj = Mamba3Projection(config, inner + self.mixed + sum(self.step_sizes))
+        rows = inner + self.mixed + sum(self.step_sizes)
+        initial_weight = partial(
+            _initial_projection, config.initializer_range, config.num_rope_angles, config.frequency_scale
+        )
+        self.in_proj = linear(size, rows, bias=config.use_bias, initial_weight=initial_weight)
         self.B_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         self.C_norm = nn.RMSNorm(config.state_size, eps=epsilon)
         shape = config.num_heads, self.rank, config.head_dim
         self.mimo_z = nn.Parameter(torch.empty(shape)) if self.rank > 1 else None
         self.norm = GatedRMSNorm(inner, config.num_heads, epsilon, norm_before_gate=True) if config.rms_norm else None
         gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
-        self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.out_proj = output_projection(inner, size, bias=config.use_bias, gain=gain)
         self.bidirectional = bool(config.bidirectional)
         if self.bidirectional:
             self.reverse_scan = Mamba3Scan(config, layer_idx, "backward")
@@ -168,6 +167,18 @@ class Mamba3ForTokenClassification(Mamba3PreTrainedModel, SSMForTokenClassificat
     backbone_class = Mamba3Model
 
 
+class Mamba3ForQuestionAnswering(Mamba3PreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = Mamba3Model
+
+
+class Mamba3ForMultipleChoice(Mamba3PreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = Mamba3Model
+
+
 class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -177,6 +188,8 @@ class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "Mamba3ForCausalLM",
     "Mamba3ForMaskedLM",
+    "Mamba3ForMultipleChoice",
+    "Mamba3ForQuestionAnswering",
     "Mamba3ForSequenceClassification",
     "Mamba3ForSequencePairClassification",
     "Mamba3ForSignalRegression",

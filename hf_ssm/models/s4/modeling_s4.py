@@ -4,8 +4,9 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.modules.activation import build_activation
@@ -78,6 +79,18 @@ class S4ForTokenClassification(S4PreTrainedModel, SSMForTokenClassification):
     backbone_class = S4Model
 
 
+class S4ForQuestionAnswering(S4PreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = S4Model
+
+
+class S4ForMultipleChoice(S4PreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = S4Model
+
+
 class S4ForSignalRegression(S4PreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -87,6 +100,8 @@ class S4ForSignalRegression(S4PreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "S4ForCausalLM",
     "S4ForMaskedLM",
+    "S4ForMultipleChoice",
+    "S4ForQuestionAnswering",
     "S4ForSequenceClassification",
     "S4ForSequencePairClassification",
     "S4ForSignalRegression",

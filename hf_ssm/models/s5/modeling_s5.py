@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
@@ -84,6 +85,18 @@ class S5ForTokenClassification(S5PreTrainedModel, SSMForTokenClassification):
     backbone_class = S5Model
 
 
+class S5ForQuestionAnswering(S5PreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = S5Model
+
+
+class S5ForMultipleChoice(S5PreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = S5Model
+
+
 class S5ForSignalRegression(S5PreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -93,6 +106,8 @@ class S5ForSignalRegression(S5PreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "S5ForCausalLM",
     "S5ForMaskedLM",
+    "S5ForMultipleChoice",
+    "S5ForQuestionAnswering",
     "S5ForSequenceClassification",
     "S5ForSequencePairClassification",
     "S5ForSignalRegression",

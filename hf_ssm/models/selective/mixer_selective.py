@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.projection import has_standard_forward, output_projection
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 
-__all__ = ["OutputProjection", "SelectiveMixer", "has_standard_forward"]
+__all__ = ["SelectiveMixer"]
 
 
 class SelectiveMixer(nn.Module):
@@ -49,9 +49,9 @@ class SelectiveMixer(nn.Module):
             self.reverse_scan = SelectiveScan(config, layer_idx, "backward")
 
     @staticmethod
-    def _output_projection(config) -> OutputProjection:
+    def _output_projection(config) -> nn.Linear:
         gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
-        return OutputProjection(config.intermediate_size, config.hidden_size, bias=config.use_bias, gain=gain)
+        return output_projection(config.intermediate_size, config.hidden_size, bias=config.use_bias, gain=gain)
 
     @staticmethod
     def _convolution(config) -> ShortConvolution:

@@ -7,8 +7,9 @@ from torch import Tensor
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
 from hf_ssm.models.selective.fused_decoding import step_of_blocks
@@ -62,6 +63,18 @@ class SelectiveSSMForTokenClassification(SelectiveSSMPreTrainedModel, SSMForToke
     backbone_class = SelectiveSSMModel
 
 
+class SelectiveSSMForQuestionAnswering(SelectiveSSMPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = SelectiveSSMModel
+
+
+class SelectiveSSMForMultipleChoice(SelectiveSSMPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = SelectiveSSMModel
+
+
 class SelectiveSSMForSignalRegression(SelectiveSSMPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -71,6 +84,8 @@ class SelectiveSSMForSignalRegression(SelectiveSSMPreTrainedModel, SSMForSignalR
 __all__ = [
     "SelectiveSSMForCausalLM",
     "SelectiveSSMForMaskedLM",
+    "SelectiveSSMForMultipleChoice",
+    "SelectiveSSMForQuestionAnswering",
     "SelectiveSSMForSequenceClassification",
     "SelectiveSSMForSequencePairClassification",
     "SelectiveSSMForSignalRegression",

@@ -12,14 +12,15 @@ from transformers.activations import SiLUActivation
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForSequencePairClassification
+from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
-from hf_ssm.modules.projection import OutputProjection, has_standard_forward
+from hf_ssm.modules.projection import has_standard_forward, output_projection
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.short_convolution import ShortConvolution
@@ -49,7 +50,7 @@ class SSDMixer(nn.Module):
         norm_settings = inner, config.n_groups, config.layer_norm_epsilon, config.norm_before_gate
         self.norm = GatedRMSNorm(*norm_settings) if config.rms_norm else None
         gain = config.num_hidden_layers**-0.5 if config.rescale_prenorm_residual else 1.0
-        self.out_proj = OutputProjection(inner, size, bias=config.use_bias, gain=gain)
+        self.out_proj = output_projection(inner, size, bias=config.use_bias, gain=gain)
         self.bidirectional = bool(config.bidirectional)
         if self.bidirectional:
             self.reverse_conv1d = ShortConvolution(self.mixed, config.conv_kernel, bias=config.use_conv_bias)
@@ -160,6 +161,18 @@ class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
     backbone_class = SSDModel
 
 
+class SSDForQuestionAnswering(SSDPreTrainedModel, SSMForQuestionAnswering):
+    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
+
+    backbone_class = SSDModel
+
+
+class SSDForMultipleChoice(SSDPreTrainedModel, SSMForMultipleChoice):
+    """The right one of several sequences: see `SSMForMultipleChoice`."""
+
+    backbone_class = SSDModel
+
+
 class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
     """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
 
@@ -169,6 +182,8 @@ class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
 __all__ = [
     "SSDForCausalLM",
     "SSDForMaskedLM",
+    "SSDForMultipleChoice",
+    "SSDForQuestionAnswering",
     "SSDForSequenceClassification",
     "SSDForSequencePairClassification",
     "SSDForSignalRegression",

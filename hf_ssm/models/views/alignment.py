@@ -1,4 +1,8 @@
-"""Padded rows: the mask of a call, and the alignment of rows that continue from a cache.
+"""Rows with padding: which positions are tokens, and the place of the tokens where layers read them.
+
+A masked position does not exist: on either side, between tokens, or in a piece that continues from a cache. Layers read
+rows whose tokens are consecutive; behind the layers a masked position repeats the output of the last token before it,
+so the last position of a row always has the output of its last token.
 
 Legend: `B` batch, `L` length, `D` hidden size.
 """
@@ -11,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.base.inputs import check_mask
-from hf_ssm.modules.rows import Rows, View
+from hf_ssm.models.base.inputs import check_mask, check_without_holes, has_holes
+from hf_ssm.modules.rows import Rows, View, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, is_exporting
 
@@ -21,90 +25,68 @@ RunLayers = Callable[[Tensor, Rows, Sequence[LayerState] | None], list[Tensor]]
 
 
 class Alignment(View):
-    """The mask of padded rows, `rows.mask`.
+    """The mask of padded rows, `rows.mask`; without a cache, the tokens of rows with holes are moved to the left.
 
     Args:
+        model: The backbone.
         attention_mask: `(B, L)` or `(B, past + L)`, 1 at tokens.
-        past: Positions read before.
-        in_pieces: Whether a row may be nothing but padding.
+        cache: The cache to continue from, or `None`.
     """
 
-    def __init__(self, attention_mask: Tensor, past: int, in_pieces: bool):
-        self.attention_mask, self.past, self.in_pieces = attention_mask, past, in_pieces
+    def __init__(self, model: Any, attention_mask: Tensor, cache: SSMCache | None):
+        self.model, self.attention_mask, self.cache = model, attention_mask, cache
+        # Which position of the layers' rows stands at each position, (B, L).
+        self._back: Tensor | None = None
 
     @classmethod
     def of(cls, model: Any, call: dict[str, Any]) -> "Alignment | None":
-        mask, cache = call["attention_mask"], call["cache"]
-        if mask is None or call["documents"] is not None:
-            return None
-        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
-        continues = isinstance(cache, SSMCache) and not is_exporting()
-        return cls(mask, cache.get_seq_length() if continues else 0, cache is not None)
+        mask = call["attention_mask"]
+        return None if mask is None or call["documents"] is not None else cls(model, mask, call["cache"])
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        mask = check_mask(self.attention_mask, hidden_states, self.past, in_pieces=self.in_pieces)
+        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
+        continues = isinstance(self.cache, SSMCache) and not is_exporting()
+        past = self.cache.get_seq_length() if continues else 0
+        mask = check_mask(self.attention_mask, hidden_states, past, in_pieces=self.cache is not None)
+        if is_shared(self.model.sharing) and mask is not None:
+            check_without_holes(mask)
+        elif mask is not None and self.cache is None:
+            # Without holes, only `generate` reads padding, behind a prompt that is padded on the right.
+            is_plain = has_readable_values(mask) and not has_holes(mask)
+            if not is_plain or not (self.model.training or mask[:, -1].all()):
+                order, self._back = token_order(mask, at_end=False)
+                if not is_plain:
+                    hidden_states = permuted(hidden_states, order)
+                    return hidden_states, rows._replace(mask=mask).moved(lambda values: values.gather(1, order))
+                self._back = order.gather(1, self._back)
         return hidden_states, rows._replace(mask=mask)
 
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states if self._back is None else permuted(hidden_states, self._back)
 
-def read_with_cache(run: RunLayers, hidden_states: Tensor, rows: Rows, cache: SSMCache) -> list[Tensor]:
-    """Read the next positions of the sequences in a cache; rows may be padded on either side.
+    def tokens_before(self, length: int) -> Tensor | None:
+        """Tokens of each row among the positions before the last `length`, `(B,)`, if the mask has these."""
+        return self.attention_mask[:, :-length].bool().sum(1) if self.attention_mask.shape[1] > length else None
 
-    Mixers handle padding before the first token only. So rows without history are shifted to the right, and rows with
-    padding after their history are grouped by their number of tokens and read without padding.
+
+def token_order(mask: Tensor, *, at_end: bool) -> tuple[Tensor, Tensor]:
+    """The order in which `permuted` moves tokens to the end or the beginning of each row, and the way back.
 
     Args:
-        run: The layers.
-        hidden_states: `(B, L, D)`.
-        rows: What is known of the rows.
-        cache: Changed in place.
+        mask: `(B, L)`, bool.
+        at_end: Whether the tokens come last.
 
     Returns:
-        The hidden states of every layer, each `(B, L, D)`; values at padding are meaningless.
+        The position that comes to each place, `(B, L)`; and the place of the token at each position, or of the last
+        token before it.
     """
-    batch, length = hidden_states.shape[:2]
-    mask = rows.mask
-    if mask is None and cache.tokens_seen is not None:
-        outputs = run(hidden_states, rows, cache.states)
-        cache.advance(length, length)
-        return outputs
-    tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
-    if mask is None:
-        outputs = run(hidden_states, rows, cache.states)
-    elif cache.tokens_seen is not None and is_exporting():
-        raise ValueError(
-            "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
-            "first piece."
-        )
-    elif cache.tokens_seen is None or not ((tokens < length) & (cache.tokens_seen > 0)).any():
-        outputs = _right_aligned(run, hidden_states, rows, mask, cache)
-    else:
-        outputs = _in_groups(run, hidden_states, rows, mask, tokens, cache)
-    cache.advance(length, tokens)
-    return outputs
-
-
-def _right_aligned(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
-    hidden_states, rows, back = right_aligned(hidden_states, rows, mask)
-    outputs = run(hidden_states, rows, cache.states)
-    return outputs if back is None else [permuted(output, back) for output in outputs]
-
-
-def right_aligned(hidden_states: Tensor, rows: Rows, mask: Tensor) -> tuple[Tensor, Rows, Tensor | None]:
-    """Hidden states `(B, L, D)` and rows whose padding precedes the tokens, as states need it.
-
-    Returns:
-        Both, and the order in which `permuted` restores the positions; `None` if they are where they were.
-    """
-    length = hidden_states.shape[1]
-    steps = torch.arange(length, device=mask.device)
-    behind = length - 1 - (mask.int() * (steps + 1)).argmax(dim=1, keepdim=True)
-    behind = behind * mask.any(dim=1, keepdim=True)
-    if has_readable_values(behind) and not behind.any():
-        return hidden_states, rows, None
-    forth, back = steps - behind, steps + behind
-    # Not the remainder by the length, which ONNX exporters do not know.
-    forth, back = torch.where(forth < 0, forth + length, forth), torch.where(back < length, back, back - length)
-    return permuted(hidden_states, forth), rows.moved(lambda values: values.gather(1, forth)), back
+    tokens, others = mask.long().cumsum(1), (~mask).long().cumsum(1)
+    first_token = others[:, -1:] if at_end else torch.zeros_like(others[:, -1:])
+    first_other = torch.zeros_like(first_token) if at_end else tokens[:, -1:]
+    places = torch.where(mask, first_token + tokens, first_other + others) - 1
+    steps = torch.arange(mask.shape[1], device=mask.device).expand_as(places)
+    back = (first_token + (tokens - 1).clamp(min=0)).clamp(max=mask.shape[1] - 1)
+    return torch.zeros_like(places).scatter(1, places, steps), back
 
 
 def permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
@@ -112,11 +94,77 @@ def permuted(hidden_states: Tensor, index: Tensor) -> Tensor:
     return hidden_states.gather(1, index.unsqueeze(-1).expand_as(hidden_states))
 
 
-def _in_groups(
-    run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, tokens: Tensor, cache: SSMCache
+def read_with_cache(
+    run: RunLayers, hidden_states: Tensor, rows: Rows, cache: SSMCache, tokens_before: Tensor | None = None
 ) -> list[Tensor]:
+    """Read the next positions of the sequences in a cache, of which any may be masked.
+
+    Mixers handle padding before the first token only. So rows without history are moved to the right, and rows with
+    padding after their history are grouped by their number of tokens and read without padding.
+
+    Args:
+        run: The layers.
+        hidden_states: `(B, L, D)`.
+        rows: What is known of the rows.
+        cache: Changed in place.
+        tokens_before: What the mask says of the number of tokens read before, `(B,)`, if it says anything.
+
+    Returns:
+        The hidden states of every layer, each `(B, L, D)`; values before the first token of a row are meaningless.
+
+    Raises:
+        ValueError: The mask leaves out positions that the cache has read as tokens.
+    """
+    batch, length = hidden_states.shape[:2]
+    mask, seen = rows.mask, cache.tokens_seen
+    if mask is None and seen is not None:
+        if tokens_before is not None:
+            _check_past((tokens_before < seen).any())
+        outputs = run(hidden_states, rows, cache.states)
+        cache.advance(length, length)
+        return outputs
+    tokens = hidden_states.new_full((batch,), length, dtype=torch.long) if mask is None else mask.sum(dim=1)
+    if mask is None:
+        outputs = run(hidden_states, rows, cache.states)
+    elif seen is None:
+        outputs = _right_aligned(run, hidden_states, rows, mask, cache)
+    elif is_exporting():
+        raise ValueError(
+            "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
+            "first piece."
+        )
+    else:
+        # The number of tokens decides about shapes: values are read, on a GPU too.
+        left_out = torch.zeros_like(seen) if tokens_before is None else tokens_before.to(seen.device) < seen
+        needs_groups, is_polluted = torch.stack([((tokens < length) & (seen > 0)).any(), left_out.any()]).tolist()
+        _check_past(is_polluted)
+        read = _in_groups if needs_groups else _right_aligned
+        outputs = read(run, hidden_states, rows, mask, cache)
+    cache.advance(length, tokens)
+    return outputs
+
+
+def _check_past(is_polluted: bool | Tensor) -> None:
+    if is_polluted:
+        raise ValueError(
+            "`attention_mask` leaves out positions that `cache` has read as tokens, such as the padding behind rows "
+            "that ended early in `generate`, and a state cannot forget a token: leave out `cache`, and pass the whole "
+            "text with its mask."
+        )
+
+
+def _right_aligned(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+    """Padding precedes the tokens, as states need it."""
+    if has_readable_values(mask) and mask[:, -1].all() and not has_holes(mask):
+        return run(hidden_states, rows, cache.states)
+    order, back = token_order(mask, at_end=True)
+    rows = rows.moved(lambda values: values.gather(1, order))
+    return [permuted(output, back) for output in run(permuted(hidden_states, order), rows, cache.states)]
+
+
+def _in_groups(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
     """Rows with equally many tokens are read together, without their padding; those without tokens do not change."""
-    outputs: list[Tensor] = []
+    tokens, outputs = mask.sum(1), list[Tensor]()
     groups = []
     for count in tokens.unique().tolist():
         members = (tokens == count).nonzero().squeeze(1)
@@ -130,7 +178,9 @@ def _in_groups(
             pairs = zip(outputs, group, strict=True)
             outputs = [whole.to(output.dtype).index_put(places, output) for whole, output in pairs]
     cache.assemble(groups)
-    return outputs or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
+    order, back = token_order(mask, at_end=False)
+    last = order.gather(1, back)
+    return [permuted(output, last) for output in outputs] or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
 
 
-__all__ = ["Alignment", "RunLayers", "permuted", "read_with_cache", "right_aligned"]
+__all__ = ["Alignment", "RunLayers", "permuted", "read_with_cache", "token_order"]

@@ -37,7 +37,7 @@ def _registered(*views: type[View]) -> list[type[View]]:
 
 
 # In the order in which they arrange rows.
-VIEWS = _registered(Alignment, ExtraInputs, Strands, EmbeddingDropout, Packing)
+VIEWS = _registered(ExtraInputs, Alignment, Strands, EmbeddingDropout, Packing)
 
 
 def register_view(view: type[View]) -> None:
@@ -90,9 +90,11 @@ def read_next(
         cache.crop(0)
         outputs = read_packed_with_cache(model.run_states, hidden_states, rows, call["documents"], cache)
     else:
+        masks = [view for view in views if isinstance(view, Alignment) and cache.recording is None]
+        tokens_before = masks[0].tokens_before(hidden_states.shape[1]) if masks else None
 
         def read(hidden_states: Tensor, rows: Rows) -> list[Tensor]:
-            return read_with_cache(model.run_states, hidden_states, rows, cache)
+            return read_with_cache(model.run_states, hidden_states, rows, cache, tokens_before)
 
         if cache.recording is None:
             outputs = read(hidden_states, rows)

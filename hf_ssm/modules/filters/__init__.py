@@ -19,15 +19,7 @@ def build_filter(config, kind: str, channels: int) -> LongFilter:
         config: A `HyenaConfig` or `S4Config`.
         kind: `"implicit"`, `"sinusoid"`, `"s4d"` or `"s4"`.
         channels: Number of kernels per direction.
-
-    Raises:
-        ValueError: The code of a checkpoint, which has the filter of its configuration only, lacks this one.
     """
-    if kind not in FILTERS:
-        raise ValueError(
-            f"the code of this checkpoint has only the filter {next(iter(FILTERS))!r}, not {kind!r}: install and "
-            "import hf_ssm."
-        )
     return FILTERS[kind](
         channels,
         2 if config.bidirectional else 1,
@@ -78,4 +70,4 @@ FILTERS: dict[str, Callable[..., LongFilter]] = {
     "s4d": _state_space,
     "s4": partial(_state_space, low_rank=True),
 }
-"""Functions that build filters; a checkpoint has the one of its configuration."""
+"""Functions that build filters."""

@@ -129,7 +129,8 @@ def _exported_scan(a: Tensor, b: Tensor, state: Tensor | None, length: int, leve
     """
     count = block_count(length, _SCAN_BLOCK**level)
     blocks = in_blocks(b, 1, _SCAN_BLOCK, count)
-    is_constant = type(a.shape[1]) is int and a.shape[1] == 1
+    # While torch.jit traces, sizes are tensors.
+    is_constant = len(a.unbind(1)) == 1 if torch.jit.is_tracing() else type(a.shape[1]) is int and a.shape[1] == 1
     states, products = _states_of_blocks(a.unsqueeze(1) if is_constant else in_blocks(a, 1, _SCAN_BLOCK, count), blocks)
     ends = states[:, :, -1]
     if level < _SCAN_LEVELS:

@@ -38,7 +38,7 @@ class BranchedConvolution:
         """As `StreamingConvolution.extend`: the outputs `(R, L, D)` at the positions of the piece `u`."""
         history = self._stream.history
         assert history is not None
-        kernel = self._stream.first_taps(self.length + u.shape[1], taps, u)
+        kernel = self._stream.first_taps(self.length + u.shape[1], taps)
         dtype = torch.promote_types(u.dtype, kernel.dtype)
         before = 0 if self._inputs is None else self._inputs.shape[1]
         self._inputs = u.to(dtype) if self._inputs is None else torch.cat([self._inputs, u.to(dtype)], dim=1)

@@ -1,4 +1,4 @@
-"""Two-frequency sinusoid filter: kernel, state space form and frequency response.
+"""Two-frequency sinusoid filter: kernel and frequency response.
 
 Dimensions: `L` length, `D` channels, `S` frequencies.
 
@@ -11,7 +11,7 @@ import torch
 
 from hf_ssm.ops.context import is_exporting
 
-__all__ = ["sinusoid_kernel", "sinusoid_response", "sinusoid_ssm"]
+__all__ = ["sinusoid_kernel", "sinusoid_response"]
 
 # Larger kernels are computed in parts of this many taps, to bound the memory of intermediate results.
 _TAPS_AT_ONCE = 1 << 22
@@ -82,39 +82,6 @@ def _windowed_sinusoids(parameters: tuple[torch.Tensor, ...], window: int, lengt
         some = tuple(parameter[start : start + size] for parameter in parameters)
         kernel[start : start + size, : len(t)] = _sinusoids(some, window, t)
     return kernel
-
-
-def sinusoid_ssm(
-    c1: torch.Tensor, c2: torch.Tensor, a1: torch.Tensor, a2: torch.Tensor, window: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The filter of `sinusoid_kernel` as a discrete state space model of two rotations.
-
-    Its impulse response `C A_bar^t B_bar` equals the kernel in its window, and continues beyond it.
-
-    Args:
-        c1: Amplitude of the cosine `(D,)`.
-        c2: Amplitude of the sine `(D,)`.
-        a1: Frequency of the cosine in turns per window `(D,)`.
-        a2: Frequency of the sine in turns per window `(D,)`.
-        window: `U`, in positions.
-
-    Returns:
-        `A_bar` `(D, 4, 4)`, `B_bar` `(D, 4)` and `C` `(D, 4)`, real.
-
-    Raises:
-        ValueError: `window` below 1.
-
-    Source: Nishikawa & Suzuki 2025, Appendix D.
-    """
-    _check_window(window)
-    rotations = []
-    for a in (a1, a2):
-        cos, sin = torch.cos(2 * math.pi / window * a), torch.sin(2 * math.pi / window * a)
-        rotations.append(torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2)))
-    empty = torch.zeros_like(rotations[0])
-    a_bar = torch.cat([torch.cat([rotations[0], empty], dim=-1), torch.cat([empty, rotations[1]], dim=-1)], dim=-2)
-    zero, one = torch.zeros_like(c1), torch.ones_like(c1)
-    return a_bar, torch.stack([one, zero, one, zero], dim=-1), torch.stack([c1, zero, zero, c2], dim=-1)
 
 
 def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:

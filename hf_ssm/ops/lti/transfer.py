@@ -1,4 +1,4 @@
-"""Frequency responses of discrete kernels and of Sobolev filters, and the real transfer function of Yu et al.
+"""Frequency responses of discrete kernels and of Sobolev filters.
 
 Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` with conjugates),
 `L` taps.
@@ -35,31 +35,6 @@ def conjugate_poles(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[
     residues = c.to(torch.complex128) * b
     poles = a.to(torch.complex128)
     return torch.cat([poles, poles.conj()], dim=-1), torch.cat([residues, residues.conj()], dim=-1)
-
-
-def real_transfer(
-    s: torch.Tensor, poles: torch.Tensor, residues: torch.Tensor, feed_through: torch.Tensor | float = 0.0
-) -> torch.Tensor:
-    """The paper's real transfer function, the real part of `Σ_n c_n / (is - a_n) + D`.
-
-    With `a_n = v_n + i w_n` and `c_n = ξ_n + i ζ_n` it is `Σ_n (ζ_n (s - w_n) - ξ_n v_n) / (v_n² + (s - w_n)²) + D`. A
-    system with this response is not causal: its impulse response is even.
-
-    Args:
-        s: Frequencies `(S,)` or `(..., S)`, real, in radians per unit of time.
-        poles: `(..., n)`, complex; not completed by conjugates.
-        residues: `(..., n)`, complex.
-        feed_through: A number or `(...)`.
-
-    Returns:
-        `(..., S)`, real.
-
-    Source: Yu et al. 2025, eq. (3).
-    """
-    v, offset = poles.real.unsqueeze(-2), s.unsqueeze(-1) - poles.imag.unsqueeze(-2)
-    xi, zeta = residues.real.unsqueeze(-2), residues.imag.unsqueeze(-2)
-    response = ((zeta * offset - xi * v) / (v.square() + offset.square())).sum(-1)
-    return response + torch.as_tensor(feed_through, device=response.device).unsqueeze(-1)
 
 
 def frequency_grid(count: int) -> torch.Tensor:

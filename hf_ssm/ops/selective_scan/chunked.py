@@ -73,7 +73,6 @@ def _run_chunk(
     x: Tensor,
     A2: Tensor,
     B: Tensor,
-    bias: Tensor | None,
     decays: Tensor,
     states: Tensor,
     paired: bool,
@@ -87,8 +86,6 @@ def _run_chunk(
         phase.sin_().mul_(size)
         size.mul_(cosine)
     torch.mul(x.unsqueeze(2), B.unsqueeze(3), out=states[1:])
-    if bias is not None:
-        states[1:].addcmul_(x.unsqueeze(2), bias)
     at = _planes_by_position(states, paired)
     for decay, before, now in zip(_planes_by_position(decays, paired), at[:-1], at[1:], strict=True):
         _add_product_(now, decay, before)
@@ -130,9 +127,8 @@ def _scan_chunk(tensor: Tensor, rows: slice, chunk: slice) -> Tensor:
 class ChunkedScan(torch.autograd.Function):
     """The recurrence on real rows; keeps the states at the start of each chunk and recomputes all others.
 
-    Maps `d` `(B, L, D)` or `(B, L, 1)`, `x = d u` `(B, L, D)`, `A` `(R, D)`, `B` and `C` `(B, L, R)`, `bias` `(R, D)`,
-    which is added to `B`, or `None`, and `state` `(B, R, D)` to `y` `(B, L, D)` and the last state. With `keep` false
-    nothing is stored.
+    Maps `d` `(B, L, D)` or `(B, L, 1)`, `x = d u` `(B, L, D)`, `A` `(R, D)`, `B` and `C` `(B, L, R)`, and `state`
+    `(B, R, D)` to `y` `(B, L, D)` and the last state. With `keep` false nothing is stored.
     """
 
     @staticmethod
@@ -143,7 +139,6 @@ class ChunkedScan(torch.autograd.Function):
         A: Tensor,
         B: Tensor,
         C: Tensor,
-        bias: Tensor | None,
         state: Tensor,
         paired: bool,
         keep: bool,
@@ -161,11 +156,11 @@ class ChunkedScan(torch.autograd.Function):
                 s[0] = last[rows]
                 if keep:
                     kept[k, rows] = s[0]
-                _run_chunk(d_c, x_c, A2, B_c, bias, e, s, paired)
+                _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
                 _scan_chunk(y, rows, chunk).copy_((C_c.unsqueeze(2) @ s[1:]).squeeze(2))
                 last[rows] = s[-1]
         if keep:
-            ctx.save_for_backward(d, x, A, B, C, bias, state, kept)
+            ctx.save_for_backward(d, x, A, B, C, state, kept)
             ctx.paired = paired
         return y, last
 
@@ -175,16 +170,16 @@ class ChunkedScan(torch.autograd.Function):
             if torch.is_grad_enabled():
                 *tensors, _ = ctx.saved_tensors
                 plain = partial(_plain_scan, paired=ctx.paired)
-                return (*gradients(plain, tensors, [grad_y, grad_last]), None, None, None)
-            return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None, None)
+                return (*gradients(plain, tensors, [grad_y, grad_last]), None, None)
+            return (*_scan_gradients(ctx, grad_y.contiguous(), grad_last), None, None)
 
 
 def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of the tensors of `ChunkedScan`; `e`, `s` and `g` are decays, states and cotangents of a chunk."""
-    d, x, A, B, C, bias, _, kept = ctx.saved_tensors
+    d, x, A, B, C, _, kept = ctx.saved_tensors
     chunks, paired, A2 = _scan_chunks(x.shape[1]), ctx.paired, _binary_exponent(A, ctx.paired)
-    wanted = zip((d, x, A, B, C, bias), ctx.needs_input_grad, strict=False)
-    grad_d, grad_x, grad_A, grad_B, grad_C, grad_bias = (torch.zeros_like(t) if need else None for t, need in wanted)
+    wanted = zip((d, x, A, B, C), ctx.needs_input_grad, strict=False)
+    grad_d, grad_x, grad_A, grad_B, grad_C = (torch.zeros_like(t) if need else None for t, need in wanted)
     carry = grad_last.clone(memory_format=torch.contiguous_format)
     for rows in _scan_row_blocks(carry):
         size = chunks[0].stop
@@ -193,7 +188,7 @@ def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor
             d_c, x_c, B_c, C_c, g_c = (_scan_chunk(t, rows, chunks[k]) for t in (d, x, B, C, grad_y))
             e, s, g = decays[: len(x_c)], states[: len(x_c) + 1], cotangents[: len(x_c)]
             s[0] = kept[k, rows]
-            _run_chunk(d_c, x_c, A2, B_c, bias, e, s, paired)
+            _run_chunk(d_c, x_c, A2, B_c, e, s, paired)
             torch.mul(g_c.unsqueeze(2), C_c.unsqueeze(3), out=g)
             _run_chunk_back(g, e, carry[rows], paired)
             if grad_C is not None:
@@ -202,10 +197,6 @@ def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor
                 _scan_chunk(grad_B, rows, chunks[k]).copy_((x_c.unsqueeze(2) @ g.transpose(2, 3)).squeeze(2))
             if grad_x is not None:
                 _scan_chunk(grad_x, rows, chunks[k]).copy_((B_c.unsqueeze(2) @ g).squeeze(2))
-                if bias is not None:
-                    _scan_chunk(grad_x, rows, chunks[k]).add_((bias * g).sum(2))
-            if grad_bias is not None:
-                grad_bias += (x_c.unsqueeze(2) * g).sum((0, 1))
             # From here on g is the cotangent of the exponent d A, and e is scratch memory.
             _multiply_(e, s[:-1], paired)
             _multiply_(g, e, paired, sign=-1)
@@ -214,7 +205,7 @@ def _scan_gradients(ctx: Any, grad_y: Tensor, grad_last: Tensor) -> tuple[Tensor
                 _scan_chunk(grad_d, rows, chunks[k]).copy_(over_rows.sum_to_size(d_c.shape))
             if grad_A is not None:
                 grad_A += g.mul_(d_c.unsqueeze(2)).sum((0, 1))
-    return grad_d, grad_x, grad_A, grad_B, grad_C, grad_bias, carry
+    return grad_d, grad_x, grad_A, grad_B, grad_C, carry
 
 
 def _plain_scan(
@@ -223,7 +214,6 @@ def _plain_scan(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    bias: Tensor | None,
     state: Tensor,
     *,
     paired: bool,
@@ -238,18 +228,14 @@ def _plain_scan(
             state = torch.cat([size * (cosine * real - sine * imag), size * (cosine * imag + sine * real)], dim=1)
         else:
             state = exponent.exp() * state
-        weights = B[:, t].unsqueeze(2) if bias is None else B[:, t].unsqueeze(2) + bias
-        state = state + x[:, t].unsqueeze(1) * weights
+        state = state + x[:, t].unsqueeze(1) * B[:, t].unsqueeze(2)
         rows.append((C[:, t].unsqueeze(2) * state).sum(1))
     return torch.stack(rows, dim=1), state
 
 
-def _selective_states(
-    d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _selective_states(d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The sums over states `(B, L, D)` and the last state `(B, D, N)` of a program of any length, by a linear scan."""
-    weights = B.unsqueeze(2) if bias is None else B.unsqueeze(2) + bias
-    states = plain_scan(complex_or_real_exp(d.unsqueeze(-1), A), x.unsqueeze(-1) * weights, state)
+    states = plain_scan(complex_or_real_exp(d.unsqueeze(-1), A), x.unsqueeze(-1) * B.unsqueeze(2), state)
     return sum_over_states(C.unsqueeze(2), states), states[:, -1]
 
 
@@ -258,24 +244,20 @@ def _to_real_rows(t: Tensor) -> Tensor:
     return torch.cat([t.real, t.imag], dim=-1) if t.is_complex() else t
 
 
-def chunked_scan(
-    args: ScanTensors, delta_softplus: bool, needs_last: bool, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The output and the last state; `bias` `(D, N)` is added to the input weights `B` of each channel."""
+def chunked_scan(args: ScanTensors, delta_softplus: bool, needs_last: bool) -> tuple[Tensor, Tensor]:
+    """The output and the last state."""
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
     state = A.new_zeros(u.shape[0], *A.shape) if state is None else state
     d = step_sizes(delta, delta_bias, delta_softplus)
     if is_exporting():
         with no_autocast(u.device):
-            y, last = _selective_states(d, d * u, A, B, C, None if bias is None else bias.to(A.dtype), state)
+            y, last = _selective_states(d, d * u, A, B, C, state)
         return skip_and_gate(y, u, D, z).to(args.u.dtype), last
     paired = A.is_complex()
     # 2 Re c x is the real product of the rows of 2 conj(c) with the rows of x.
     weights = _to_real_rows(A).t(), _to_real_rows(B), _to_real_rows(2 * C.conj() if paired else C)
     with no_autocast(u.device):
-        rows = None if bias is None else _to_real_rows(bias.to(A.dtype)).t().contiguous()
         inputs = [t.contiguous() for t in (d, d * u, *weights, _to_real_rows(state).transpose(1, 2))]
-        inputs.insert(-1, rows)
         if in_function_transform():
             y, last = _plain_scan(*inputs, paired=paired)
         else:

@@ -8,16 +8,11 @@ all numbers.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.decoding import (
     LOG2_E,
-    ZERO,
     CompiledBlocks,
-    address,
     apply_final_norm,
     apply_gate,
     apply_linear,
@@ -30,7 +25,7 @@ from hf_ssm.ops.cpu.vector import LANES, exp2, fma, load_some, mul, pointer, sof
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, block_shapes
 
-__all__ = ["BlocksStep", "scan_step_numba", "supports_scan_step"]
+__all__ = ["BlocksStep"]
 
 
 @kernel
@@ -140,27 +135,3 @@ class BlocksStep(CompiledBlocks):
         scratch_size = sizes[0] + 5 * channels + rank + 2 * states
         numbers = LOG2_E[w.A.dtype], options.logarithmic, sizes
         super().__init__(_blocks_step, weights, options, final_norm, block_shapes(w), w.A.dtype, scratch_size, numbers)
-
-
-def supports_scan_step(
-    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
-) -> bool:
-    return not any(t.is_complex() for t in (A, B, C, state)) and is_plain_call(u, d, A, B, C, state, D, z)
-
-
-def scan_step_numba(
-    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The step of real states with step sizes `d` `(B, D)` or `(B, 1)` as they enter the recurrence, in one dtype."""
-    u, d, A, B, C, state = (t.contiguous() for t in (u, d.expand_as(u), A, B, C, state))
-    D, z = (None if t is None else t.contiguous() for t in (D, z))
-    y, new = torch.empty_like(u), torch.empty_like(state)
-    for row in range(len(u)):
-        per_row = [address(t) + row * t.stride(0) * t.element_size() for t in (u, d, B, C, state, new, y)]
-        x, step, b, c, before, after, out = per_row
-        gate = 0 if z is None else z[row].data_ptr()
-        _scan_step(
-            *(ZERO[u.dtype], LOG2_E[u.dtype], x, step, A.data_ptr(), False, b, c, address(D), gate),
-            *(before, after, out, *A.shape),
-        )
-    return y, new

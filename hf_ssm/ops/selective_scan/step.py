@@ -6,7 +6,6 @@ Dimensions: `B` batch, `D` channels, `N` stored states per channel.
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.selective_scan.arguments import (
     ScanTensors,
     check_scan_tensors,
@@ -55,20 +54,7 @@ def selective_scan_step(
     check_scan_tensors(args, axes="batch", state="state")
     dtype = u.dtype
     u, delta, A, B, C, D, z, delta_bias, state = args.cast(args.dtype)
-    y, new_state = _SCAN_STEP(u, step_sizes(delta, delta_bias, delta_softplus), A, B, C, state, D, z)
-    return y.to(dtype), new_state
-
-
-def _scan_step_torch(
-    u: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None, z: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The step with step sizes `d` `(B, D)` or `(B, 1)` as they enter the recurrence, in one dtype."""
+    d = step_sizes(delta, delta_bias, delta_softplus)
     decay = complex_or_real_exp(d.unsqueeze(-1), A)
     state = torch.addcmul((d * u).unsqueeze(-1) * B.unsqueeze(1), decay, state)
-    return skip_and_gate(sum_over_states(C.unsqueeze(1), state), u, D, z), state
-
-
-_SCAN_STEP = Operation(
-    numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "scan_step_numba", "supports_scan_step"),
-    torch=_scan_step_torch,
-)
+    return skip_and_gate(sum_over_states(C.unsqueeze(1), state), u, D, z).to(dtype), state

@@ -9,15 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from hf_ssm.ops.context import is_plain_call
 from hf_ssm.ops.cpu.compiling import kernel
 from hf_ssm.ops.cpu.decoding import (
     ZERO,
     CompiledBlocks,
-    address,
     apply_final_norm,
     apply_gate,
     convolve,
@@ -42,12 +38,8 @@ from hf_ssm.ops.cpu.vector import (
 )
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, ssd_block_shapes
-from hf_ssm.ops.threads import run_tasks
 
-__all__ = ["SSDBlocksStep", "ssd_step_numba", "supports_ssd_step"]
-
-# Numbers of a state from which on a batch is divided among threads: starting a task takes as long as some thousands.
-_NUMBERS_OF_A_TASK = 2**17
+__all__ = ["SSDBlocksStep"]
 
 
 @kernel
@@ -83,32 +75,6 @@ def _heads_step(like, x, d, A, logarithmic, B, C, skip, skips, state, new_state,
             if skip != 0:
                 value += pointer(skip, like)[h if skips == heads else k] * inputs[k]
             out[k] = value
-
-
-@kernel
-def _rows_step(like, item, x, d, A, B, C, skip, skips, state, new_state, y, start, end, heads, size, groups, states):
-    """One position of the sequences `start` to `end - 1`."""
-    for row in range(start, end):
-        wide, weights = row * heads * size * item, row * groups * states * item
-        deep = wide * states
-        _heads_step(
-            like,
-            x + wide,
-            d + row * heads * item,
-            A,
-            False,
-            B + weights,
-            C + weights,
-            skip,
-            skips,
-            state + deep,
-            new_state + deep,
-            y + wide,
-            heads,
-            size,
-            groups,
-            states,
-        )
 
 
 @kernel
@@ -206,28 +172,3 @@ class SSDBlocksStep(CompiledBlocks):
         scratch_size = width + 2 * channels + 2 * mixed + heads
         numbers = gated, limit, sizes
         super().__init__(_blocks_step, weights, options, final_norm, shapes, w.A_log.dtype, scratch_size, numbers)
-
-
-def supports_ssd_step(x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor) -> bool:
-    return is_plain_call(x, d, A, B, C, D, state)
-
-
-def ssd_step_numba(
-    x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The step with step sizes `d` `(B, H)` as they enter the recurrence, in one dtype."""
-    x, d, A, B, C, state = (t.contiguous() for t in (x, d, A, B, C, state))
-    D = None if D is None else D.contiguous()
-    (batch, heads, size), (groups, states) = x.shape, B.shape[1:]
-    y, new = torch.empty_like(x), torch.empty_like(state)
-    skips = 0 if D is None else D.numel()
-    addresses = *(address(t) for t in (x, d, A, B, C, D)), skips, *(address(t) for t in (state, new, y))
-    rows = max(1, -(-_NUMBERS_OF_A_TASK // (heads * size * states)))
-
-    def task(number: int) -> None:
-        start = number * rows
-        parts = start, min(start + rows, batch)
-        _rows_step(ZERO[x.dtype], x.element_size(), *addresses, *parts, heads, size, groups, states)
-
-    run_tasks(task, -(-batch // rows))
-    return y, new

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.ssd.arguments import SSDTensors, check_dt_limit, check_ssd_tensors, limited_steps
 
-__all__ = ["ssd_step", "step_torch"]
+__all__ = ["ssd_step"]
 
 
 def ssd_step(
@@ -53,14 +52,7 @@ def ssd_step(
     check_dt_limit(dt_limit)
     dtype = x.dtype
     x, dt, A, B, C, D, dt_bias, state = args.cast(args.dtype)
-    y, new_state = _SSD_STEP(x, limited_steps(dt, dt_bias, dt_softplus, dt_limit), A, B, C, D, state)
-    return y.to(dtype), new_state
-
-
-def step_torch(
-    x: Tensor, d: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The step with step sizes `d` `(B, H)` as they enter the recurrence, in one dtype."""
+    d = limited_steps(dt, dt_bias, dt_softplus, dt_limit)
     groups = B.shape[1]
     u = (d.unsqueeze(-1) * x).unflatten(1, (groups, -1))
     decay = torch.exp(d * A).unflatten(1, (groups, -1))[..., None, None]
@@ -68,10 +60,4 @@ def step_torch(
     y = (state * C[:, :, None, None]).sum(-1).flatten(1, 2)
     if D is not None:
         y = torch.addcmul(y, D.unsqueeze(-1) if D.dim() == 1 else D, x)
-    return y, state.flatten(1, 2)
-
-
-_SSD_STEP = Operation(
-    numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "ssd_step_numba", "supports_ssd_step"),
-    torch=step_torch,
-)
+    return y.to(dtype), state.flatten(1, 2)

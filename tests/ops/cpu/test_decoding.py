@@ -9,9 +9,7 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 from decoding_references import blocks_step_reference
 
-from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.decoding import LINEAR_MAPS, ScaledRows
-from hf_ssm.ops.selective_scan import selective_scan_step
 from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
 from hf_ssm.ops.selective_scan.numba_decoding import BlocksStep
 
@@ -109,38 +107,6 @@ def test_weights_that_are_stored_in_fewer_bits(store, norm):
     """The step is that of the numbers that they stand for."""
     check(2, (70, 67, 5, 3, 4), norm, (True, True, True, True, True), torch.float32, 1e-5, store)
     check(1, (64, 128, 16, 4, 4), norm, (False, False, True, False, True), torch.float64, 1e-12, store)
-
-
-@given(
-    batch=st.integers(1, 3),
-    channels=st.integers(1, 40),
-    states=st.integers(1, 35),
-    flags=st.tuples(*[st.booleans()] * 4),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-)
-def test_the_step_of_the_scan(batch, channels, states, flags, dtype):
-    with_skip, with_gate, shared, softplus = flags
-    precise = torch.promote_types(dtype, torch.float32)
-    arguments = {
-        "u": torch.randn(batch, channels).to(dtype),
-        "delta": torch.randn(batch, 1 if shared else channels).to(dtype),
-        "A": torch.randn(channels, states, dtype=precise),
-        "B": torch.randn(batch, states).to(dtype),
-        "C": torch.randn(batch, states).to(dtype),
-        "state": torch.randn(batch, channels, states, dtype=precise),
-        "D": torch.randn(channels, dtype=precise) if with_skip else None,
-        # Rows that lie apart, as those of a part of a projection do.
-        "z": torch.randn(batch, 2 * channels).to(dtype)[:, channels:] if with_gate else None,
-        "delta_softplus": softplus,
-    }
-    with use_backend("numba"):
-        y, state = selective_scan_step(**arguments)
-    with use_backend("torch"):
-        expected = selective_scan_step(**arguments)
-    assert y.dtype == dtype
-    tolerance = TOLERANCE[precise] if dtype != torch.bfloat16 else 1e-2
-    torch.testing.assert_close(y, expected[0], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(state, expected[1], rtol=TOLERANCE[precise], atol=TOLERANCE[precise])
 
 
 def test_nan_stays_in_its_row():

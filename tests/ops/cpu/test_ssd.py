@@ -11,7 +11,7 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 from decoding_references import ssd_blocks_step_reference
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.ssd import ssd_scan, ssd_step
+from hf_ssm.ops.ssd import ssd_scan
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
 from hf_ssm.ops.ssd.numba import _backward, _forward
 from hf_ssm.ops.ssd.numba_decoding import SSDBlocksStep
@@ -74,16 +74,6 @@ def test_views_of_projections_are_not_copied(monkeypatch):
     assert torch.equal(ssd_scan(*views, *weights), expected)
     assert (2, 30, 6, 20) not in copies
     assert (2, 30, 2, 17) not in copies
-
-
-def test_a_step_of_a_large_batch():
-    batch, heads, channels, states = 9, 8, 64, 64
-    given = [torch.randn(batch, heads, channels), torch.rand(batch, heads), -torch.rand(heads)]
-    given += [torch.randn(batch, 2, states) for _ in "BC"] + [torch.randn(batch, heads, channels, states)]
-    found = ssd_step(*given, torch.ones(heads))
-    with use_backend("torch"):
-        expected = ssd_step(*given, torch.ones(heads))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def block_weights(size, heads, channels, groups, states, taps, options: dict[str, Any], dtype) -> SSDBlockWeights:

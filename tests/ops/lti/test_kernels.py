@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.lti.diagonal import (
     diagonal_kernel,
     diagonal_kernel_reference,
@@ -15,7 +14,7 @@ from hf_ssm.ops.lti.diagonal import (
 from hf_ssm.ops.lti.discretize import bilinear, bilinear_dense, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference, dplr_transfer
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_matrix, legs_nplr
-from hf_ssm.ops.lti.sinusoid import sinusoid_kernel, sinusoid_ssm
+from hf_ssm.ops.lti.sinusoid import sinusoid_kernel
 
 RULES = {"zoh": zoh, "bilinear": bilinear}
 DENSE_RULES = {"zoh": zoh_dense, "bilinear": bilinear_dense}
@@ -235,29 +234,6 @@ def test_sinusoid_kernel_gradients():
     assert torch.autograd.gradcheck(lambda *ts: sinusoid_kernel(*ts, 6, 9), inputs)
 
 
-def test_sinusoid_filter_is_a_state_space_model():
-    inputs = sinusoid_system()
-    a_bar, b_bar, c = sinusoid_ssm(*inputs, 50)
-    kernel = sinusoid_kernel(*inputs, 50, 50)
-    state = b_bar
-    for t in range(50):
-        torch.testing.assert_close((c * state).sum(-1), kernel[:, t], rtol=0, atol=1e-10)
-        state = (a_bar @ state.unsqueeze(-1)).squeeze(-1)
-
-
-def test_sinusoid_state_space_model_steps_like_the_convolution():
-    inputs = sinusoid_system()
-    a_bar, b_bar, c = sinusoid_ssm(*inputs, 20)
-    u = randn(2, 20, 3, seed=5)
-    state = torch.zeros(2, 3, 4, dtype=torch.float64)
-    outputs = []
-    for t in range(20):
-        state = torch.einsum("dnm,bdm->bdn", a_bar, state) + b_bar * u[:, t, :, None]
-        outputs.append((c * state).sum(-1))
-    expected = long_conv(u, sinusoid_kernel(*inputs, 20, 20))
-    torch.testing.assert_close(torch.stack(outputs, 1), expected, rtol=0, atol=1e-10)
-
-
 def test_errors():
     a, b, c, dt = diagonal_system()
     p = torch.zeros_like(a)
@@ -278,7 +254,5 @@ def test_errors():
     parameters = sinusoid_system()
     with pytest.raises(ValueError, match="window must be a positive number of positions, got 0"):
         sinusoid_kernel(*parameters, 0, 4)
-    with pytest.raises(ValueError, match="window must be a positive number of positions, got 0"):
-        sinusoid_ssm(*parameters, 0)
     with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         sinusoid_kernel(*parameters, 4, 0)

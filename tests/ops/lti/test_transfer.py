@@ -15,7 +15,6 @@ from hf_ssm.ops.lti.transfer import (
     diagonal_response,
     dplr_response,
     frequency_grid,
-    real_transfer,
     sobolev_response,
     taps_response,
     taps_response_reference,
@@ -165,19 +164,6 @@ def test_unknown_names_are_refused():
         sinusoid_response(OMEGA, *torch.ones(4, 1), 0)
     with pytest.raises(ValueError, match="count must be at least 2"):
         frequency_grid(1)
-
-
-def test_real_transfer_is_the_real_part_of_the_partial_fractions():
-    poles = torch.complex(-torch.rand(2, 5, dtype=torch.float64) - 0.1, torch.randn(2, 5, dtype=torch.float64))
-    residues, skip = crandn(2, 5), torch.tensor([0.3, -1.0], dtype=torch.float64)
-    s = torch.linspace(-4, 4, 9, dtype=torch.float64)
-    found = real_transfer(s, poles, residues, skip)
-    for channel in range(2):
-        for j, point in enumerate(s.tolist()):
-            terms = [
-                c / (1j * point - a) for c, a in zip(residues[channel].tolist(), poles[channel].tolist(), strict=True)
-            ]
-            assert abs(found[channel, j].item() - sum(terms).real - skip[channel].item()) < 1e-12
 
 
 def test_completed_pairs_have_the_transfer_function_of_the_stored_half():

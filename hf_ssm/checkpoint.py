@@ -1,0 +1,183 @@
+"""The code of a checkpoint: the modules of the package that a model needs, beside the weights.
+
+A saved model loads without hf_ssm: transformers runs these files (`trust_remote_code=True`). They are the package's
+own modules: those of the configuration and of the models, and all that these import from the package. The copies differ
+in one respect: `from package.module import name` becomes `from .package_module import name`, as transformers supports
+neither packages nor folders there. Modules that `importlib` imports by name, such as compiled kernels and converters,
+are left out; the copies compute with operations of torch.
+"""
+
+import ast
+import functools
+import json
+import os
+import re
+import sys
+from importlib.util import resolve_name
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import AutoConfig
+
+from hf_ssm.models.registry import FAMILIES, HEADS, Family
+from hf_ssm.utils.files import write_text_atomically
+
+__all__ = ["HEADER", "auto_map", "bundle", "family_of", "refresh_code", "write_code"]
+
+HEADER = "# Part of the checkpoint's code, from the package hf_ssm"
+"""How each file of a checkpoint's code begins."""
+
+_PACKAGE = __name__.partition(".")[0]
+# How transformers finds the other files: a search of the text, comments and docstrings included.
+_RELATIVE = re.compile(r"^\s*(?:import\s+\.(\S+)\s*$|from\s+\.(\S+)\s+import)", re.MULTILINE)
+
+
+def write_code(config: Any, folder: str | os.PathLike[str]) -> None:
+    """Write the code of a model into a folder, replacing older versions, and set `config.auto_map` accordingly.
+
+    A configuration whose class is not registered (see `register_family`) is ignored.
+
+    Args:
+        config: The configuration of the model.
+        folder: Folder of the checkpoint; created if missing.
+
+    Raises:
+        ValueError: An import that a copy cannot have; see `bundle`.
+    """
+    family = family_of(config)
+    if family is None:
+        return
+    sources = bundle(config)
+    config.auto_map = auto_map(family)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, source in sources.items():
+        write_text_atomically(Path(folder, name), source)
+
+
+def refresh_code(folder: str | os.PathLike[str]) -> list[str]:
+    """Replace the code in a local checkpoint of hf_ssm by that of the installed version; weights are not touched.
+
+    Args:
+        folder: Folder with the `config.json` of a model of hf_ssm.
+
+    Returns:
+        Names of the code files.
+
+    Raises:
+        ValueError: No folder, or no configuration of a family of hf_ssm in it.
+    """
+    path = Path(folder, "config.json")
+    try:
+        stored = json.loads(path.read_bytes())
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{os.fspath(folder)!r} holds no checkpoint of hf_ssm: {error}") from error
+    family = family_of(config)
+    if family is None:
+        raise ValueError(f"{os.fspath(folder)!r} holds no checkpoint of hf_ssm, but one of {config.model_type!r}")
+    older = {file.name for file in Path(folder).glob("*.py") if file.read_bytes().startswith(f"{HEADER} ".encode())}
+    write_code(config, folder)
+    if stored.get("auto_map") != config.auto_map:
+        write_text_atomically(path, json.dumps(stored | {"auto_map": config.auto_map}, indent=2, sort_keys=True) + "\n")
+    names = [*bundle(config)]
+    for name in older.difference(names):
+        Path(folder, name).unlink()
+    return names
+
+
+def family_of(config: Any) -> Family | None:
+    """The family whose configuration class is that of `config`, derived classes excluded."""
+    return next((family for family in FAMILIES.values() if type(config) is family.config_class), None)
+
+
+def auto_map(family: Family) -> dict[str, str]:
+    """Auto class -> `file.Class` in the code, for the configuration and all heads of a family."""
+    configuration, modeling = _stem(family.config_class.__module__), _stem(family.modeling.__name__)
+    heads = {HEADS[head]: f"{modeling}.{cls.__name__}" for head, cls in family.model_classes.items()}
+    return {"AutoConfig": f"{configuration}.{family.config_class.__name__}", **heads}
+
+
+def bundle(config: Any) -> dict[str, str]:
+    """The files that load the models of a configuration without hf_ssm, as name -> source.
+
+    Args:
+        config: A configuration of a registered family.
+
+    Raises:
+        ValueError: An import that a copy cannot have, with its place; a class that is not registered.
+    """
+    family = family_of(config)
+    if family is None:
+        kind = type(config)
+        raise ValueError(f"{kind.__module__}.{kind.__name__} is not the configuration of a family")
+    waiting = [family.modeling.__name__, family.config_class.__module__]
+    # A family may be defined in a package of its own.
+    packages = frozenset(name.partition(".")[0] for name in (__name__, *waiting))
+    files: dict[str, str] = {}
+    while waiting:
+        module = waiting.pop()
+        name = f"{_stem(module)}.py"
+        if name not in files:
+            files[name], imported = _copy(module, getattr(sys.modules[module], "__file__", None), packages)
+            waiting += imported
+    for name, source in files.items():
+        absent = sorted({one or other for one, other in _RELATIVE.findall(source)} - {file[:-3] for file in files})
+        if absent:
+            raise ValueError(
+                f"{name} contains text that looks like a relative import of {', '.join(absent)}: transformers would "
+                "look for these files, so change the wording of the text"
+            )
+    return files
+
+
+def _stem(module: str) -> str:
+    """The name, without suffix, of the file of a module."""
+    for family in FAMILIES.values():
+        name = re.sub(r"\W", "_", family.short_name)
+        if module in (home := (family.config_class.__module__, family.modeling.__name__)):
+            return ("configuration", "modeling")[home.index(module)] + f"_hf_ssm_{name}"
+    return module.replace(".", "_")
+
+
+def _registrations(module: str) -> str:
+    """Statements at the end of the file of a family: a model that is saved again then takes its code along."""
+    references = [
+        (reference.partition("."), auto) for f in FAMILIES.values() for auto, reference in auto_map(f).items()
+    ]
+    lines = [
+        f'{name}.register_for_auto_class("{auto}")\n' for (stem, _, name), auto in references if stem == _stem(module)
+    ]
+    return "".join(["\n", *lines]) if lines else ""
+
+
+@functools.cache
+def _copy(module: str, path: str | None, packages: frozenset[str]) -> tuple[str, list[str]]:
+    """The copy of a module for a checkpoint, and the modules of `packages` that it imports."""
+    if path is None or not path.endswith(".py"):
+        raise ValueError(f"the module {module!r} has no source file: define models in files of a package")
+    source = Path(path).read_text(encoding="utf-8")
+    lines = source.splitlines(keepends=True)
+    imported = []
+    for node in ast.walk(ast.parse(source, filename=path)):
+        if isinstance(node, ast.Import):
+            unsupported = any(alias.name.partition(".")[0] in packages for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            written = "." * node.level + (node.module or "")
+            home = resolve_name(written, sys.modules[module].__package__)
+            if home.partition(".")[0] not in packages:
+                continue
+            unsupported = any(
+                isinstance(getattr(sys.modules[home], alias.name, None), ModuleType) for alias in node.names
+            )
+            line = lines[node.lineno - 1]
+            lines[node.lineno - 1] = line.replace(f"from {written} ", f"from .{_stem(home)} ", 1)
+            imported.append(home)
+        else:
+            continue
+        if unsupported:
+            raise ValueError(
+                f"{path}:{node.lineno}: a checkpoint cannot have `{ast.unparse(node)}`: write `from module import name`"
+            )
+    version = sys.modules[_PACKAGE].__version__
+    return f"{HEADER} {version} (Apache-2.0): {module}\n\n{''.join(lines)}{_registrations(module)}", imported

@@ -1,0 +1,133 @@
+"""Tensors of Evo 1 and Evo 2 with the public names, and their logits by plain loops in float64."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Weights = dict[str, np.ndarray]
+
+
+def random_normal(dtype: torch.dtype, seed: int = 0) -> Callable[..., Tensor]:
+    """`normal(*shape, scale=...)`, drawn in float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+    return normal
+
+
+def outer_tensors(config: dict[str, Any], normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+    size = config["hidden_size"]
+    return {"embedding_layer.weight": normal(config["vocab_size"], size), "norm.scale": 1 + normal(size, scale=0.1)}
+
+
+def block_tensors(
+    layer: int, config: dict[str, Any], normal: Callable[..., Tensor], inner: int, theta: float
+) -> dict[str, Tensor]:
+    """The tensors of a block, without those of a long filter."""
+    size = config["hidden_size"]
+    block = {"pre_norm.scale": 1 + normal(size, scale=0.1), "post_norm.scale": 1 + normal(size, scale=0.1)}
+    for name, shape in (("l1", (inner, size)), ("l2", (inner, size)), ("l3", (size, inner))):
+        block[f"mlp.{name}.weight"] = normal(*shape, scale=shape[1] ** -0.5)
+    if layer in config["attn_layer_idxs"]:
+        half = size // config["num_attention_heads"] // 2
+        block["inner_mha_cls.Wqkv.weight"] = normal(3 * size, size, scale=size**-0.5)
+        if config["qkv_proj_bias"]:
+            block["inner_mha_cls.Wqkv.bias"] = normal(3 * size)
+        block["inner_mha_cls.out_proj.weight"] = normal(size, size, scale=size**-0.5)
+        block["inner_mha_cls.out_proj.bias"] = normal(size, scale=0.3)
+        frequencies = theta ** -(torch.arange(half, dtype=torch.float64) / half)
+        block["inner_mha_cls.rotary_emb.inv_freq"] = frequencies.float()
+        return block
+    block["projections.weight"] = normal(3 * size, size, scale=size**-0.5)
+    block["filter.short_filter_weight"] = normal(3 * size, 1, config["short_filter_length"], scale=0.5)
+    block["out_filter_dense.weight"] = normal(size, size, scale=size**-0.5)
+    block["out_filter_dense.bias"] = normal(size, scale=0.3)
+    return block
+
+
+def reference_logits(
+    state: dict[str, Any],
+    config: dict[str, Any],
+    ids: list[int],
+    convolution: Callable[[np.ndarray, Weights, dict[str, Any], int], np.ndarray],
+    *,
+    theta: float,
+    by_head: bool,
+) -> np.ndarray:
+    """The logits `(L, V)` of one sequence, by loops over positions and heads.
+
+    Args:
+        convolution: The mixer of a layer without attention, of its inputs, tensors, configuration and number.
+        by_head: Whether queries, keys and values are head by head in the rows of `Wqkv`.
+    """
+    tensors = {name.removeprefix("backbone."): w for name, w in state.items() if isinstance(w, Tensor)}
+    weights = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+
+    def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return scale * x / (np.sqrt((x**2).mean(-1, keepdims=True)) + config["eps"])
+
+    embedding = weights["embedding_layer.weight"]
+    x = embedding[ids]
+    for layer in range(config["num_layers"]):
+        prefix = f"blocks.{layer}."
+        block = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+        inputs = normed(x, block["pre_norm.scale"])
+        is_attention = layer in config["attn_layer_idxs"]
+        mixed = _attention(inputs, block, config, theta, by_head) if is_attention else None
+        x = x + (convolution(inputs, block, config, layer) if mixed is None else mixed)
+        h = normed(x, block["post_norm.scale"])
+        gate = h @ block["mlp.l1.weight"].T
+        if config["mlp_activation"] == "silu":
+            gate = gate / (1 + np.exp(-gate))
+        elif layer == 0 or not config.get("evo2_style_activations", False):
+            gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
+        x = x + (gate * (h @ block["mlp.l2.weight"].T)) @ block["mlp.l3.weight"].T
+    head = embedding if config["tie_embeddings"] else weights["unembed.weight"]
+    return normed(x, weights["norm.scale"]) @ head.T
+
+
+def short_convolution(x: np.ndarray, block: Weights) -> np.ndarray:
+    """The projections of x, filtered; as in torch, the last tap is that of the present."""
+    z = x @ block["projections.weight"].T + block.get("projections.bias", 0.0)
+    taps, short = block["filter.short_filter_weight"][:, 0], np.zeros_like(z)
+    for t in range(len(z)):
+        short[t] = block.get("filter.short_filter_bias", 0.0)
+        for lag in range(min(t + 1, taps.shape[1])):
+            short[t] += taps[:, -1 - lag] * z[t - lag]
+    return short
+
+
+def recurrence(poles: np.ndarray, residues: np.ndarray, u: np.ndarray) -> Iterator[np.ndarray]:
+    """Σ over states of residues and states, at each position; both `(channels, states)`."""
+    states = np.zeros_like(poles)
+    for inputs in u:
+        states = poles * states + inputs[:, None]
+        yield (residues * states).sum(-1).real
+
+
+def _attention(x: np.ndarray, block: Weights, config: dict[str, Any], theta: float, by_head: bool) -> np.ndarray:
+    (length, size), heads = x.shape, config["num_attention_heads"]
+    width, half = size // heads, size // heads // 2
+    qkv = x @ block["inner_mha_cls.Wqkv.weight"].T + block.get("inner_mha_cls.Wqkv.bias", 0.0)
+    factor = config["rotary_emb_scaling_factor"] if config["use_interpolated_rotary_pos_emb"] else 1
+
+    def turned(vector: np.ndarray, position: int) -> np.ndarray:
+        turns = np.exp(1j * position / factor * theta ** -(np.arange(half) / half))
+        both = (vector[:half] + 1j * vector[half:]) * turns
+        return np.concatenate([both.real, both.imag])
+
+    mixed = np.zeros_like(x)
+    for head in range(heads):
+        begins = [(3 * head + part) * width if by_head else part * size + head * width for part in range(3)]
+        query, key, value = (qkv[:, begin : begin + width] for begin in begins)
+        for t in range(length):
+            scores = np.array([turned(query[t], t) @ turned(key[s], s) / math.sqrt(width) for s in range(t + 1)])
+            shares = np.exp(scores - scores.max())
+            mixed[t, head * width : (head + 1) * width] = (shares / shares.sum()) @ value[: t + 1]
+    return mixed @ block["inner_mha_cls.out_proj.weight"].T + block["inner_mha_cls.out_proj.bias"]
