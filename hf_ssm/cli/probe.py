@@ -75,8 +75,10 @@ _OPTIONS_OF_METHODS = {
 }
 _THRESHOLDS = (0.9, 0.5)
 # The numbers of the table, and the width of a column.
-_COLUMNS = ("probability", "probability_all_masked", "area", "sufficiency", "sufficiency_of_random_sets")
-_COLUMNS += ("probability_all_drawn", "necessity", "tokens_kept", "tokens", "evaluations")
+_COLUMNS = (
+    *("probability", "probability_all_masked", "area", "sufficiency", "sufficiency_of_random_sets"),
+    *("probability_all_drawn", "necessity", "tokens_kept", "tokens", "evaluations"),
+)
 _WIDTH = 16
 # Sequences with a plot of their own, and with a line in the table.
 _PICTURED, _LISTED = 4, 10
@@ -119,7 +121,7 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         background=background,
         max_tokens_per_batch=args.max_tokens_per_batch,
     )
-    probe = make(model, minimum_probability=args.minimum_probability, allow_wrong=args.allow_wrong)
+    probe = make(model=model, minimum_probability=args.minimum_probability, allow_wrong=args.allow_wrong)
     examples, left_out = chosen_examples(args, probe, data)
     nulls = null_models(model, tokenizer, data, args.checkpoint) if args.null else {}
     if launch.is_main():
@@ -131,7 +133,7 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
     curves = {CHOSEN: [result.probabilities for result in results], **compared_curves(probe, examples, results)}
     for name, null in nulls.items():
         # The classes of a model that has not learnt them are arbitrary: its own prediction is probed.
-        null_probe = make(null, allow_wrong=True, tests=False)
+        null_probe = make(model=null, allow_wrong=True, tests=False)
         own = [replace(e, target=None if probe.head == "class" else e.target) for e in examples]
         searched = null_probe.run([e.ids for e in own], target=[e.target for e in own])
         curves[name] = [result.probabilities for result in searched]

@@ -48,8 +48,7 @@ def null_models(model: Any, tokenizer: Any, data: Rows, checkpoint: str) -> dict
     labels = torch.tensor(data.train[data.label_column])
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))].tolist()
     rows = data.train.remove_columns(data.label_column).add_column(data.label_column, shuffled)
-    texts = {"sequence_column": data.column, "label_column": data.label_column}
-    rows = tokenize(DatasetDict(train=rows), tokenizer, **texts, max_length=data.limit)["train"]
+    rows = tokenize(DatasetDict(train=rows), tokenizer, data.column, data.label_column, data.limit)["train"]
     stored = stored_settings(checkpoint).get("training", {})
     with tempfile.TemporaryDirectory() as scratch:
         options = {name: stored[name] for name in _TRAINED_BY if name in stored}
@@ -59,7 +58,7 @@ def null_models(model: Any, tokenizer: Any, data: Rows, checkpoint: str) -> dict
         copy = type(model)(model.config)
         trainer = SSMTrainer(copy, arguments, train_dataset=rows, processing_class=tokenizer)
         trainer.train()
-    return nulls | {SHUFFLED: trainer.model.eval()}
+    return nulls | {SHUFFLED: copy.eval()}
 
 
 def excess(curves: dict[str, list[Tensor]]) -> str:

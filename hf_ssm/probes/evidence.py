@@ -77,12 +77,14 @@ def measure_evidence(evaluator: Evaluator, kept: Sequence[int], generator: torch
     sufficient, necessary = evaluator.values(torch.cat([others[1:], drawn[1:]]), few).chunk(2)
     same = own[0, : len(few)]
     return Evidence(
-        len(kept),
-        *map(_estimate, own),
-        _estimate(sufficient.mean(1)),
-        _estimate(necessary.mean(1)),
-        _estimate(same - sufficient.mean(0)),
-        int((sufficient.mean(1) < same.mean()).sum()),
+        kept=len(kept),
+        sufficiency=_estimate(own[0]),
+        necessity=_estimate(own[1]),
+        all_drawn=_estimate(own[2]),
+        random_sufficiency=_estimate(sufficient.mean(1)),
+        random_necessity=_estimate(necessary.mean(1)),
+        excess=_estimate(same - sufficient.mean(0)),
+        beaten=int((sufficient.mean(1) < same.mean()).sum()),
     )
 
 

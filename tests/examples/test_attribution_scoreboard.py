@@ -28,7 +28,7 @@ def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert list(passes.values()) == [12, 78, 13, 6]
     assert methods["integrated_gradients", 4]["passes"] == 12 and methods["in_silico_mutagenesis",]["passes"] == 37
     assert picture.stat().st_size > 1000
-    assert "| one_shot | 12 |" in capsys.readouterr().out
+    assert "| one_shot  | 12 |" in capsys.readouterr().out
 
     # A second call trains nothing.
     monkeypatch.setattr(script, "train", None)
