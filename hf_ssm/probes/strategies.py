@@ -24,8 +24,8 @@ _TOLERANCE = 0.001
 RESCORE_SHARE = 0.75
 # Fills of the first round of a step; each further round has twice as many, for half of the candidates.
 _FIRST_FILLS = 4
-# Most units of a search; longer sequences are masked in groups of neighbours first, and the groups are divided into
-# tokens when the best one lowers the value by this share of the start.
+# Most tokens that are masked one by one; longer sequences are masked in half as many groups of neighbours first, and the
+# groups are divided into tokens when the best one lowers the value by this share of the start.
 _MOST_UNITS, _DIVIDED_AT = 256, 0.05
 
 # Called with the number of tokens masked since the last call.
@@ -135,8 +135,8 @@ def rounds(draws: int, candidates: int) -> list[tuple[int, int]]:
 
 
 def units_of(places: Sequence[int]) -> list[list[int]]:
-    """Groups of neighbours of equal size, at most `_MOST_UNITS`."""
-    size = -(-len(places) // _MOST_UNITS)
+    """Single tokens, or groups of neighbours of equal size."""
+    size = 1 if len(places) <= _MOST_UNITS else -(-len(places) // (_MOST_UNITS // 2))
     return [list(places[first : first + size]) for first in range(0, len(places), size)]
 
 

@@ -239,7 +239,7 @@ def test_a_sequence_that_fits_into_no_256_units_is_masked_in_groups_first(make_m
     # The ends of groups are on the curve; within a group it is interpolated.
     along = probe.evaluate(ids, result.order, 1)
     close = (result.probabilities - along).abs() < 1e-9
-    assert close[0] and close[-1] and close.sum() >= 8
+    assert close[0] and close[-1] and close.sum() >= 5
 
 
 def test_callable_targets_take_the_place_of_the_probability(make_model):
