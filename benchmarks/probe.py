@@ -3,6 +3,7 @@
     python benchmarks/probe.py                 # some ten minutes on two idle cores
     python benchmarks/probe.py --steps 2       # a minute: only the first two steps of the plain loop, see below
     python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
+    python benchmarks/probe.py --draws         # the default search, with 16 draws: tokens, kept bases, long rows
     python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
 The plain loop calls the model once for each candidate of each step, with the whole sequence in a batch of one. The
@@ -12,25 +13,34 @@ where two candidates are closer than the rounding of single precision; otherwise
 plain loop ends after N steps, and its time is extrapolated: all calls cost the same, so the time per call is multiplied
 by the number of calls of the whole loop.
 
+With `--draws`, a model is trained on planted motifs (two of 12 bases in a row). The table has the tokens of the default
+search and of its tests relative to the exact search with one token, the Jaccard index of the kept bases with those of
+the exact search with 64 draws (with 16 draws for rows above 100 bases) and the share of them in the motif. Its last row
+is a search of 1,000 bases.
+
 With `--evaluators`, the script prints the median CPU seconds of three searches: by full passes, with stored states, and
 with stored states and differences.
 """
 
 import argparse
 import copy
+import functools
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from _measure import Row, add_output, write_rows
 
 import hf_ssm
+from hf_ssm.data import load_sequences, tokenize
 from hf_ssm.probes import MaskingProbe
 from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, probing
+from hf_ssm.probes.evidence import PASSES
 from hf_ssm.probes.strategies import SearchSettings, search
 from hf_ssm.probes.targets import ProbedSequence, Target
 
@@ -96,7 +106,7 @@ def plain_loop(model: torch.nn.Module, ids: torch.Tensor, index: int, steps: int
 
 def exact(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bool) -> tuple[Cost, list[int]]:
     """The search by the probe."""
-    probe = MaskingProbe(model, mask=MASK, allow_wrong=True)
+    probe = MaskingProbe(model, replace=MASK, strategy="exact", tests=False, allow_wrong=True)
     sequence, target = ([*ids.tolist(), index], len(ids)) if is_causal else (ids.tolist(), index)
     before = clocks()
     result = probe.run(sequence, target=target, progress=False)
@@ -151,9 +161,57 @@ def compare_evaluators(model: torch.nn.Module, ids: torch.Tensor, index: int, is
         for kind, found in zip(kinds, seconds, strict=True):
             before = clocks()[0]
             with probing(model):
-                search(kind(model, sequence, MASK, 16384), SearchSettings())
+                search(kind(model, sequence, torch.full((1, len(ids)), MASK), 16384), SearchSettings())
             found.append(clocks()[0] - before)
     return [statistics.median(found) for found in seconds]
+
+
+def train(length: int, tiny: bool) -> tuple[torch.nn.Module, Any, list[tuple[str, set[int]]]]:
+    """A Hyena that classifies planted motifs, its tokenizer, and test rows with the motif."""
+    sizes = {"num_train": 1200, "num_validation": 20, "num_test": 40}
+    sizes = {"num_train": 32, "num_validation": 8, "num_test": 8, "motif_length": 4} if tiny else sizes
+    raw = load_sequences("planted-motifs", length=length, **sizes)
+    tokenizer = hf_ssm.build_dna_tokenizer()
+    rows = tokenize(raw, tokenizer)["train"]
+    transformers.set_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": len(tokenizer), "rescale_init": True}
+    model = hf_ssm.HyenaForSequenceClassification(hf_ssm.HyenaConfig(**size, pad_token_id=tokenizer.pad_token_id))
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"learning_rate": 5e-3, "lr_scheduler_type": "cosine", "per_device_train_batch_size": 32}
+        options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+        arguments = transformers.TrainingArguments(folder, num_train_epochs=1 if tiny else 6, **options)
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        hf_ssm.SSMTrainer(model, arguments, collator, rows).train()
+    motif = len(raw["test"].features["label"].int2str(1))
+    sites = [{start + k for start in row["motif_positions"] for k in range(motif)} for row in raw["test"]]
+    found = zip(raw["test"]["sequence"], raw["test"]["label"], sites, strict=True)
+    return model.eval(), tokenizer, [(text, site) for text, label, site in found if label == 1]
+
+
+def compare_draws(length: int, count: int, tiny: bool) -> list[float]:
+    """Tokens relative to the exact search with one token, Jaccard index, share in the motif, and CPU seconds."""
+    model, tokenizer, rows = train(length, tiny)
+    make = functools.partial(MaskingProbe, model, tokenizer, allow_wrong=True)
+    quick, exact = make(), make(strategy="exact", draws=64 if length <= 100 else 16, tests=False)
+    numbers = []
+    for text, site in rows[:count]:
+        before = time.process_time()
+        result = quick.run(text, 1, progress=False)
+        seconds = time.process_time() - before
+        kept, expected = (set(r.kept.tolist()) for r in (result, exact.run(text, 1, progress=False)))
+        tokens = (result.tokens + PASSES * length) / (length * (length * (length + 1) / 2 + 1))
+        numbers.append(
+            [tokens, len(kept & expected) / max(len(kept | expected), 1), len(kept & site) / max(len(kept), 1), seconds]
+        )
+    return [statistics.mean(column) for column in zip(*numbers, strict=True)]
+
+
+def seconds_of_long_row(length: int) -> tuple[float, float]:
+    """Passes and CPU seconds of the default search of a long row, by a model of two layers."""
+    model = build_model("S4", "mean", 32, length)
+    before = time.process_time()
+    result = MaskingProbe(model, allow_wrong=True).run(torch.randint(FIRST_LETTER, 11, (length,)), 1, progress=False)
+    return result.tokens / length + PASSES, time.process_time() - before
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -164,9 +222,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", default=["S4", "Hyena", "SelectiveSSM"])
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
     parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
+    parser.add_argument("--draws", action="store_true", help="measure the default search instead")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[60, 200], help="of rows with --draws")
+    parser.add_argument("--rows", type=int, default=3, help="rows of each length with --draws")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
     add_output(parser)
     args = parser.parse_args(argv)
+    if args.draws:
+        print("| bases | tokens / exact search with one token | Jaccard index | in the motif | CPU seconds of a row |")
+        print("|---" * 5 + "|")
+        for length in [16] if args.tiny else args.lengths:
+            numbers = compare_draws(length, 1 if args.tiny else args.rows, args.tiny)
+            print(f"| {length} | " + " | ".join(f"{number:.2f}" for number in numbers) + " |", flush=True)
+        length = 300 if args.tiny else 1000
+        passes, seconds = seconds_of_long_row(length)
+        print(f"| {length} | {passes:.0f} passes | | | {seconds:.1f} |")
+        return
     length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
     print(

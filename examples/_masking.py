@@ -36,7 +36,9 @@ def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
     """Options of both masking experiments."""
     parser = experiment_parser(description, report)
     parser.add_argument("--folder", default=folder, help="folder of model, probes and figures (default: %(default)s)")
-    parser.add_argument("--mask", default="mask", help="replacement of a masked token (default: %(default)s)")
+    how = "replacement of masked tokens, such as composition (default: %(default)s, as in the paper)"
+    parser.add_argument("--replace", default="mask", help=how)
+    parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=20, help="sequences to probe (default: %(default)s)")
     parser.add_argument(
         "--exact", type=int, default=5, help="number of them that are also probed exactly (default: %(default)s)"
@@ -114,7 +116,7 @@ def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tu
     """
     settings = resolve(sections)
     told = {"model": settings.model, "data": settings.data, "training": settings.training}
-    told |= {"mask": args.mask, "mask_share": args.mask_share}
+    told |= {"mask": args.replace, "mask_share": args.mask_share}
     if args.patience != 3:
         told["patience"] = args.patience
     folder = Path(args.folder) / "model"
@@ -167,7 +169,7 @@ def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, f
             raise SystemExit("data.reverse_complement and --mask-share both change rows when they are read: take one.")
         rows = with_random_reverse_complement(rows, tokenizer)
     if args.mask_share:
-        mask_id = MaskingProbe(model, tokenizer, args.mask).mask.token_id
+        mask_id = MaskingProbe(model, tokenizer, args.replace).replacement.token_id
         if mask_id is None:
             raise SystemExit("--mask-share needs a mask that is a token, not 'zero'.")
         planted = settings.data["dataset"] == "planted-motifs"
@@ -204,7 +206,7 @@ def probed(
     folder = Path(args.folder)
     times = folder / f"{strategy}_seconds.json"
     spent = json.loads(times.read_text())["seconds"] if times.is_file() else 0.0
-    probe = MaskingProbe(model, tokenizer, args.mask, strategy, allow_wrong=args.tiny)
+    probe = MaskingProbe(model, tokenizer, args.replace, strategy, draws=args.draws, allow_wrong=args.tiny)
     begin = time.process_time()
     try:
         results = probe.run(list(sequences), target=targets, output=folder / f"{strategy}.safetensors", progress=False)
@@ -331,7 +333,9 @@ def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
 
 def report(content: dict[str, Any]) -> None:
     """Print the summary of the curves, the costs of each strategy and their ratios."""
-    for name in ("chosen", "others"):
+    for name in ("chosen", "others", "random order"):
+        if name not in content:
+            continue
         found = content[name]
         parts = [f"area {found['area']['mean']:.3f} ± {found['area']['deviation']:.3f}"]
         for share, until in found["masked_until"].items():

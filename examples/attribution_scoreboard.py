@@ -191,15 +191,13 @@ def train(model: Any, task: str, splits: Sequence[Rows], mask_id: int, args: arg
 
 def methods(count: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Line of the figure, strategy and options of each setting, for M = `count` maskable tokens."""
-    yield "masking probe", "one_shot", {"score": "gradient"}
     yield "masking probe", "one_shot", {}
     yield "masking probe", "shortlist", {"candidates": 1}
     yield "masking probe", "shortlist", {"candidates": 4}
     yield "masking probe", "exact", {}
     one_shot, exact = count, count * (count + 1) // 2
-    for line, strategy in (("integrated gradients", "integrated_gradients"), ("GradientSHAP", "gradient_shap")):
-        for budget in (3, one_shot, 3 * one_shot, exact):
-            yield line, strategy, {"steps": max(1, budget // 3)}
+    for budget in (3, one_shot, 3 * one_shot, exact):
+        yield "integrated gradients", "integrated_gradients", {"steps": max(1, budget // 3)}
     yield "DeepLIFT", "deep_lift", {}
     yield "occlusion", "occlusion", {}
     yield "in-silico mutagenesis", "in_silico_mutagenesis", {}
@@ -208,13 +206,13 @@ def methods(count: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def measured(model: Any, tokenizer: Any, rows: Rows, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures of each setting: means over sequences."""
     count = rows.ids.shape[1]
-    probe = MaskingProbe(model, tokenizer, allow_wrong=True)
+    probe = MaskingProbe(model, tokenizer, "mask", allow_wrong=True)
     orders = [torch.randperm(count) for _ in rows.ids]
     insertions = [area(probe, *one) for one in zip(rows.ids, rows.labels, orders, strict=True)]
     measures = measures_of(probe, rows, orders, insertions)
     found = [{"line": "random order", "strategy": "random", "options": {}, "passes": 0.0, **measures}]
     for line, strategy, options in methods(count):
-        probe = MaskingProbe(model, tokenizer, strategy=strategy, allow_wrong=True, **options)
+        probe = MaskingProbe(model, tokenizer, "mask", strategy, tests=False, allow_wrong=True, **options)
         results = probe.run(list(rows.ids), target=rows.labels.tolist(), progress=False)
         # The curve has count + 1 points. Those of `exact` and `shortlist`, except the first, are part of the search.
         curve = 1 if strategy in ("exact", "shortlist") else count + 1

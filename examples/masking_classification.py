@@ -182,7 +182,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = rows.select(chosen)
     ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in rows["sequence"]]
     results, measured, shown = probe_all(model, tokenizer, args, ids, [LABEL] * len(ids))
-    others = curves_of_others(MaskingProbe(model, tokenizer, args.mask), ids, results[shown], args.others)
+    probe = MaskingProbe(model, tokenizer, args.replace, draws=args.draws)
+    others = curves_of_others(probe, ids, results[shown], args.others)
+    random = [
+        probe.evaluate(row, result.order[torch.randperm(len(result.order))], target=LABEL)
+        for row, result in zip(ids, results[shown], strict=False)
+    ]
     content: dict[str, Any] = {
         "command": shlex.join(["python", "examples/masking_classification.py", *argv]),
         "settings": sections,
@@ -192,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "least_probability": least,
         "chosen": summary([result.probabilities for result in results[shown]]),
         "others": summary(others),
+        "random order": summary(random),
         **measured,
     }
     sites = planted(rows) if args.data == "planted-motifs" else None

@@ -170,9 +170,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     sequences, targets = [case.ids for case in cases], [case.target for case in cases]
     results, measured, shown = probe_all(model, tokenizer, args, sequences, targets)
-    probe = MaskingProbe(model, tokenizer, args.mask)
+    probe = MaskingProbe(model, tokenizer, args.replace, draws=args.draws)
     others = [
         probe.evaluate(case.ids, result.order, target=mean_of(case.others, case.ids))
+        for case, result in zip(cases, results[shown], strict=True)
+    ]
+    random = [
+        probe.evaluate(case.ids, result.order[torch.randperm(len(result.order))], target=case.target)
         for case, result in zip(cases, results[shown], strict=True)
     ]
     content: dict[str, Any] = {
@@ -183,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "other_targets": statistics.mean(len(case.others) for case in cases),
         "chosen": summary([result.probabilities for result in results[shown]]),
         "others": summary(others),
+        "random order": summary(random),
         **measured,
     }
     report(content)

@@ -3,6 +3,7 @@
 import errno
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from hf_ssm import cli
 from hf_ssm.checkpoint import bundle
 from hf_ssm.cli import demo
 from hf_ssm.cli import train as train_command
+from hf_ssm.probes import MaskingResult
+from hf_ssm.probes.evidence import Evidence
 from hf_ssm.training.folder import _LOCK_NAME, locked
 from hf_ssm.utils.versions import TESTED
 
@@ -405,18 +408,36 @@ def test_without_validation_split_the_last_model_is_kept(table, tmp_path):
 
 
 @pytest.mark.slow
-def test_demo(capsys, tmp_path, monkeypatch):
-    small = {"num_train": 32, "num_validation": 16, "num_test": 16, "length": 40, "motif_length": 8, "copies": 1}
-    monkeypatch.setitem(demo.DEMO_SETTINGS["data"], "dataset", "planted-motifs")
-    for name, value in small.items():
-        monkeypatch.setitem(demo.DEMO_SETTINGS["data"], name, value)
-    monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "num_train_epochs", 1)
-    monkeypatch.setitem(demo.DEMO_SETTINGS["training"], "disable_tqdm", True)
+def test_demo(capsys, tmp_path):
+    """The whole demo: at least half of the kept bases are in the motif, sufficient, and better than random sets."""
     assert run("demo", "--output", tmp_path / "demo") == 0
     printed = capsys.readouterr().out
     parts = ("accuracy, test", "plain    rescaled", "before the first step", "sequence", "needed", "Next:")
     for part in (*parts, "Its logits are equal to those of the model in memory"):
         assert part in printed
+    kept, inside = map(int, re.search(r"(\d+) of 60 bases keep 90% .*; (\d+) of them belong", printed).groups())
+    assert kept > 0 and inside >= kept / 2
+    numbers = r"anew: (\S+) ± .*; random sets of as many bases: (\S+) ± .*; all drawn: (\S+) ±"
+    sufficient, random_sets, all_drawn = map(float, re.search(f"sufficient.*{numbers}", printed).groups())
+    assert sufficient > max(random_sets, all_drawn) + 0.1
+    assert "Not explained" not in printed
+
+
+@pytest.mark.parametrize(("beaten", "is_explained"), [(19, True), (18, False)])
+def test_the_demo_prints_overlap_and_tests(beaten, is_explained):
+    test = Evidence(2, (0.8, 0.7, 0.9), (0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.6,) * 3, (0.5, 0.4, 0.6), beaten)
+    curve = torch.tensor([0.9, 0.9, 0.9, 0.5, 0.2], dtype=torch.float64)
+    ids, order = torch.tensor([1, 7, 8, 9, 10]), torch.tensor([1, 3, 4, 2])
+    letters = ["[SEP]", "A", "C", "G", "T"]
+    result = MaskingResult(
+        ids, order, curve, {"kind": "class", "label": 1}, "shortlist", "composition", 1, 1, letters, evidence=test
+    )
+    lines = [line.plain for line in demo.strip(result, [1, 2])]
+    assert lines[:3] == ["   sequence  ACGT", "   motif      == ", "   needed     ^ ^"]
+    assert lines[3] == "   2 of 4 bases keep 90% of the probability; 1 of them belong to the motif."
+    assert "others drawn anew: 0.80 ± 0.10; random sets of as many bases: 0.30 ± 0.00; all drawn: 0.20" in lines[4]
+    assert "these drawn anew: 0.10 ± 0.00; random sets: 0.60" in lines[5]
+    assert (len(lines) == 6) == is_explained
 
 
 def test_version(capsys):

@@ -14,7 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import hf_ssm
 from hf_ssm import cli, plotting
-from hf_ssm.cli.probe_rows import Example, Rows, annotations_of, default_mask, mask_note
+from hf_ssm.cli.probe_null import CHOSEN, RANDOM, excess
+from hf_ssm.cli.probe_rows import Example, Rows, annotations_of, background_of, replacement_note
 from hf_ssm.cli.probe_tables import Place, place_of
 from hf_ssm.data import load_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults, attributions, masking
@@ -27,7 +28,7 @@ TINY = [
     *("--set", "training.disable_tqdm=true", "--batch-size", "8", "--epochs", "2", "--family", "s4"),
 ]
 MODEL = {"hidden_size": 8, "num_hidden_layers": 1, "state_size": 4, "initializer_range": 0.5}
-FAST = ("--strategy", "one_shot")
+FAST = ("--strategy", "one_shot", "--replace", "N")
 
 
 def run(*arguments: object) -> int:
@@ -91,29 +92,38 @@ def found_in(output: Path) -> dict:
 
 def test_screen_and_files(capsys, pictured, trained, tmp_path):
     output = tmp_path / "deep" / "probe"
-    arguments = ["--rows", 3, "--method", "exact", "--allow-wrong", "--svg", "--output", output]
+    arguments = ["--rows", 3, "--method", "exact", "--replace", "n", "--allow-wrong", "--svg", "--output", output]
     assert run(trained, *arguments) == 0
     printed = capsys.readouterr().out
-    for part in ("probability", "area", "left at 90%", "left at 50%", "evaluations", "mean", "deviation", str(output)):
+    for part in (
+        "probability",
+        "area",
+        "kept, rest drawn",
+        "kept drawn",
+        "evaluations",
+        "mean",
+        "deviation",
+        str(output),
+    ):
         assert part in printed
-    assert "Tokens are masked by N, which occurs in none of 40 training sequences; compare with" in printed
-    # 24 tokens: 24 * 25 / 2 + 1 forward passes each.
-    assert "3 sequences by exact: at most 903 forward passes of one sequence, roughly" in printed
+    assert "masked by N, which occurs in none of 40 training sequences: the model answers outside" in printed
+    # 24 tokens: 24 * 25 / 2 + 1 forward passes each, and 704 of the tests.
+    assert "3 sequences by exact: at most 3,015 forward passes of one sequence, roughly" in printed
     found = found_in(output)
     rows = [entry["row"] for entry in found["sequences"]]
     assert rows == sorted(rows) and len(set(rows)) == 3
-    # The model has learnt nothing: a row has no strip, as no token explains it.
-    assert "so no token explains them, and no strip is drawn for them." in printed
-    figures = ["curve", "sequences"]
+    # The model has learnt nothing: no row is explained.
+    assert "3 of 3 rows are not explained." in printed and "probability stays at 0." in printed
+    figures = ["curve", "sequences", *(f"strip_row{row}" for row in rows)]
     tables = ["effect.bedgraph", "probe.safetensors", "results.json", "tokens.tsv"]
     names = sorted([*tables, *(f"{name}.{form}" for name in figures for form in ("png", "svg"))])
     assert sorted(path.name for path in output.iterdir()) == names
     assert all((output / name).read_bytes().startswith(b"\x89PNG") for name in names if name.endswith("png"))
-    assert (found["dataset"], found["split"], found["mask"]) == ("planted-motifs", "test", "n")
+    assert (found["dataset"], found["split"], found["replace"]) == ("planted-motifs", "test", "n")
     assert str(trained.parent) not in json.dumps(found)
     # The same in Python.
     model = AutoModelForSequenceClassification.from_pretrained(trained)
-    probe = MaskingProbe(model, AutoTokenizer.from_pretrained(trained), mask="n", allow_wrong=True)
+    probe = MaskingProbe(model, AutoTokenizer.from_pretrained(trained), "n", "exact", allow_wrong=True)
     data = load_sequences("planted-motifs", **PLANTED)["test"]
     stored = MaskingResults.load(output / "probe.safetensors")
     for row, entry, result in zip(rows, found["sequences"], stored, strict=True):
@@ -125,14 +135,14 @@ def test_screen_and_files(capsys, pictured, trained, tmp_path):
             left = expected.tokens_left(share * expected.probabilities[0].item())
             assert entry[f"tokens_left_at_{share:.0%}"] == left
         assert entry["probability_all_masked"] == pytest.approx(expected.probabilities[-1].item())
-        assert f"{row:>10}  {expected.probabilities[0]:>11.4f}" in printed
+        assert f"{row:>10}  {expected.probabilities[0]:>16.4f}" in printed
     shares, mean, _ = stored.mean_curve()
     assert found["mean_curve"]["share_masked"] == pytest.approx(shares.tolist())
     assert found["mean_curve"]["mean"] == pytest.approx(mean.tolist(), rel=1e-5)
 
 
 def test_interrupted_command_continues(capsys, trained, tmp_path, monkeypatch):
-    arguments = [trained, "--rows", 3, "--allow-wrong", "--output"]
+    arguments = [trained, "--rows", 3, "--allow-wrong", "--draws", 2, "--output"]
     assert run(*arguments, tmp_path / "whole") == 0
     calls = []
 
@@ -167,15 +177,14 @@ def test_results_of_another_model_or_other_settings(error_of, trained, saved, tm
     other = [saved("ForSequenceClassification"), "--dataset", "planted-motifs", *DATA, *arguments]
     message = error_of("probe", *other)
     assert "holds results of another model" in message and "--overwrite-output" in message
-    message = error_of("probe", trained, *arguments, "--mask", "mask")
-    assert "holds results of other settings (mask)" in message
+    message = error_of("probe", trained, *arguments, "--replace", "mask")
+    assert "holds results of other settings (replace)" in message
     assert found_in(tmp_path / "probe") == before
     assert run(*other, "--overwrite-output") == 0
     assert found_in(tmp_path / "probe") != before
 
 
-def test_pictures_of_before_do_not_stay(pictured, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(MaskingResult, "needs_no_token", False)
+def test_pictures_of_before_do_not_stay(pictured, trained, tmp_path):
     output = tmp_path / "probe"
     assert run(trained, "--rows", 4, "--allow-wrong", *FAST, "--output", output) == 0
     (output / "notes.txt").write_text("mine")
@@ -250,7 +259,7 @@ def test_language_models(capsys, saved, table, tmp_path, head):
     short = sum(len(sequence) <= 14 for sequence in data["sequence"])
     assert short and f"left out: {short} too short for --position.\n" in capsys.readouterr().out
     # Without the flag: the rows whose token the model predicts.
-    probe = MaskingProbe(getattr(hf_ssm, f"S4{head}").from_pretrained(folder), build_dna_tokenizer())
+    probe = MaskingProbe(getattr(hf_ssm, f"S4{head}").from_pretrained(folder), build_dna_tokenizer(), "n")
     right = []
     for row, sequence in enumerate(data["sequence"]):
         try:
@@ -292,7 +301,6 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
             drawn.append((*results, *annotations))
 
     monkeypatch.setattr("hf_ssm.plotting.plot_sequences", draw)
-    monkeypatch.setattr(MaskingResult, "needs_no_token", False)
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
     assert len(drawn) == 4 and {result.target["label"] for result, _ in drawn} == {0, 1}
@@ -302,22 +310,54 @@ def test_motifs_are_underlined(pictured, trained, tmp_path, monkeypatch):
             assert "".join(result.tokens_text[start:stop]) == label
 
 
-def test_a_row_that_no_token_explains_has_no_strip(pictured, trained, tmp_path, monkeypatch):
-    titles = []
+def test_a_row_that_is_not_explained_is_grey_and_says_why(pictured, trained, tmp_path, monkeypatch):
+    shown = []
 
     def draw(results, path, *_, title, unit, **__):
         if path.name.startswith("strip"):
-            titles.append((title, unit))
+            (result,) = results
+            shown.append((title, unit, {token.background for token in plotting.coloured_tokens(result)}))
 
     monkeypatch.setattr("hf_ssm.plotting.plot_sequences", draw)
-    monkeypatch.setattr(MaskingResult, "needs_no_token", property(lambda result: result.target["label"] == 0))
+    reason = property(lambda result: "" if result.target["label"] else "no reason")
+    monkeypatch.setattr(MaskingResult, "why_unexplained", reason)
     arguments = ["--rows", 30, "--allow-wrong", *FAST, "--output", tmp_path / "probe"]
     assert run(trained, *arguments) == 0
     entries = found_in(tmp_path / "probe")["sequences"][:4]
-    shown = [entry["row"] for entry in entries if entry["target"]["label"] == 1]
-    assert 0 < len(shown) < 4
-    words = "Bases that the prediction needs: test row"
-    assert titles == [(f"{words} {row} of planted-motifs", "base") for row in shown]
+    assert {entry["explained"] for entry in entries} == {True, False}
+    for entry, (title, unit, colours) in zip(entries, shown, strict=True):
+        assert (title, unit) == (f"Bases that the prediction needs: test row {entry['row']} of planted-motifs", "base")
+        assert (colours == {"#E4E4E4"}) == (not entry["explained"]) == (entry["why_unexplained"] == "no reason")
+        table = (tmp_path / "probe" / "tokens.tsv").read_text(encoding="utf-8").splitlines()
+        cells = {line.split("\t")[-1] for line in table if line.startswith(f"{entry['row']}\t")}
+        assert cells == {"yes" if entry["explained"] else "no"}
+
+
+def test_draws_are_the_default_and_nulls_stand_beside_the_search(capsys, trained, tmp_path):
+    """The command is `MaskingProbe` with its defaults; the text names the excess of areas over both nulls."""
+    arguments = ["--rows", 2, "--draws", 2, "--allow-wrong", "--null", "--output", tmp_path / "probe"]
+    assert run(trained, *arguments) == 0
+    printed, found = capsys.readouterr().out, found_in(tmp_path / "probe")
+    assert "Masked tokens are drawn by their counts in the row, 2 times; the probability is the mean." in printed
+    model, tokenizer = (kind.from_pretrained(trained) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    data = load_sequences("planted-motifs", **PLANTED)["test"]
+    probe = MaskingProbe(model, tokenizer, draws=2, allow_wrong=True)
+    for entry in found["sequences"]:
+        expected = probe.run(data[entry["row"]]["sequence"], data[entry["row"]]["label"], progress=False)
+        assert entry["order"] == expected.order.tolist()
+        assert entry["tests"]["sufficiency"] == pytest.approx(list(expected.evidence.sufficiency), rel=1e-5)
+        assert entry["necessity"] == pytest.approx(expected.evidence.necessity[0], rel=1e-5)
+    nulls = ["untrained", "shuffled labels"]
+    assert {CHOSEN, RANDOM, *nulls, *(f"{name}, {RANDOM}" for name in nulls)} <= set(found["areas"])
+    assert found["excess"] in printed and found["excess"].count("the excess is") == 2
+
+
+def test_the_excess_is_the_gain_over_random_order_beyond_that_of_the_null():
+    curve = lambda *values: torch.tensor(values, dtype=torch.float64)  # noqa: E731
+    curves = {CHOSEN: [curve(1, 1, 1)], RANDOM: [curve(1, 0.5, 0)]}
+    assert "gains 0.500 over a random order. A search gains much" in excess(curves)
+    curves |= {"untrained": [curve(1, 1, 0)], f"untrained, {RANDOM}": [curve(1, 0.6, 0.2)]}
+    assert excess(curves).endswith("With untrained it gains 0.150: the excess is 0.350.")
 
 
 def test_tables_of_tokens(trained, tmp_path):
@@ -325,7 +365,17 @@ def test_tables_of_tokens(trained, tmp_path):
     output = tmp_path / "probe"
     assert run(trained, "--rows", 2, "--allow-wrong", *FAST, "--output", output) == 0
     head, *lines = (output / "tokens.tsv").read_text(encoding="utf-8").splitlines()
-    assert head.split("\t") == ["row", "position", "token", "rank", "probability", "effect", "score"]
+    assert head.split("\t") == [
+        "row",
+        "position",
+        "token",
+        "rank",
+        "probability",
+        "effect",
+        "score",
+        "kept",
+        "explained",
+    ]
     stored = MaskingResults.load(output / "probe.safetensors")
     rows = [entry["row"] for entry in found_in(output)["sequences"]]
     assert len(lines) == 48
@@ -400,19 +450,25 @@ def test_place_of_a_row(row, expected):
     assert place.interval(0, 2) == ((place.end - 2, place.end) if place.is_reversed else (place.start, place.start + 2))
 
 
-def test_the_default_mask_depends_on_head_and_tokens():
-    dna, text = build_dna_tokenizer(), build_byte_tokenizer()
-    assert [default_mask(head, dna) for head in ("class", "causal", "tokens", "masked")] == ["n", "n", "n", "mask"]
-    assert default_mask("class", text) == default_mask("masked", text) == "mask"
-    text.mask_token = None
-    assert default_mask("class", text) == "zero"
+def test_texts_are_drawn_by_the_counts_of_training_rows(saved, tmp_path, capsys):
+    tokenizer = build_byte_tokenizer()
+    rows = Dataset.from_dict({"text": ["aab", "b"]})
+    counts = background_of(Rows(rows, "text", None, None, None, None, rows), tokenizer, 300)
+    ids = {letter: tokenizer(letter)["input_ids"][0] for letter in "ab"}
+    assert counts[ids["a"]] == counts[ids["b"]] == 2 and counts.sum() == 4
+    data = tmp_path / "texts.csv"
+    data.write_text("\n".join(["sequence,label", *(f"ab{row},{row % 2}" for row in range(20))]), "utf-8")
+    folder = saved("ForSequenceClassification", tokenizer)
+    options = ["--rows", 1, "--draws", 2, "--allow-wrong", "--output", tmp_path / "probe"]
+    assert run(folder, "--dataset", data, *options) == 0
+    assert "drawn by their counts in training data, 2 times" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("mask", "sequences", "note"),
     [
         ("n", ["ACNT", "ACGT", "nnnn"], "by N, which occurs in 2 of 3 training sequences."),
-        ("n", ["ACGT"], "by N, which occurs in none of 1 training sequences; compare"),
+        ("n", ["ACGT"], "by N, which occurs in none of 1 training sequences: the model"),
         ("mask", ["ACGT"], "by [MASK], which replaces no token in the training of this model."),
         ("zero", ["ACGT"], "by a zero embedding, which replaces no token"),
     ],
@@ -421,23 +477,27 @@ def test_note_on_the_mask(mask, sequences, note):
     config = hf_ssm.S4Config(**MODEL)
     rows = Dataset.from_dict({"sequence": sequences})
     data = Rows(rows, "sequence", None, None, None, None, rows)
-    assert note in mask_note(
+    assert note in replacement_note(
         MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask), data
     )
     if mask == "n":
         probe = MaskingProbe(hf_ssm.S4ForSequenceClassification(config), build_dna_tokenizer(), mask)
         known = dataclasses.replace(data, unknown_bases=0.5)
-        assert mask_note(probe, known) == "Tokens are masked by N, which replaced up to 50% of the bases in training."
+        assert (
+            replacement_note(probe, known)
+            == "Tokens are masked by N, which replaced up to 50% of the bases in training."
+        )
     if mask == "mask":
         probe = MaskingProbe(hf_ssm.S4ForMaskedLM(config), build_dna_tokenizer(), mask)
-        assert "with which masked language models are trained" in mask_note(probe, data)
+        assert "with which masked language models are trained" in replacement_note(probe, data)
 
 
 def test_predictions_without_evidence_are_named(capsys, trained, tmp_path):
     """The model learned nothing, so that all its predictions stay."""
     assert run(trained, "--rows", 2, "--allow-wrong", *FAST, "--output", tmp_path / "probe") == 0
     out, err = capsys.readouterr()
-    assert "2 of 2 predictions stay when all tokens are masked (rows " in out and 'pip install "hf_ssm[plots]"' in err
+    assert "2 of 2 rows are not explained." in out and 'pip install "hf_ssm[plots]"' in err
+    assert "These randomly drawn rows were left out: 8 whose answer needs no token." in out
 
 
 def test_annotations_follow_the_tokens():
@@ -529,7 +589,7 @@ def test_damaged_results(error_of, trained, tmp_path):
 
 def test_an_attribution(trained, tmp_path):
     pytest.importorskip("captum", reason="captum is not installed (the extra `genomics`)")
-    options = ["--method", "integrated_gradients", "--steps", 4, "--mask", "n"]
+    options = ["--method", "integrated_gradients", "--steps", 4, "--replace", "n"]
     assert run(trained, "--rows", 2, *options, "--allow-wrong", "--output", tmp_path / "probe") == 0
     found = found_in(tmp_path / "probe")
     assert (found["strategy"], found["steps"]) == ("integrated_gradients", 4)
@@ -548,7 +608,6 @@ def test_an_attribution(trained, tmp_path):
 
 
 def test_tokens_without_a_score_are_null(saved, table, tmp_path):
-    pytest.importorskip("tangermeme", reason="tangermeme is not installed (the extra `genomics`)")
     options = ["--method", "in_silico_mutagenesis", "--alphabet", "AC", "--allow-wrong", "--output", tmp_path / "probe"]
     assert run(saved("ForSequenceClassification"), "--dataset", table, "--rows", 1, *options) == 0
     (entry,) = found_in(tmp_path / "probe")["sequences"]
@@ -558,12 +617,10 @@ def test_tokens_without_a_score_are_null(saved, table, tmp_path):
 
 def test_options_of_other_methods_and_missing_libraries(error_of, capsys, trained, tmp_path, monkeypatch):
     message = error_of("probe", trained, "--steps", 8, "--output", tmp_path / "probe")
-    assert (
-        message == "--steps is for --method integrated_gradients, gradient_shap, not for shortlist: leave --steps out"
-    )
+    assert message == "--steps is for --method integrated_gradients, not for shortlist: leave --steps out"
     monkeypatch.setattr(attributions, "find_spec", lambda name: None)
-    message = error_of("probe", trained, "--method", "occlusion", "--output", tmp_path / "probe")
-    assert message == "'occlusion' needs captum, which is not installed: pip install \"hf_ssm[genomics]\""
+    message = error_of("probe", trained, "--method", "integrated_gradients", "--output", tmp_path / "probe")
+    assert message == "'integrated_gradients' needs captum, which is not installed: pip install \"hf_ssm[genomics]\""
     with pytest.raises(SystemExit) as error:
         run(trained, "--method", "saliency", "--output", tmp_path / "probe")
     assert error.value.code == 2 and "integrated_gradients" in capsys.readouterr().err

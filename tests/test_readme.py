@@ -15,9 +15,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_fine_tune(tmp_path, monkeypatch):
     code = README.split("\n## Fine-tune\n")[1].split("```python\n")[1].split("```")[0]
     for whole, small in (
-        ('("planted-motifs")', '("planted-motifs", num_train=16, num_validation=8, num_test=8, length=40)'),
-        ("num_train_epochs=3", "num_train_epochs=1, disable_tqdm=True"),
-        ("hidden_size=64", "hidden_size=8"),
+        ("length=60, num_train=1200", "length=40, num_train=16, num_validation=8, num_test=8"),
+        ("num_train_epochs=4", "num_train_epochs=1, disable_tqdm=True"),
+        ('"hidden_size": 32', '"hidden_size": 8'),
     ):
         assert whole in code
         code = code.replace(whole, small)

@@ -13,7 +13,7 @@ from hf_ssm.app.jobs import Job
 from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.plotting import plot_masking_curves
-from hf_ssm.plotting.tokens import describe_target, displayed_tokens, value_name, warning
+from hf_ssm.plotting.tokens import describe_target, displayed_tokens, tests_in_words, value_name, warning
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.attributions import ATTRIBUTIONS, check_library, check_strands
 
@@ -26,7 +26,6 @@ METHODS = {
     "exact": "exact search (slow)",
     "occlusion": "occlusion",
     "integrated_gradients": "integrated gradients",
-    "gradient_shap": "gradient SHAP",
     "deep_lift": "DeepLIFT",
     "in_silico_mutagenesis": "in-silico mutagenesis",
 }
@@ -66,27 +65,29 @@ def available_methods(served: ServedModel) -> list[tuple[str, str]]:
     return methods
 
 
-def masks(served: ServedModel) -> list[tuple[str, str]]:
+def replacements(served: ServedModel) -> list[tuple[str, str]]:
     """Descriptions and names of the replacements of masked tokens, the best first."""
-    tokens = [("N, an unknown base", "n")] if "N" in served.processor.get_vocab() else []
-    tokens += [("the mask token", "mask")] if served.processor.mask_token is not None else []
-    # A masked language model has seen its mask in training.
-    return [*(tokens[::-1] if served.head == "masked" else tokens), ("a zero embedding", "zero")]
+    what = "bases" if served.reads_dna else "tokens"
+    kinds = [(f"random {what} of the sequence", "composition"), (f"its {what} shuffled", "shuffle")]
+    kinds += [("shuffled with equal pairs", "dinucleotide"), (f"all {what} equally likely", "uniform")]
+    kinds += [("N, an unknown base", "n")] if "N" in served.processor.get_vocab() else []
+    kinds += [("the mask token", "mask")] if served.processor.mask_token is not None else []
+    return [*kinds, ("a zero embedding", "zero")]
 
 
 def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     """Add the contents of the tab."""
     what = "bases" if served.reads_dna else "tokens"
     gr.Markdown(
-        f"### Which {what} matter\nThe probe masks one token after the other, the least important first: a "
-        "prediction depends on the tokens without which the prediction is lost. The probe reads the first "
+        f"### Which {what} matter\nThe probe replaces one token after the other by random ones, the least "
+        "important first, and tests the tokens that it keeps with fresh draws. The probe reads the first "
         f"sequence, with at most {_MOST_LETTERS:,} letters ({_MOST_EXACT} with the exact search)."
     )
-    kinds = masks(served)
+    kinds = replacements(served)
     with gr.Row():
         methods = available_methods(served)
         method = gr.Dropdown(methods, value=methods[0][1], label="Method", min_width=280)
-        mask = gr.Dropdown(kinds, value=kinds[0][1], label="Replacement of a masked token", min_width=280)
+        replace = gr.Dropdown(kinds, value=kinds[0][1], label="Replacement of masked tokens", min_width=280)
         if served.head == "class":
             target: Any = gr.Dropdown(
                 [_PREDICTED, *served.class_names], value=_PREDICTED, label="Explain", min_width=280
@@ -96,12 +97,12 @@ def add_tab(served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
     jobs.add_button(
         f"Find the {what}",
         lambda job, *values: probe_html(served, probe(served, job, *values)),
-        [text, method, mask, target],
+        [text, method, replace, target],
         unit="tokens masked",
     )
 
 
-def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, target: Any) -> MaskingResult:
+def probe(served: ServedModel, job: Job, text: str, method: str, replace: str, target: Any) -> MaskingResult:
     """Run the probe on the first sequence.
 
     Args:
@@ -117,7 +118,7 @@ def probe(served: ServedModel, job: Job, text: str, method: str, mask: str, targ
     runner = MaskingProbe(
         served.model,
         served.processor,
-        mask,
+        replace,
         method,
         max_tokens_per_batch=served.reader.max_tokens_per_batch,
         allow_wrong=True,
@@ -156,6 +157,7 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
             what, colour = "never masked", None
         else:
             colour = markup.diverging(value / scale) if signed else markup.sequential(value / scale)
+            colour = None if result.why_unexplained else colour
             kind = "score" if signed else "probability lost"
             rank = f", masked as number {ranks[place]} of {len(ranks)}" if place in ranks else ""
             what = f"{kind} {value:.3g}{rank}"
@@ -166,12 +168,12 @@ def probe_html(served: ServedModel, result: MaskingResult) -> str:
         else markup.legend("nothing is lost when masked", "all of the probability is lost when masked", False)
     )
     label, class_names = value_name(result), dict(enumerate(served.class_names))
-    left = result.tokens_left(0.9, relative=True)
     summary = f"{describe_target(result, class_names)}: {probabilities[0]:.1%}, "
     summary += f"with all tokens masked {probabilities[-1]:.1%}"
-    need = f"{left} of {len(result.order)} tokens keep nine tenths of the {label}."
-    stays = warning(result, class_names)
-    caution = f'<p class="message">{escape(stays)}</p>' if stays else f"<p>{escape(need)}</p>"
+    need = f"{len(result.kept)} of {len(result.order)} tokens keep nine tenths of the {label}."
+    caution = f"<p>{escape(f'{need} Tested with fresh draws: {tests_in_words(result)}.')}</p>"
+    if stays := warning(result, class_names):
+        caution += f'<p class="message">{escape(stays)}</p>'
     caption = f"The {label} while tokens are masked: a late fall means that few tokens suffice."
     return (
         markup.section(f'<p class="answer">{escape(summary)}</p>', caution)

@@ -14,13 +14,13 @@ import torch
 from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
 
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.train import finish
 from hf_ssm.hub import reload
 from hf_ssm.probes import MaskingProbe, MaskingResult
+from hf_ssm.probes.evidence import SHARE, Estimate
 from hf_ssm.training import folder, inputs, launch, run
 from hf_ssm.training.run import RunResult
 from hf_ssm.training.settings import RunSettings, resolve
@@ -31,8 +31,8 @@ DEMO_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"dataset": "planted-motifs", "length": 60, "num_train": 1200, "num_validation": 200, "num_test": 200},
     "training": {"num_train_epochs": 4, "learning_rate": 5e-3, "logging_steps": 0.05},
 }
-# Share of the probability before any masking that the bases called needed keep.
-_SHARE = 0.9
+# Rows that are tried, the most certain first, in search of one whose kept bases pass the tests.
+_TRIED = 5
 # From light to dark, on which black and then white letters are readable.
 _SHADES = ("#fffae5", "#d6c360", "#aca074", "#434e6c", "#00204c")
 
@@ -92,22 +92,25 @@ def _no_bars_of_datasets() -> Iterator[None]:
 
 
 def _probe(settings: RunSettings, result: RunResult) -> None:
-    """Mask the bases of the sequence with a motif of which the model is most certain, and print it."""
+    """Probe the sequences with a motif of which the model is most certain, and print the first that is explained."""
     rows = inputs.load_rows(settings)["test"]
     with_motif = [number for number, label in enumerate(rows["label"]) if label == 1]
     model = result.model.cpu()
     with evaluating(model), torch.no_grad():
         batch = result.data.batch(result.data.splits["test"].select(with_motif))
         certainty = model(**batch).logits.softmax(-1)[:, 1]
-    chosen = with_motif[int(certainty.argmax())]
-    probe = MaskingProbe(model, result.data.tokenizer, "n", allow_wrong=True)
-    masking = probe.run(rows[chosen]["sequence"], target=1, progress=False)
+    probe = MaskingProbe(model, result.data.tokenizer, allow_wrong=True)
+    for index in certainty.argsort(descending=True).tolist()[:_TRIED]:
+        chosen = with_motif[index]
+        masking = probe.run(rows[chosen]["sequence"], target=1, progress=False)
+        if not masking.why_unexplained:
+            break
     motif = rows.features["label"].int2str(1)
     starts = rows[chosen]["motif_positions"]
     sites = {start + offset for start in starts for offset in range(len(motif))}
     print(
         f"   Test sequence {chosen}, class {motif} with probability {masking.probabilities[0].item():.3f}. Bases are "
-        "masked, the least important first."
+        "replaced by random ones, the least important first."
     )
     console = Console(highlight=False, soft_wrap=True)
     for line in strip(masking, sites):
@@ -115,7 +118,7 @@ def _probe(settings: RunSettings, result: RunResult) -> None:
 
 
 def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
-    """The letters of a sequence, the darker the larger their effect, above its motifs and the letters that are needed.
+    """The letters of a sequence, the darker the larger their effect, above motifs, the kept letters and their tests.
 
     Args:
         result: The result of a probe.
@@ -123,7 +126,7 @@ def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
     """
     letters = [position for position, token in enumerate(result.tokens_text or []) if re.fullmatch("[A-Z]", token)]
     effect = result.effect.nan_to_num(0.0)
-    needed = set(needed_positions(result).tolist())
+    needed = set(result.kept.tolist())
     sites = set(sites)
     sequence, motifs, marks = Text("   sequence  "), Text("   motif     "), Text("   needed    ")
     for number, position in enumerate(letters):
@@ -133,14 +136,29 @@ def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:
         sequence.append((result.tokens_text or [])[position], style=f"{ink} on {_SHADES[level]}")
         motifs.append("=" if number in sites else " ")
         marks.append("^" if position in needed else " ")
-    kept = f"   {len(needed)} of {len(letters)} bases keep {_SHARE:.0%} of the probability"
     inside = sum(number in sites for number, position in enumerate(letters) if position in needed)
-    return [sequence, motifs, marks, Text(f"{kept}; {inside} of them belong to the motif.")]
+    kept = f"{len(needed)} of {len(letters)} bases keep {SHARE:.0%} of the probability"
+    lines = [f"{kept}; {inside} of them belong to the motif.", *_tests(result)]
+    return [sequence, motifs, marks, *(Text(f"   {line}") for line in lines)]
 
 
-def needed_positions(result: MaskingResult) -> Tensor:
-    """Positions that are not masked yet before the probability first falls below 0.9 of that at the start."""
-    return result.survivors(result.tokens_left(_SHARE * result.probabilities[0].item()))
+def _tests(result: MaskingResult) -> list[str]:
+    """The two tests of the kept bases, in words."""
+    test = result.evidence
+    if test is None:
+        return []
+    return [
+        f"Are they sufficient? With all others drawn anew: {_interval(test.sufficiency)}; random sets of as many "
+        f"bases: {_interval(test.random_sufficiency)}; all drawn: {_interval(test.all_drawn)}.",
+        f"Are they necessary? With these drawn anew: {_interval(test.necessity)}; random sets: "
+        f"{_interval(test.random_necessity)}.",
+        *([f"Not explained: {result.why_unexplained}."] if result.why_unexplained else []),
+    ]
+
+
+def _interval(estimate: Estimate) -> str:
+    mean, low, _ = estimate
+    return f"{mean:.2f} ± {mean - low:.2f}"
 
 
 def comparison(results: dict[str, RunResult]) -> list[str]:

@@ -5,6 +5,8 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,18 @@ from hf_ssm.cli.checkpoints import (
     warn_of_chance,
 )
 from hf_ssm.cli.options.analysis import LABEL
+from hf_ssm.cli.probe_null import CHOSEN, RANDOM, compared_curves, excess, null_models
 from hf_ssm.cli.probe_rows import (
     Example,
     Rows,
     annotations_of,
+    background_of,
     check_target,
     chosen_examples,
-    default_mask,
     is_small_alphabet,
     load_intervals,
     load_rows,
-    mask_note,
+    replacement_note,
     wants_labels,
 )
 from hf_ssm.cli.probe_tables import (
@@ -49,7 +52,7 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.tracks import import_pybigwig, write_session, write_track
 from hf_ssm.inference.estimate import duration
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.probes.targets import head_of
+from hf_ssm.probes.evidence import SHARE
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import launch
 from hf_ssm.training.folder import check_output
@@ -67,11 +70,16 @@ _FILES = (
 )
 # Options for some methods only, which are an error with others.
 _OPTIONS_OF_METHODS = {
-    "steps": ("integrated_gradients", "gradient_shap"),
-    "noise": ("gradient_shap",),
+    "steps": ("integrated_gradients",),
     "alphabet": ("in_silico_mutagenesis",),
 }
 _THRESHOLDS = (0.9, 0.5)
+# The numbers of the table, and the width of a column.
+_COLUMNS = (
+    *("probability", "probability_all_masked", "area", "sufficiency", "sufficiency_of_random_sets"),
+    *("probability_all_drawn", "necessity", "tokens_kept", "tokens", "evaluations"),
+)
+_WIDTH = 16
 # Sequences with a plot of their own, and with a line in the table.
 _PICTURED, _LISTED = 4, 10
 # Longer sequences are not in the figure of several sequences.
@@ -95,40 +103,52 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
     is_continued = any(args.output.glob(f"{RESULTS_NAME}*"))
     launch.on_main(lambda: check_output(args.output, args.overwrite_output or is_continued, _OUTPUT_REMEDY))
     model, tokenizer = load_model(args.checkpoint, config), load_tokenizer(settings)
-    probe = MaskingProbe(
-        model,
-        tokenizer,
-        args.mask or default_mask(head_of(model), tokenizer),
-        args.method,
-        **_given(args),
-        max_tokens_per_batch=args.max_tokens_per_batch,
-        minimum_probability=args.minimum_probability,
-        allow_wrong=args.allow_wrong,
-    )
-    check_target(args, probe)
+    check_target(args, model)
     if args.genome is None:
-        data = load_rows(settings, args.split, labelled=wants_labels(args, probe))
+        data = load_rows(settings, args.split, labelled=wants_labels(args, model))
     else:
         import_pybigwig()
-        data = load_intervals(args, settings, probe)
+        data = load_intervals(args, settings, model)
+    replacement = args.replace or ("composition" if is_small_alphabet(tokenizer) else "background")
+    background = background_of(data, tokenizer, model.config.vocab_size) if replacement == "background" else None
+    make = partial(
+        MaskingProbe,
+        tokenizer=tokenizer,
+        replace=replacement,
+        strategy=args.method,
+        **_given(args),
+        draws=args.draws,
+        background=background,
+        max_tokens_per_batch=args.max_tokens_per_batch,
+    )
+    probe = make(model=model, minimum_probability=args.minimum_probability, allow_wrong=args.allow_wrong)
     examples, left_out = chosen_examples(args, probe, data)
+    nulls = null_models(model, tokenizer, data, args.checkpoint) if args.null else {}
     if launch.is_main():
         warn_of_chance(args.checkpoint, tokenizer)
-        print(mask_note(probe, data), _cost(probe, examples), sep="\n", flush=True)
+        print(replacement_note(probe, data), _cost(probe, examples, 1 + len(nulls)), sep="\n", flush=True)
     if args.overwrite_output:
         launch.on_main(lambda: [path.unlink() for path in args.output.glob(f"{RESULTS_NAME}*")])
     results = _probed(probe, examples, args.output / RESULTS_NAME)
+    curves = {CHOSEN: [result.probabilities for result in results], **compared_curves(probe, examples, results)}
+    for name, null in nulls.items():
+        # The classes of a model that has not learnt them are arbitrary: its own prediction is probed.
+        null_probe = make(model=null, allow_wrong=True, tests=False)
+        own = [replace(e, target=None if probe.head == "class" else e.target) for e in examples]
+        searched = null_probe.run([e.ids for e in own], target=[e.target for e in own])
+        curves[name] = [result.probabilities for result in searched]
+        curves[f"{name}, {RANDOM}"] = compared_curves(null_probe, own, searched)[RANDOM]
     if launch.is_main():
-        print(_table(results, examples))
+        print(_table(results, examples), excess(curves), sep="\n")
         if left_out:
             whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
             print(f"These randomly drawn rows were left out: {whys}.")
-        _write(args, settings, probe, data, examples, left_out, results)
+        _write(args, settings, probe, data, examples, left_out, results, curves)
 
 
 def _checked_config(args: argparse.Namespace) -> Any:
     """The configuration of the checkpoint, after the checks that need no data."""
-    check_positive(args, "rows", "max_tokens_per_batch")
+    check_positive(args, "rows", "draws", "max_tokens_per_batch")
     if not 0 <= args.minimum_probability <= 1:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
     for name in _given(args):
@@ -148,13 +168,13 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in _OPTIONS_OF_METHODS if (value := getattr(args, name)) is not None}
 
 
-def _cost(probe: MaskingProbe, examples: Sequence[Example]) -> str:
+def _cost(probe: MaskingProbe, examples: Sequence[Example], models: int) -> str:
     """The cost of the chosen method, and those of the searches for comparison."""
     (method, cost), *others = probe.costs([e.ids for e in examples], [e.target for e in examples]).items()
-    rest = "; ".join(f"{name}: {other.evaluations:,}, {duration(other.seconds)}" for name, other in others)
+    rest = "; ".join(f"{name}: {models * o.evaluations:,}, {duration(models * o.seconds)}" for name, o in others)
     return (
-        f"{len(examples)} sequences by {method}: at most {cost.evaluations:,} forward passes of one sequence, roughly "
-        f"{duration(cost.seconds)} ({rest})."
+        f"{len(examples)} sequences by {method}: at most {models * cost.evaluations:,} forward passes of one sequence, "
+        f"roughly {duration(models * cost.seconds)} ({rest})."
     )
 
 
@@ -170,45 +190,58 @@ def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> Mas
 def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
     """A table of the first sequences, with mean and standard deviation of all."""
     what = "value" if results[0].target["kind"] == "callable" else "probability"
-    names = [what, "all masked", "area", *(f"left at {share:.0%}" for share in _THRESHOLDS)]
-    names += ["evaluations", "tokens"]
-    numbers = torch.tensor([list(_summary(result).values()) for result in results], dtype=torch.float64)
-    lines = ["       row" + "".join(f"  {name:>11}" for name in names)]
-    for example, values in list(zip(examples, numbers, strict=True))[:_LISTED]:
-        lines.append(_line(str(example.row), values))
+    names = [what, "all masked", "area", "kept, rest drawn", "random sets", "all drawn", "kept drawn"]
+    names += ["kept", "tokens", "evaluations"]
+    numbers = torch.tensor([[row[key] for key in _COLUMNS] for row in map(_summary, results)], dtype=torch.float64)
+    lines = ["       row" + "".join(f"  {name:>{_WIDTH}}" for name in names)]
+    for example, result, values in list(zip(examples, results, numbers, strict=True))[:_LISTED]:
+        lines.append(_line(str(example.row), values) + ("  not explained" if result.why_unexplained else ""))
     if len(results) > _LISTED:
         lines.append(f"{'...':>10}")
     if len(results) > 1:
         lines += [_line("mean", numbers.mean(0)), _line("deviation", numbers.std(0))]
     lines.append(
-        f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; left: "
-        f"tokens not yet masked just before the {what} first falls below that share of the initial {what}; tokens: "
-        "number of maskable tokens"
+        f"all masked: {what} with all tokens masked; area: mean {what} over the share of masked tokens; kept: tokens "
+        f"that keep {SHARE:.0%} of the {what}. Fresh draws test them: kept, rest drawn (sufficient: high) beside "
+        "random sets of as many tokens and all drawn; kept drawn (necessary: low)"
     )
-    stays = [str(example.row) for example, result in zip(examples, results, strict=True) if result.needs_no_token]
-    if stays:
-        shown = ", ".join(stays[:_LISTED]) + (", ..." if len(stays) > _LISTED else "")
+    unexplained = [(e.row, r.why_unexplained) for e, r in zip(examples, results, strict=True) if r.why_unexplained]
+    lines += [f"row {row} is not explained: {why}." for row, why in unexplained[:_LISTED]]
+    if unexplained:
+        lines.append(f"{len(unexplained)} of {len(results)} rows are not explained.")
+    changed = sum(result.changes_answer for result in results)
+    if changed:
         lines.append(
-            f"{len(stays)} of {len(results)} predictions stay when all tokens are masked (rows {shown}). They are "
-            "the answer of the model without any evidence, so no token explains them, and no strip is drawn for "
-            "them."
+            f"With {results[0].replace!r} in every place, the model answers another class or token for {changed} of "
+            f"{len(results)} rows: the search then also finds what this token means to the model (default: draws)."
         )
     return "\n".join(lines)
 
 
 def _line(name: str, values: Tensor) -> str:
-    shares, counts = values[:3].tolist(), values[3:].tolist()
-    return f"{name:>10}" + "".join(f"  {v:>11.4f}" for v in shares) + "".join(f"  {v:>11.6g}" for v in counts)
+    shares, counts = values[:7].tolist(), values[7:].tolist()
+    cells = [f"{value:>{_WIDTH}.4f}" for value in shares] + [f"{value:>{_WIDTH}.6g}" for value in counts]
+    return f"{name:>10}" + "".join(f"  {cell}" for cell in cells)
 
 
-def _summary(result: MaskingResult) -> dict[str, float]:
+def _summary(result: MaskingResult) -> dict[str, Any]:
+    test = result.evidence
+    assert test is not None
     return {
         "probability": result.probabilities[0].item(),
         "probability_all_masked": result.probabilities[-1].item(),
         "area": result.area,
-        **{f"tokens_left_at_{share:.0%}": result.tokens_left(share, relative=True) for share in _THRESHOLDS},
-        "evaluations": result.evaluations,
+        "sufficiency": test.sufficiency[0],
+        "sufficiency_of_random_sets": test.random_sufficiency[0],
+        "probability_all_drawn": test.all_drawn[0],
+        "necessity": test.necessity[0],
+        "tokens_kept": test.kept,
         "tokens": len(result.order),
+        "evaluations": result.evaluations,
+        **{f"tokens_left_at_{share:.0%}": result.tokens_left(share, relative=True) for share in _THRESHOLDS},
+        "explained": not result.why_unexplained,
+        "why_unexplained": result.why_unexplained,
+        "tests": asdict(test),
     }
 
 
@@ -220,6 +253,7 @@ def _write(
     examples: Sequence[Example],
     left_out: dict[str, int],
     results: MaskingResults,
+    curves: dict[str, list[Tensor]],
 ) -> None:
     """Write all files except the results themselves, and print their names."""
     source = public_name(str(settings.data["dataset"]))
@@ -230,13 +264,16 @@ def _write(
         "split": args.split,
         "strategy": args.method,
         **_given(args),
-        "mask": probe.mask.name,
+        "replace": probe.replacement.name,
+        "draws": probe.draws if probe.replacement.is_drawn else 1,
         "target": args.target or (LABEL if probe.head == "class" else None),
         "position": args.position,
         "allow_wrong": args.allow_wrong,
         "minimum_probability": args.minimum_probability,
         "drawn_with_seed": SEED,
         "left_out": left_out,
+        "areas": {name: _rounded(torch.stack([c.mean() for c in group])) for name, group in curves.items()},
+        "excess": excess(curves),
     }
     names: Mapping[int, str] = probe.model.config.id2label or {}
     with staged_files(args.output, replaces=_FILES) as folder, plotting.also_svg(args.svg):
@@ -250,7 +287,7 @@ def _write(
                 write_track(folder / TRACK_NAME, genome.contigs, entries, "effect")
         if not plotting.can_plot():
             print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
-        _draw(folder, args, probe, data, examples, results, source, names)
+        _draw(folder, args, probe, data, examples, results, curves, source, names)
         written = sorted(path.name for path in folder.iterdir())
     if args.genome is not None:
         # Beside the track, to which its path is relative.
@@ -279,6 +316,7 @@ def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingRe
             **_summary(result),
             "order": result.order.tolist(),
             "probabilities": _rounded(result.probabilities),
+            **({} if result.spread is None else {"spread": _rounded(result.spread)}),
             **({} if result.scores is None else {"scores": _numbers(result.scores)}),
         }
         for example, result in zip(examples, results, strict=True)
@@ -302,21 +340,15 @@ def _draw(
     data: Rows,
     examples: Sequence[Example],
     results: MaskingResults,
+    curves: dict[str, list[Tensor]],
     source: str,
     names: Mapping[int, str],
 ) -> None:
-    """The mean curve, and the first sequences: letters of a small alphabet as figures, other tokens as HTML.
-
-    A prediction that no token explains has no strip, only a row among the others.
-    """
+    """The mean curves, and the first sequences: letters of a small alphabet as figures, other tokens as HTML."""
     is_dna = reads_only_dna(probe.tokenizer)
     what = "bases" if is_dna else "tokens"
     can_plot, is_small = plotting.can_plot(), is_small_alphabet(probe.tokenizer)
     if can_plot:
-        curves: dict[str, list[MaskingResult]] = {}
-        for result in results:
-            name = plotting.describe_target(result, names) if result.target["kind"] == "class" else ""
-            curves.setdefault(name if probe.head == "class" else "", []).append(result)
         target = results[0].target
         value = f"predicted {target['name']}" if target["kind"] == "callable" else "probability of the target"
         number = "one sequence" if len(results) == 1 else f"{len(results)} sequences"
@@ -333,10 +365,9 @@ def _draw(
         elif can_plot:
             first, annotations = annotations_of(probe, data, example)
             together.append((result, first, annotations, row))
-            if not result.needs_no_token:
-                path = folder / f"strip_row{example.row}.png"
-                unit = "base" if is_dna else "token"
-                plotting.plot_sequences([result], path, [annotations], first=[first], unit=unit, title=title, **options)
+            path = folder / f"strip_row{example.row}.png"
+            unit = "base" if is_dna else "token"
+            plotting.plot_sequences([result], path, [annotations], first=[first], unit=unit, title=title, **options)
             if is_dna and result.scores is not None:
                 tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
                 path = folder / f"logo_row{example.row}.png"

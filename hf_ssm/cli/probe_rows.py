@@ -19,14 +19,18 @@ from hf_ssm.data.labels import merged_name
 from hf_ssm.data.records import check_letters, read_records
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes.evidence import SHARE
+from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import inputs
 from hf_ssm.training.settings import RunSettings
 
 # A tokenizer with at most this many tokens, each of one letter, is one of DNA, RNA or proteins.
 _MOST_LETTERS = 32
-# Training sequences that are searched for the mask.
+# Training sequences of which tokens are counted.
 _READ_ROWS = 2000
+# Rows read per row that is probed, in search of those whose answer needs tokens.
+_SPARE = 5
 _MOTIF_COLUMN = "motif_positions"
 # transformers represents "no limit" as int(1e30).
 _NO_LIMIT = 10**12
@@ -67,38 +71,38 @@ class Rows:
         return tokenizer(*texts, **cut, **options, verbose=False)
 
 
-def check_target(args: argparse.Namespace, probe: MaskingProbe) -> None:
+def check_target(args: argparse.Namespace, model: Any) -> None:
     """Raise a ValueError if the head of the model does not predict the target of the options."""
-    what = type(probe.model).__name__
-    if probe.head is None:
+    what, head = type(model).__name__, head_of(model)
+    if head is None:
         raise ValueError(
             f"{args.checkpoint!r} holds a {what}, which predicts neither classes nor tokens: choose another checkpoint"
         )
-    if probe.head == "class" and args.position is not None:
+    if head == "class" and args.position is not None:
         raise ValueError(
             f"--position is for models with a prediction for each token: leave --position out for a {what}"
         )
-    if probe.head != "class" and args.position is None:
+    if head != "class" and args.position is None:
         raise ValueError(
             f"a {what} has a prediction for each token: give --position, the token whose prediction is probed"
         )
-    if probe.head in ("causal", "masked") and args.target is not None:
+    if head in ("causal", "masked") and args.target is not None:
         raise ValueError(f"--target {args.target}: a {what} predicts tokens and not classes; leave --target out")
-    if _predicts_values(probe) and args.minimum_probability:
+    if _predicts_values(model) and args.minimum_probability:
         raise ValueError(
             f"--minimum-probability is for classes and tokens: leave --minimum-probability out for a {what} of "
             "regression"
         )
-    if probe.head == "tokens" and args.target == LABEL:
+    if head == "tokens" and args.target == LABEL:
         raise ValueError(f"--target {LABEL} is for classes of sequences: give a class, or {PREDICTED}")
 
 
-def wants_labels(args: argparse.Namespace, probe: MaskingProbe) -> bool:
-    return probe.head == "class" and args.target in (None, LABEL) and not _predicts_values(probe)
+def wants_labels(args: argparse.Namespace, model: Any) -> bool:
+    return head_of(model) == "class" and args.target in (None, LABEL) and not _predicts_values(model)
 
 
-def _predicts_values(probe: MaskingProbe) -> bool:
-    return bool(probe.head == "class" and probe.model.config.problem_type == "regression")
+def _predicts_values(model: Any) -> bool:
+    return bool(head_of(model) == "class" and model.config.problem_type == "regression")
 
 
 class _Value:
@@ -136,11 +140,11 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
     return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"), settings.data["unknown_bases"])
 
 
-def load_intervals(args: argparse.Namespace, settings: RunSettings, probe: MaskingProbe) -> Rows:
+def load_intervals(args: argparse.Namespace, settings: RunSettings, model: Any) -> Rows:
     """The intervals of the BED file of --dataset, with the letters of --genome; by default, predicted classes."""
     if args.target == LABEL:
         raise ValueError(f"--target {LABEL}: a BED file has no labels; give a class, or {PREDICTED}")
-    if wants_labels(args, probe):
+    if wants_labels(args, model):
         args.target = PREDICTED
     keep_case = bool(settings.data.get("keep_case"))
     records = read_records(Path(settings.data["dataset"]), genome=args.genome, keep_case=keep_case)
@@ -148,11 +152,12 @@ def load_intervals(args: argparse.Namespace, settings: RunSettings, probe: Maski
     return Rows(rows, "sequence", None, None, settings.data["max_length"], None)
 
 
-def default_mask(head: str | None, tokenizer: Any) -> str:
-    """The mask token for a masked language model, which is trained with it; otherwise N, the unknown base, if any."""
-    if head != "masked" and "N" in tokenizer.get_vocab() and reads_only_dna(tokenizer):
-        return "n"
-    return "zero" if tokenizer.mask_token is None else "mask"
+def background_of(data: Rows, tokenizer: Any, vocab_size: int) -> Tensor:
+    """The count of each token in training rows, `(vocab_size,)`."""
+    rows = data.rows if data.train is None else data.train
+    texts = [str(text) for text in rows[data.column][:_READ_ROWS]]
+    ids = [token for row in tokenizer(texts, verbose=False)["input_ids"] for token in row]
+    return torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)
 
 
 def is_small_alphabet(tokenizer: Any) -> bool:
@@ -162,9 +167,13 @@ def is_small_alphabet(tokenizer: Any) -> bool:
     return len(letters) <= _MOST_LETTERS and all(len(token) == 1 for token in letters)
 
 
-def mask_note(probe: MaskingProbe, data: Rows) -> str:
+def replacement_note(probe: MaskingProbe, data: Rows) -> str:
     """A sentence about the replacement of masked tokens: whether the model read it in training."""
-    token = probe.mask.token_id
+    token, name = probe.replacement.token_id, probe.replacement.name
+    if probe.replacement.is_drawn:
+        how = {"background": "by their counts in training data", "composition": "by their counts in the row"}
+        way = how.get(name, f"by {name}")
+        return f"Masked tokens are drawn {way}, {probe.draws} times; the probability is the mean."
     text = "a zero embedding" if token is None else probe.tokenizer.convert_ids_to_tokens(token)
     if token is not None and token == probe.tokenizer.mask_token_id and probe.head == "masked":
         return f"Tokens are masked by {text}, with which masked language models are trained."
@@ -178,15 +187,24 @@ def mask_note(probe: MaskingProbe, data: Rows) -> str:
     of = f"{count} of {min(len(data.train), _READ_ROWS)} training sequences"
     if count:
         return f"Tokens are masked by {text}, which occurs in {of}."
-    remedy = "compare with --mask zero" + (", or train with --set data.unknown_bases=1" if text == "N" else "")
-    return f"Tokens are masked by {text}, which occurs in none{of[1:]}; {remedy}."
+    return f"Tokens are masked by {text}, which occurs in none{of[1:]}: the model answers outside of its training data."
 
 
 def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> tuple[list[Example], dict[str, int]]:
-    """Random rows that can be probed, in their order, and the number of rows left out by reason."""
-    left_out = {"too short for --position": 0, "predicted wrongly": 0, "less likely than --minimum-probability": 0}
-    short, wrong, unlikely = left_out
+    """Random rows that can be probed, in their order, and the number of rows left out by reason.
+
+    Rows whose answer stays with all tokens drawn are taken only where others are too few: no token explains them.
+    """
+    stays = "whose answer needs no token"
+    left_out = {
+        "too short for --position": 0,
+        "predicted wrongly": 0,
+        "less likely than --minimum-probability": 0,
+        stays: 0,
+    }
+    short, wrong, unlikely, _ = left_out
     examples: list[Example] = []
+    spare: list[Example] = []
     for example in _drawn(args, probe, data):
         if example is None:
             left_out[short] += 1
@@ -196,10 +214,15 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
             left_out[wrong] += 1
         elif start.probability < args.minimum_probability and not callable(example.target):
             left_out[unlikely] += 1
+        elif start.all_drawn >= SHARE * start.probability and not callable(example.target):
+            spare.append(example)
         else:
             examples.append(example)
-        if len(examples) == args.rows:
+        if len(examples) == args.rows or len(examples) + len(spare) == _SPARE * args.rows:
             break
+    missing = args.rows - len(examples)
+    examples += spare[:missing]
+    left_out[stays] = len(spare[missing:])
     left_out = {why: count for why, count in left_out.items() if count}
     if not examples:
         whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
@@ -232,7 +255,7 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
     if probe.head in ("causal", "masked"):
         return position
     label: int | None = None
-    if _predicts_values(probe):
+    if _predicts_values(probe.model):
         values = list(probe.model.config.id2label.values())
         chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
         chosen = [0] if args.target is None and len(values) == 1 else chosen
@@ -241,7 +264,7 @@ def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int,
             raise ValueError(f"--target{value}: give one of the values that the model predicts ({', '.join(values)})")
         return _Value(chosen[0], values[chosen[0]])
     class_ids = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
-    if wants_labels(args, probe):
+    if wants_labels(args, probe.model):
         label = data.rows[row][data.label_column]
         if not isinstance(label, int):
             raise ValueError(f"row {row} of split {args.split!r} has the label {label!r}, which is not a class")

@@ -55,17 +55,19 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
 
 def token_rows(examples: Sequence[Example], results: Sequence[MaskingResult]) -> Iterator[str]:
     """The lines of `tokens.tsv`: a token each, with its position from 1; empty cells for tokens never masked."""
-    yield "row\tposition\ttoken\trank\tprobability\teffect\tscore"
+    yield "row\tposition\ttoken\trank\tprobability\teffect\tscore\tkept\texplained"
     for example, result in zip(examples, results, strict=True):
         ranks = {place: rank for rank, place in enumerate(result.order.tolist(), start=1)}
         tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
         scores = [math.nan] * len(tokens) if result.scores is None else result.scores.tolist()
-        values, effects = result.probabilities.tolist(), result.effect.tolist()
+        values, effects, kept = result.probabilities.tolist(), result.effect.tolist(), set(result.kept.tolist())
+        explained = "no" if result.why_unexplained else "yes"
         for place, token in enumerate(tokens):
             rank = ranks.get(place)
             measured = ["", "", ""] if rank is None else [str(rank), f"{values[rank]:.6g}", f"{effects[place]:.6g}"]
             score = "" if math.isnan(scores[place]) else f"{scores[place]:.6g}"
-            yield "\t".join([str(example.row), str(place + 1), _cell(token), *measured, score])
+            last = [score, "yes" if place in kept else "no", explained]
+            yield "\t".join([str(example.row), str(place + 1), _cell(token), *measured, *last])
 
 
 def _cell(token: str) -> str:
@@ -86,7 +88,8 @@ def bedgraph_lines(
     for example, result in zip(examples, results, strict=True):
         chrom, spans = _spans(tokenizer, data, example, result)
         target = describe_target(result, class_names).replace('"', "'")
-        yield f'track type=bedGraph name="row {example.row}" description="{target}, {result.strategy}"'
+        unexplained = ", not explained" if result.why_unexplained else ""
+        yield f'track type=bedGraph name="row {example.row}" description="{target}, {result.strategy}{unexplained}"'
         for start, end, value in sorted(spans):
             yield f"{chrom}\t{start}\t{end}\t{value:.6g}"
 

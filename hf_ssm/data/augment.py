@@ -59,8 +59,8 @@ def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBas
     """Replace random bases by N each time a row is read.
 
     A model trained this way knows N as a base without information, so that a probe can mask with it
-    (`MaskingProbe(mask="n")`). The share of replaced bases is drawn anew for each row. Random numbers come from torch's
-    default generator.
+    (`MaskingProbe(replace="n")`). The share of replaced bases is drawn anew for each row. Random numbers come from
+    torch's default generator.
 
     Args:
         tokens: Rows with `input_ids`, such as a split of `tokenize`. Other columns are unchanged.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ssm.plotting.style import PALETTE, importance_background
-from hf_ssm.plotting.tokens import coloured_tokens, describe_target, scale_labels, value_name, warning
+from hf_ssm.plotting.tokens import coloured_tokens, describe_target, scale_labels, tests_in_words, value_name, warning
 
 # All rules are below one class, so that a fragment changes nothing else on a page.
 _STYLE = f"""
@@ -106,7 +106,7 @@ def _facts(result: Any, class_names: Mapping[int, str] | None) -> list[str]:
     name, values, count = value_name(result), result.probabilities.tolist(), len(result.order)
     facts = [
         f"target: {describe_target(result, class_names)}",
-        f"tokens masked one after the other by {result.mask!r}, the least important first (strategy {result.strategy})",
+        f"tokens masked one after the other ({result.replace}), the least important first (strategy {result.strategy})",
         f"{name} {values[0]:.3f} with nothing masked, {values[-1]:.3f} with all of {count} tokens masked; "
         f"mean over the share masked {result.auc:.3f}",
     ]
@@ -116,4 +116,4 @@ def _facts(result: Any, class_names: Mapping[int, str] | None) -> list[str]:
             f"{result.tokens_left(share, relative=True)} of {count}"
             for share in _THRESHOLDS
         ]
-    return facts
+    return [*facts, tests_in_words(result)] if result.evidence else facts

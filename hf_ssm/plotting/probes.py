@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Inches.
 _WIDTH, _HEIGHT = 6.0, 3.6
+# Characters of a line of the legend.
+_CHARACTERS = 84
 # Points at which curves of different lengths are interpolated, at least.
 _MIN_POINTS = 101
 
@@ -62,7 +64,10 @@ def plot_masking_curves(
         axes.set_ylim(-0.02, 1.02)
     if has_band or len(axes.get_lines()) > 1:
         title_of_legend = "band: one standard deviation to either side of the mean" if has_band else None
-        figure.legend(loc="outside lower center", ncols=min(3, len(axes.get_lines())), title=title_of_legend)
+        longest, lines = max(len(str(line.get_label())) for line in axes.get_lines()), len(axes.get_lines())
+        columns = min(lines, max(1, _CHARACTERS // (longest + 6)))
+        figure.set_figheight(_HEIGHT + 0.2 * (-(-lines // columns) - 1))
+        figure.legend(loc="outside lower center", ncols=columns, title=title_of_legend)
     return finish_figure(figure, path, title)
 
 

@@ -3,6 +3,7 @@
 import codecs
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hf_ssm.plotting.style import importance_background, text_colour_on
@@ -12,8 +13,8 @@ COLOURED_BY = ("effect", "rank")
 
 # Symbols that tokenizers write for invisible characters.
 _MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"}
-# Background and letters of tokens that were never masked.
-_NEVER_MASKED = ("#E4E4E4", "#555555")
+# Background and letters of tokens that were never masked, and of predictions that are not explained.
+_GREY = ("#E4E4E4", "#555555")
 
 
 class ColouredToken(NamedTuple):
@@ -21,7 +22,8 @@ class ColouredToken(NamedTuple):
 
     Attributes:
         text: The characters, with the tokenizer's symbols for spaces and bytes resolved.
-        share: Intensity of the colour, 0 to 1; NaN for a token that was never masked.
+        share: Intensity of the colour, 0 to 1; NaN for a token that was never masked. A prediction that is not
+            explained has grey tokens.
         background: Colour `#RRGGBB`.
         foreground: Colour of the letters, black, white or grey.
         note: Position (from 1), rank and probability, in words.
@@ -51,8 +53,8 @@ def coloured_tokens(result: Any, by: str = "effect") -> list[ColouredToken]:
     tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
     coloured = []
     for text, share, note in zip(displayed_tokens(tokens), shares(result, by), _notes(result), strict=True):
-        colours = _NEVER_MASKED
-        if not math.isnan(share):
+        colours = _GREY
+        if not math.isnan(share) and not result.why_unexplained:
             background = importance_background(share)
             colours = background, text_colour_on(background)
         coloured.append(ColouredToken(text, share, *colours, note))
@@ -102,9 +104,19 @@ def describe_target(result: Any, class_names: Mapping[int, str] | None = None) -
 
 
 def headline(result: Any, class_names: Mapping[int, str] | None = None) -> str:
-    """The target, and its probability with nothing and with all tokens masked."""
+    """The target, its probability with nothing and with all tokens masked, and the two tests of the kept tokens."""
     start, end = result.probabilities[0].item(), result.probabilities[-1].item()
-    return f"{describe_target(result, class_names)}: {value_name(result)} {start:.2f}, with all tokens masked {end:.2f}"
+    text = f"{describe_target(result, class_names)}: {value_name(result)} {start:.2f}, with all tokens masked {end:.2f}"
+    return f"{text}; {tests_in_words(result)}" if result.evidence else text
+
+
+def tests_in_words(result: Any) -> str:
+    """The two tests of the kept tokens, beside random sets."""
+    test = result.evidence
+    return (
+        f"{test.kept} kept, the rest drawn {test.sufficiency[0]:.2f} (random sets {test.random_sufficiency[0]:.2f}); "
+        f"these drawn, the rest kept {test.necessity[0]:.2f} (random sets {test.random_necessity[0]:.2f})"
+    )
 
 
 def scale_labels(by: str, value: str, unit: str) -> tuple[str, str]:
@@ -115,14 +127,16 @@ def scale_labels(by: str, value: str, unit: str) -> tuple[str, str]:
 
 
 def warning(result: Any, class_names: Mapping[int, str] | None = None) -> str:
-    """A sentence for a prediction that stays with all tokens masked; empty for all others."""
-    if not result.needs_no_token:
-        return ""
-    target, end = describe_target(result, class_names), result.probabilities[-1].item()
-    return (
-        f"The probability stays at {end:.2f} with all tokens masked: {target} is the answer without evidence, and no "
-        "token explains it."
-    )
+    """Why the kept tokens explain nothing, and what the model answers to one token everywhere; empty for all others."""
+    sentences = [f"Not explained: {result.why_unexplained}."] if result.why_unexplained else []
+    if result.changes_answer:
+        is_class = result.target["kind"] == "class"
+        answer = describe_target(replace(result, target={**result.target, "label": result.answer}), class_names)
+        sentences.append(
+            f"With {result.replace!r} in every place the model answers {answer if is_class else 'another token'}: the "
+            "curve also shows what this token means to it."
+        )
+    return " ".join(sentences)
 
 
 def _notes(result: Any) -> list[str]:

@@ -1,20 +1,17 @@
-"""Attributions: one score for each maskable token, by captum, tangermeme and DeepLIFT's rules.
+"""Attributions: one score for each maskable token, by variants of the sequence, captum and DeepLIFT's rules.
 
-All methods explain the log-probability of the target (for a callable target, its value). If a method needs a baseline,
-the baseline is the sequence with all maskable tokens masked, so that the scores of "integrated_gradients" and
-"deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
+All methods explain the log-probability of the target (for a callable target, its value). The baselines are the sequence
+with all maskable tokens masked, one for each fill, and scores are means over the fills. With one fill, the scores of
+"integrated_gradients" and "deep_lift" add up to the difference between both ends of the curve of a `MaskingResult`.
 
-Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding, `A` letters.
+Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,14 +21,7 @@ from hf_ssm.probes.evaluators import Evaluator
 
 __all__ = ["ATTRIBUTIONS", "AttributionSettings", "attribute", "check_library", "check_strands", "letters_of"]
 
-_LIBRARIES = {
-    "occlusion": "captum",
-    "integrated_gradients": "captum",
-    "deep_lift": None,
-    "gradient_shap": "captum",
-    "in_silico_mutagenesis": "tangermeme",
-}
-ATTRIBUTIONS = tuple(_LIBRARIES)
+ATTRIBUTIONS = ("occlusion", "integrated_gradients", "deep_lift", "in_silico_mutagenesis")
 
 # Share of their size by which the scores of "deep_lift" may miss the change of the output, besides rounding errors.
 _MISSED = 0.01
@@ -47,28 +37,24 @@ class AttributionSettings:
     """Settings of the methods.
 
     Attributes:
-        steps: For "integrated_gradients" and "gradient_shap": number of gradients.
-        noise: For "gradient_shap": standard deviation of the noise, relative to the root mean square of the embeddings.
+        steps: For "integrated_gradients": number of gradients per fill.
         letters: For "in_silico_mutagenesis": ids of the letters.
     """
 
     steps: int = 32
-    noise: float = 0.1
     letters: tuple[int, ...] = ()
 
     def effective(self, method: str) -> dict[str, Any]:
         """The settings that influence the scores of a method, in JSON types."""
         if method == "in_silico_mutagenesis":
             return {"letters": list(self.letters)}
-        steps: dict[str, Any] = {"steps": self.steps} if method in ("integrated_gradients", "gradient_shap") else {}
-        return steps | ({"noise": self.noise} if method == "gradient_shap" else {})
+        return {"steps": self.steps} if method == "integrated_gradients" else {}
 
 
 def check_library(method: str) -> None:
     """Raise `ImportError` with the extra to install if the library of a method is missing."""
-    library = _LIBRARIES[method]
-    if library is not None and find_spec(library) is None:
-        raise ImportError(f'{method!r} needs {library}, which is not installed: pip install "hf_ssm[genomics]"')
+    if method == "integrated_gradients" and find_spec("captum") is None:
+        raise ImportError(f'{method!r} needs captum, which is not installed: pip install "hf_ssm[genomics]"')
 
 
 def check_strands(method: str, model: Any) -> None:
@@ -116,11 +102,11 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
 
     A high score means that the token supports the prediction:
 
-    - "occlusion": how much the log-probability falls when only this token is masked; M + 1 forward passes.
-    - "integrated_gradients", "gradient_shap": the inner product of gradients between baseline and sequence with the
-      difference of the embeddings; `steps` forward and backward passes.
+    - "occlusion": how much the log-probability falls when only this token is masked; M + 1 forward passes per fill.
+    - "integrated_gradients": the inner product of gradients between baseline and sequence with the difference of the
+      embeddings; `steps` forward and backward passes per fill.
     - "deep_lift": the product of multipliers and difference; one forward and one backward pass of sequence and
-      baseline.
+      baseline per fill.
     - "in_silico_mutagenesis": how much the log-probability falls in the mean over all letters in this place (the
       unchanged letter included); 1 + M (A - 1) forward passes. Tokens that are not letters have no score.
 
@@ -129,18 +115,19 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
         method: One of `ATTRIBUTIONS`.
         settings: Settings of the method.
     """
-    function = _Function(evaluator, has_gradient=method not in ("occlusion", "in_silico_mutagenesis"))
     if method == "in_silico_mutagenesis":
-        return _mutagenesis(function, settings.letters)
+        return _mutagenesis(evaluator, settings.letters)
     if method == "occlusion":
-        scores = _occlusion(function)
-    elif method == "integrated_gradients":
-        scores = _integrated_gradients(function, settings.steps)
-    elif method == "gradient_shap":
-        scores = _gradient_shap(function, settings)
+        start = evaluator.start()
+        return _losses(
+            evaluator, start, evaluator.values_if_masked(evaluator.masked([]), evaluator.candidates.tolist())
+        )
+    function = _Function(evaluator)
+    if method == "integrated_gradients":
+        scores = [_integrated_gradients(function, baseline, settings.steps) for baseline in function.baselines]
     else:
-        scores = _deep_lift(function)
-    return scores[0].detach().double().cpu()
+        scores = [_deep_lift(function, baseline) for baseline in function.baselines]
+    return torch.cat(scores).mean(0).detach().double().cpu()
 
 
 class _Function(nn.Module):
@@ -148,16 +135,14 @@ class _Function(nn.Module):
 
     Args:
         evaluator: Evaluator of the sequence.
-        has_gradient: Whether each forward pass is followed by a backward pass, for the count of tokens.
     """
 
-    def __init__(self, evaluator: Evaluator, has_gradient: bool):
+    def __init__(self, evaluator: Evaluator):
         super().__init__()
         self.model = evaluator.model
         self.evaluator = evaluator
-        self.has_gradient = has_gradient
         self.places = evaluator.candidates.to(evaluator.device)
-        self.sequence = evaluator.embedded(evaluator.masked([]))
+        self.sequence = evaluator.embedded(evaluator.masked([]))[:1]
         self.inputs = self.sequence[:, self.places]
         self.baselines = evaluator.embedded(evaluator.masked(evaluator.candidates.tolist()))[:, self.places]
 
@@ -169,48 +154,22 @@ class _Function(nn.Module):
     def forward(self, embedded: Tensor) -> Tensor:
         whole = self.sequence.expand(len(embedded), -1, -1).index_copy(1, self.places, embedded)
         self.evaluator.evaluations += len(embedded)
-        return self.evaluator.log_values(whole, self.has_gradient)
+        return self.evaluator.log_values(whole)
 
 
-def _occlusion(function: _Function) -> Tensor:
-    from captum.attr import Occlusion
-
-    scores = Occlusion(function).attribute(
-        function.inputs,
-        (1, function.inputs.shape[-1]),
-        baselines=function.baselines,
-        perturbations_per_eval=function.rows,
-    )
-    # The score of a token is repeated for each component of its embedding.
-    return scores[..., 0]
-
-
-def _integrated_gradients(function: _Function, steps: int) -> Tensor:
+def _integrated_gradients(function: _Function, baseline: Tensor, steps: int) -> Tensor:
     from captum.attr import IntegratedGradients
 
     scores: Tensor = IntegratedGradients(function).attribute(
         function.inputs.requires_grad_(),
-        function.baselines,
+        baseline.unsqueeze(0),
         n_steps=steps,
         internal_batch_size=min(function.rows, steps),
     )
     return scores.sum(-1)
 
 
-def _gradient_shap(function: _Function, settings: AttributionSettings) -> Tensor:
-    from captum.attr import GradientShap
-
-    inputs, method = function.inputs, GradientShap(function)
-    noise = settings.noise * inputs.square().mean().sqrt().item()
-    total = torch.zeros_like(inputs)
-    with _fixed_seed():
-        for first in range(0, settings.steps, function.rows):
-            count = min(function.rows, settings.steps - first)
-            total += count * method.attribute(inputs, function.baselines, n_samples=count, stdevs=noise)
-    return total.sum(-1) / settings.steps
-
-
-def _deep_lift(function: _Function) -> Tensor:
+def _deep_lift(function: _Function, baseline: Tensor) -> Tensor:
     outputs: list[Tensor] = []
 
     def recorded(embedded: Tensor) -> Tensor:
@@ -218,7 +177,7 @@ def _deep_lift(function: _Function) -> Tensor:
         return outputs[-1]
 
     # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
-    parts = deep_lift(recorded, function.inputs, function.baselines, function.model, tolerance=math.inf)
+    parts = deep_lift(recorded, function.inputs, baseline.unsqueeze(0), function.model, tolerance=math.inf)
     scores = parts.sum(-1)
     values, size = outputs[0].detach(), scores.abs().sum()
     missed = (scores.sum() - (values[0] - values[1])).abs()
@@ -231,46 +190,21 @@ def _deep_lift(function: _Function) -> Tensor:
     return scores
 
 
-@contextmanager
-def _fixed_seed() -> Iterator[None]:
-    """Equal random numbers for every sequence, also after resuming; captum draws from numpy and torch."""
-    state = np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            np.random.seed(0)
-            yield
-    finally:
-        np.random.set_state(state)
-
-
-class _OneHot(nn.Module):
-    """One-hot letters at chosen places, `(B, A, P)`, to log-probabilities, `(B, 1)`."""
-
-    def __init__(self, function: _Function, letters: Tensor, chosen: Tensor):
-        super().__init__()
-        self.function = function
-        self.chosen = chosen
-        self.embeddings = function.evaluator.embedded_ids(letters)
-
-    def forward(self, one_hot: Tensor) -> Tensor:
-        embedded = one_hot.mT.to(self.embeddings) @ self.embeddings
-        whole = self.function.inputs.expand(len(one_hot), -1, -1)
-        return self.function(whole.index_copy(1, self.chosen, embedded)).unsqueeze(-1)
-
-
-def _mutagenesis(function: _Function, letters: tuple[int, ...]) -> Tensor:
-    from tangermeme.saturation_mutagenesis import saturation_mutagenesis
-
-    evaluator, ids = function.evaluator, torch.tensor(letters, device=function.places.device)
-    is_letter = evaluator.read[function.places].unsqueeze(1) == ids
-    chosen = is_letter.any(1).nonzero().flatten()
-    scores = torch.full((len(function.places),), torch.nan, dtype=torch.float64)
-    if len(chosen):
-        one_hot = is_letter[chosen].T.unsqueeze(0).to(torch.int8)
-        # tangermeme restores the mode of the outer module in all inner ones.
-        model = _OneHot(function, ids, chosen).eval()
-        # The fast path of tangermeme caches positions of convolutions; here it costs more than it saves.
-        options = {"batch_size": function.rows, "device": evaluator.device, "fast": False}
-        scores[chosen.cpu()] = saturation_mutagenesis(model, one_hot, **options)[0].sum(0).double().cpu()
+def _mutagenesis(evaluator: Evaluator, letters: tuple[int, ...]) -> Tensor:
+    places = evaluator.candidates
+    is_letter = torch.isin(evaluator.read[places].cpu(), torch.tensor(letters))
+    scores = torch.full((len(places),), torch.nan, dtype=torch.float64)
+    fills = torch.tensor(letters).unsqueeze(1).expand(-1, evaluator.length)
+    mutants = Evaluator(evaluator.model, evaluator.sequence, fills, evaluator.max_tokens)
+    start = mutants.start()
+    if is_letter.any():
+        ends = mutants.values_if_masked(mutants.masked([]), places[is_letter].tolist(), now=start)
+        scores[is_letter] = _losses(mutants, start, ends)
+    evaluator.evaluations += mutants.evaluations
+    evaluator.tokens += mutants.tokens
     return scores
+
+
+def _losses(evaluator: Evaluator, start: Tensor, ends: Tensor) -> Tensor:
+    """By how much the log-probability, or the value of a callable target, falls, in the mean of the fills."""
+    return (start - ends if evaluator.target.function else start.log() - ends.log()).mean(1)

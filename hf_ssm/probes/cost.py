@@ -1,6 +1,6 @@
 """The cost of a probe before it starts: forward passes of one sequence, and seconds on this machine.
 
-Legend: `M` maskable tokens.
+Legend: `M` maskable tokens, `K` fills.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_ssm.probes.evaluators import Evaluator
-from hf_ssm.probes.strategies import RESCORE_SHARE, SearchSettings
+from hf_ssm.probes.strategies import RESCORE_SHARE, SearchSettings, rounds, units_of
 
 __all__ = ["ProbeCost", "count_evaluations"]
 
@@ -23,7 +23,7 @@ class ProbeCost:
     """An estimate of the cost of a probe.
 
     Attributes:
-        evaluations: Forward passes of one sequence; for "shortlist" an upper bound.
+        evaluations: Forward passes of one sequence; an upper bound.
         seconds: Wall time in one process.
     """
 
@@ -31,43 +31,47 @@ class ProbeCost:
     seconds: float
 
 
-def count_evaluations(settings: SearchSettings, count: int) -> int:
-    """Forward passes of a search over M tokens; a backward pass of an attribution counts as two.
+def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
+    """Forward passes of a search over M tokens with K fills; a backward pass of an attribution counts as two.
 
-    Exact for "exact" and for "one_shot" and "occlusion" by occlusion; for "shortlist" an upper bound, as it masks
-    several tokens per step where that costs nothing; approximate for the other attributions.
+    An upper bound: variants that a fill does not change need no pass, and "shortlist" masks several tokens per step
+    where that costs nothing. Exact for one fill and "exact", "one_shot" and "occlusion"; approximate for other
+    attributions and for sequences that "shortlist" masks in groups.
 
     Args:
         settings: Settings of the search.
         count: M.
+        draws: K.
     """
-    strategy = settings.strategy
-    along = count + 1
+    strategy, along = settings.strategy, draws * count + 1
     if strategy == "exact":
-        return count * (count + 1) // 2 + 1
+        return draws * count * (count + 1) // 2 + 1
     if strategy == "shortlist":
-        return _shortlist(settings, count) + 1
+        units = units_of(range(count))
+        # Of the groups that are divided, a tenth is a guess.
+        singles = count // 10 if len(units) < count else 0
+        return _shortlist(settings, len(units), draws) + _shortlist(settings, singles, draws) + 1
     if strategy == "one_shot":
-        return along + (count if settings.score == "occlusion" else 3)
+        return along + draws * count
     if strategy == "occlusion":
-        return along + count + 1
+        return along + draws * count + 1
     if strategy == "in_silico_mutagenesis":
         return along + count * (len(settings.attribution.letters) - 1) + 1
     if strategy == "deep_lift":
-        return along + 6
-    return along + 3 * settings.attribution.steps
+        return along + 6 * draws
+    return along + 3 * settings.attribution.steps * draws
 
 
-def _shortlist(settings: SearchSettings, count: int) -> int:
-    if settings.score == "gradient":
-        return sum(min(settings.candidates, left) + 3 for left in range(1, count + 1))
+def _shortlist(settings: SearchSettings, count: int, draws: int) -> int:
     passes, due = 0, count
     for left in range(count, 0, -1):
+        units = min(settings.candidates, left)
         if left <= due:
-            due = int(RESCORE_SHARE * left)
-            passes += left
-        else:
-            passes += min(settings.candidates, left)
+            due, units = int(RESCORE_SHARE * left), left
+        before = 0
+        for fills, staying in rounds(draws, settings.candidates):
+            passes += units * (fills - before)
+            before, units = fills, min(units, staying)
     return passes
 
 
@@ -80,4 +84,4 @@ def seconds_per_evaluation(evaluator: Evaluator) -> float:
     evaluator.values_if_masked(masked, chosen)
     started = time.perf_counter()
     evaluator.values_if_masked(masked, chosen)
-    return (time.perf_counter() - started) / len(chosen)
+    return (time.perf_counter() - started) / (len(chosen) * evaluator.draws)

@@ -3,13 +3,13 @@
 Legend: `L` tokens of a sequence, `M` maskable ones.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
@@ -19,18 +19,13 @@ from transformers.utils import logging
 from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, check_library, check_strands, letters_of
 from hf_ssm.probes.cost import ProbeCost, count_evaluations, seconds_per_evaluation
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
-from hf_ssm.probes.reading import (
-    check_choice,
-    find_mask,
-    is_single,
-    longest_input,
-    read_sequences,
-    read_targets,
-)
+from hf_ssm.probes.evidence import FILLS, PASSES, measure_evidence
+from hf_ssm.probes.reading import check_choice, is_single, longest_input, read_sequences, read_targets
+from hf_ssm.probes.replacements import find_replacement, generator_of
 from hf_ssm.probes.results import MaskingResult
 from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerprint_of_model
-from hf_ssm.probes.strategies import SCORES, SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
-from hf_ssm.probes.targets import ProbedSequence, head_of, prepare_sequence
+from hf_ssm.probes.strategies import SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
+from hf_ssm.probes.targets import Prediction, ProbedSequence, head_of, prepare_sequence
 from hf_ssm.utils.evaluation import unwrapped
 from hf_ssm.utils.processes import check_processes_are_joined
 
@@ -49,26 +44,29 @@ class MaskingProbe:
         model: A model of hf_ssm, or any model of transformers with `input_ids` and `logits`: a classifier of sequences
             or tokens, a causal or a masked language model.
         tokenizer: Its tokenizer. Without one, sequences are given as ids, and the mask is an id or "zero".
-        mask: Replacement of a masked token: "mask", the mask token of the tokenizer (default); "n", its token "N";
-            "pad", its padding token, which the attention mask does not hide; "zero", a zero embedding; any other token
-            of the tokenizer, or an id.
-        strategy: "exact" (default) masks, in each step, the token whose masking leaves the highest probability.
-            "shortlist" evaluates only the tokens with the highest scores, and masks several per step in long sequences
-            ("screened" is another name of "shortlist"). "one_shot" masks in the order of the scores of the unmasked
-            sequence. Attributions mask in ascending order of the scores that they give to the tokens
-            (`MaskingResult.scores`): "occlusion", "integrated_gradients" and "gradient_shap" of captum; "deep_lift",
-            with `hf_ssm.deep_lift`; "in_silico_mutagenesis" of tangermeme. Their baseline is the sequence with all
-            maskable tokens masked.
+        replace: Replacement of masked tokens. Draws are the same for all candidates, and the probability is the mean
+            over them: "composition" (default), tokens of the sequence itself at their frequencies; "shuffle", its
+            tokens permuted; "dinucleotide", permuted with the same pairs of neighbours; "background", tokens at the
+            frequencies of `background`; "uniform". One token: "mask", the mask token of the tokenizer; "n", its token
+            "N"; "pad", its padding token, which the attention mask does not hide; "zero", a zero embedding; any other
+            token of the tokenizer, or an id. A model that never saw this token answers outside of its training data.
+        strategy: "shortlist" (default; "screened" is another name) masks, in each step, the token whose masking leaves
+            the highest probability, among the tokens with the highest scores; few draws first, more for the best
+            candidates; groups of neighbours first in sequences of more than 256 tokens, and several tokens per step in
+            long sequences. "exact" evaluates all tokens with all draws. "one_shot" masks in the order of the
+            probabilities with only one token masked. Attributions mask in ascending order of the scores that they give
+            to the tokens (`MaskingResult.scores`): "occlusion"; "integrated_gradients" of captum; "deep_lift", with
+            `hf_ssm.deep_lift`; "in_silico_mutagenesis". Their baselines are the sequence with all tokens masked.
+        draws: Number K of draws, default 16.
+        seed: Seed of the draws, which also depend on the sequence, default 0.
+        background: For "background": the count of each token in the training data by id, `(V,)`.
+        tests: Whether to test the tokens that keep 90 % of the initial probability (`MaskingResult.evidence`), default
+            True.
         max_tokens_per_batch: Largest number of tokens per batch, default 16384. A batch has at least one sequence.
         candidates: For "shortlist": number of tokens evaluated per step, default 12.
         masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step, default 0.01; 0 masks
             one token per step.
-        score: For "shortlist" and "one_shot": "occlusion" (default), the probability with only this token masked (for
-            "shortlist", the scores are updated whenever a quarter of the tokens is masked); or "gradient", the inner
-            product of embedding difference and gradient of the log-probability, which is cheaper and less reliable.
-        steps: For "integrated_gradients" and "gradient_shap": number of gradients, default 32.
-        noise: For "gradient_shap": standard deviation of the Gaussian noise on the embeddings, relative to the root
-            mean square of the embeddings, default 0.1. All sequences have the same random numbers.
+        steps: For "integrated_gradients": number of gradients per draw, default 32.
         alphabet: For "in_silico_mutagenesis": the letters that replace each other. Default: ACGT for a tokenizer of
             nucleotides, otherwise all single letters of a tokenizer that has at most 32 of them. Other tokens have no
             score and are masked first.
@@ -81,9 +79,9 @@ class MaskingProbe:
         ImportError: The library of an attribution method is not installed.
 
     Examples:
-        >>> probe = MaskingProbe(model, tokenizer, mask="n", strategy="shortlist")
+        >>> probe = MaskingProbe(model, tokenizer)
         >>> result = probe.run("ACGTTTGACA", target=1)
-        >>> result.survivors(3), result.auc
+        >>> result.kept, result.evidence.sufficiency, result.evidence.necessity
 
     Source: Nishikawa & Suzuki 2025, Appendices C and K.
     """
@@ -92,23 +90,25 @@ class MaskingProbe:
         self,
         model: Any,
         tokenizer: Any = None,
-        mask: str | int = "mask",
-        strategy: str = "exact",
+        replace: str | int = "composition",
+        strategy: str = "shortlist",
         *,
+        draws: int = 16,
+        seed: int = 0,
+        background: Tensor | None = None,
+        tests: bool = True,
         max_tokens_per_batch: int = 16384,
         candidates: int = 12,
         masks_per_step: float = 0.01,
-        score: str = "occlusion",
         steps: int = 32,
-        noise: float = 0.1,
         alphabet: str | None = None,
         minimum_probability: float = 0.0,
         allow_wrong: bool = False,
     ):
         strategy = canonical_strategy(strategy)
         check_choice("strategy", strategy, STRATEGIES)
-        check_choice("score", score, SCORES)
         for name, value in (
+            ("draws", draws),
             ("max_tokens_per_batch", max_tokens_per_batch),
             ("candidates", candidates),
             ("steps", steps),
@@ -118,8 +118,6 @@ class MaskingProbe:
         for name, share in (("masks_per_step", masks_per_step), ("minimum_probability", minimum_probability)):
             if not 0 <= share <= 1:
                 raise ValueError(f"`{name}`={share!r}: give a share from 0 to 1.")
-        if not 0 <= noise < math.inf:
-            raise ValueError(f"`noise`={noise!r}: give a finite number of at least 0.")
         if strategy in ATTRIBUTIONS:
             check_library(strategy)
         letters = letters_of(tokenizer, alphabet) if strategy == "in_silico_mutagenesis" else ()
@@ -128,9 +126,16 @@ class MaskingProbe:
         self.head = head_of(self.model)
         self.tokenizer = tokenizer
         self._vocab_size = _vocab_size(self.model)
-        self.mask = find_mask(mask, tokenizer, self._vocab_size)
-        attribution = AttributionSettings(steps, noise, letters)
-        self.settings = SearchSettings(strategy, candidates, masks_per_step, score, attribution)
+        resolve = partial(find_replacement, tokenizer=tokenizer, vocab_size=self._vocab_size, background=background)
+        self._special = self._special_tokens()
+        self.replacement = resolve(replace, special=self._special)
+        # One token in the search is tested with draws, too.
+        self.tested_with = self.replacement
+        if not self.replacement.is_drawn:
+            self.tested_with = resolve("composition", special=self._special)
+        self.draws, self.seed, self.tests = draws, seed, tests
+        attribution = AttributionSettings(steps, letters)
+        self.settings = SearchSettings(strategy, candidates, masks_per_step, attribution)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.minimum_probability = minimum_probability
         self.allow_wrong = allow_wrong
@@ -200,15 +205,15 @@ class MaskingProbe:
             target: As for `run`.
 
         Returns:
-            A `Prediction` with `probability`, `predicted` (class or token) and `right`; a list of them for many
-            sequences.
+            A `Prediction` with `probability`, `predicted` (class or token), `right`, and `all_drawn`, the probability
+            with all tokens drawn; a list of them for many sequences.
 
         Raises:
             ValueError: As for `run`.
         """
         sequences = self._sequences(inputs, target)
         with probing(self.model):
-            starts = [sequence.target.prediction(self._full_passes(sequence).start_logits()) for sequence in sequences]
+            starts = [self._prediction(sequence) for sequence in sequences]
         return starts[0] if is_single(inputs) else starts
 
     def costs(self, inputs: Any, target: Any = None) -> dict[str, ProbeCost]:
@@ -219,7 +224,8 @@ class MaskingProbe:
             target: As for `run`.
 
         Returns:
-            The cost of the strategy of the probe, then of the other searches ("exact", "shortlist", "one_shot").
+            The cost of the strategy of the probe with its tests, then of the other searches ("exact", "shortlist",
+            "one_shot").
 
         Raises:
             ValueError: As for `run`, but wrong predictions and unlikely targets are not refused.
@@ -228,17 +234,20 @@ class MaskingProbe:
         longest = max(sequences, key=lambda sequence: len(sequence.read))
         with probing(self.model):
             longest = replace(longest, target=longest.target.resolved(self._full_passes(longest).start_logits()))
-            evaluator = evaluator_for(self.model, longest, self.mask.token_id, self.max_tokens_per_batch)
+            evaluator = evaluator_for(self.model, longest, self._fills(longest), self.max_tokens_per_batch)
             seconds = seconds_per_evaluation(evaluator) / len(longest.read)
         costs = {}
         for strategy in dict.fromkeys([self.settings.strategy, *SEARCHES]):
             settings = replace(self.settings, strategy=strategy)
-            counts = [count_evaluations(settings, len(sequence.candidates)) for sequence in sequences]
+            tests = self.tests * PASSES
+            counts = [count_evaluations(settings, len(s.candidates), evaluator.draws) + tests for s in sequences]
             tokens = sum(count * len(sequence.read) for count, sequence in zip(counts, sequences, strict=True))
             costs[strategy] = ProbeCost(sum(counts), seconds * tokens)
         return costs
 
-    def evaluate(self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None) -> Tensor:
+    def evaluate(
+        self, inputs: Any, order: Sequence[int] | Tensor, target: Any = None, *, points: int | None = None
+    ) -> Tensor:
         """The probability of the target of one sequence along a given masking order.
 
         Positions that cannot be masked (special tokens, the target, tokens that a causal model does not read) leave the
@@ -248,6 +257,7 @@ class MaskingProbe:
             inputs: One sequence.
             order: M positions.
             target: As for `run`.
+            points: Number of steps that are evaluated, with linear interpolation between them; default: all.
 
         Returns:
             `(M + 1,)`, float64: the probability before the first position is masked, and after each position.
@@ -269,21 +279,23 @@ class MaskingProbe:
             start = evaluator.target.value(logits)
             maskable = set(sequence.candidates.tolist())
             effective = [place for place in positions if place in maskable]
-            values = evaluator.along(evaluator.masked([]), effective) if effective else start[:0]
+            counts = np.linspace(0, len(effective), min(points or len(effective), len(effective)) + 1).astype(int)
+            rows = [evaluator.masked(effective[:count]) for count in counts[1:]]
+            values = [evaluator.values(row.unsqueeze(0)).mean(1) for row in rows]
+        curve = np.interp(np.arange(len(effective) + 1), counts, torch.cat([start, *values]).numpy())
         steps = torch.tensor([0, *(place in maskable for place in positions)]).cumsum(0)
-        return torch.cat([start, values])[steps]
+        return torch.from_numpy(curve)[steps]
 
     def _sequences(self, inputs: Any, target: Any) -> list[ProbedSequence]:
         ids = read_sequences(inputs, self.tokenizer, self._vocab_size, longest_input(self.model))
         targets = read_targets(target, inputs, len(ids))
-        special = self._special_tokens()
         prepare = partial(
             prepare_sequence,
             self.head,
             self.model.config,
-            mask_id=self.mask.token_id,
+            mask_id=self.replacement.token_id,
             tokenizer_mask_id=getattr(self.tokenizer, "mask_token_id", None),
-            special=special,
+            special=self._special,
         )
         pairs = enumerate(zip(ids, targets, strict=True))
         return [prepare(*pair, where=_where(number, inputs)) for number, pair in pairs]
@@ -297,7 +309,21 @@ class MaskingProbe:
         return {int(token) for ids in several for token in ids if token is not None}
 
     def _full_passes(self, sequence: ProbedSequence) -> Evaluator:
-        return Evaluator(self.model, sequence, self.mask.token_id, self.max_tokens_per_batch)
+        return Evaluator(self.model, sequence, self._fills(sequence), self.max_tokens_per_batch)
+
+    def _fills(self, sequence: ProbedSequence) -> Tensor | None:
+        return self.replacement.fills(sequence, self.draws, self.seed, "search")
+
+    def _fresh(self, sequence: ProbedSequence) -> Evaluator:
+        """An evaluator with draws that no search has seen."""
+        fills = self.tested_with.fills(sequence, FILLS, self.seed, "test")
+        return Evaluator(self.model, sequence, fills, self.max_tokens_per_batch)
+
+    def _prediction(self, sequence: ProbedSequence) -> Prediction:
+        logits = self._full_passes(sequence).start_logits()
+        fresh = self._fresh(replace(sequence, target=sequence.target.resolved(logits)))
+        all_drawn = fresh.values(fresh.masked(sequence.candidates.tolist()).unsqueeze(0)).mean().item()
+        return replace(sequence.target.prediction(logits), all_drawn=all_drawn)
 
     def _checked(self, sequence: ProbedSequence, where: str) -> ProbedSequence:
         """The sequence with a resolved target; refuses wrong predictions and unlikely targets."""
@@ -317,31 +343,38 @@ class MaskingProbe:
         return replace(sequence, target=target)
 
     def _search(self, sequence: ProbedSequence, advance: Callable[[int], Any]) -> MaskingResult:
-        evaluator = evaluator_for(self.model, sequence, self.mask.token_id, self.max_tokens_per_batch)
+        evaluator = evaluator_for(self.model, sequence, self._fills(sequence), self.max_tokens_per_batch)
         order, values, scores = search(evaluator, self.settings, advance)
         if scores is not None:
             everywhere = torch.full((len(sequence.input_ids),), torch.nan, dtype=torch.float64)
             scores = everywhere.index_copy(0, sequence.candidates, scores)
         text = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(sequence.input_ids.tolist())
-        return MaskingResult(
+        result = MaskingResult(
             sequence.input_ids,
             torch.tensor(order, dtype=torch.int64),
-            values,
+            values.mean(1),
             sequence.target.describe(),
             self.settings.strategy,
-            self.mask.name,
+            self.replacement.name,
             evaluator.evaluations,
             evaluator.tokens,
             text,
             scores,
+            values.std(1, correction=int(values.shape[1] > 1)),
+            evaluator.answer(),
         )
+        if self.tests:
+            generator = generator_of(sequence, self.seed, "sets")
+            result.evidence = measure_evidence(self._fresh(sequence), result.kept.tolist(), generator)
+        return result
 
     def _fingerprint(self, sequences: Sequence[ProbedSequence]) -> dict[str, Any]:
         """All that the results depend on, in JSON types."""
         ids, targets = zip(*((sequence.input_ids, sequence.target.describe()) for sequence in sequences), strict=True)
         return {
             "model": fingerprint_of_model(self.model),
-            "mask": [self.mask.name, self.mask.token_id],
+            "replace": [self.replacement.name, self.replacement.token_id],
+            "draws": [self.draws if self.replacement.is_drawn else 1, self.seed, self.tests],
             **self.settings.effective(),
             "inputs": fingerprint_of_inputs(ids, targets),
         }

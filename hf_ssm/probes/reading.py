@@ -1,10 +1,9 @@
-"""Inputs of a probe: sequences as texts, ids or rows of a Dataset; the target of each; the mask.
+"""Inputs of a probe: sequences as texts, ids or rows of a Dataset; the target of each.
 
 Legend: `L` tokens of a sequence.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,9 @@ from torch import Tensor
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.utils.hints import closest_name
 
-__all__ = ["Mask", "check_choice", "find_mask", "is_single", "longest_input", "read_sequences", "read_targets"]
+__all__ = ["check_choice", "is_single", "longest_input", "read_sequences", "read_targets"]
 
-MASKS = ("mask", "n", "pad", "zero")
 _ID_COLUMN, _TEXT_COLUMNS, _LABEL_COLUMNS = "input_ids", ("sequence", "text"), ("label", "labels")
-# Largest vocabulary in which the closest name is searched.
-_SMALL_VOCABULARY = 2000
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Replacement of a masked token.
-
-    Attributes:
-        name: As given to `MaskingProbe`.
-        token_id: Token id; `None` for a zero embedding.
-    """
-
-    name: str
-    token_id: int | None
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
@@ -41,48 +24,6 @@ def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
         near = closest_name(str(value), choices)
         hint = f"did you mean {near!r}?" if near else f"choose one of {', '.join(map(repr, choices))}."
         raise ValueError(f"`{argument}`={value!r} is not known: {hint}")
-
-
-def find_mask(mask: Any, tokenizer: Any, vocab_size: int) -> Mask:
-    """Resolve the `mask` argument.
-
-    Args:
-        mask: "mask", "n", "pad", "zero", another token of the tokenizer, or an id.
-        tokenizer: The tokenizer or `None`.
-        vocab_size: Number of embeddings of the model.
-
-    Raises:
-        ValueError: The tokenizer does not have this token, or the model does not have its embedding.
-    """
-    if mask == "zero":
-        return Mask(mask, None)
-    if type(mask) is int:
-        token_id = mask
-    elif not isinstance(mask, str):
-        raise ValueError(f"`mask`={mask!r}: give one of {', '.join(map(repr, MASKS))}, a token or its id.")
-    elif tokenizer is None:
-        raise ValueError(f"`mask`={mask!r} needs a tokenizer: give `tokenizer`, the id of a token, or 'zero'.")
-    else:
-        token_id = _find_token(mask, tokenizer)
-    if not 0 <= token_id < vocab_size:
-        raise ValueError(
-            f"`mask`={mask!r} has the id {token_id}, but the model has embeddings for 0 to {vocab_size - 1}."
-        )
-    return Mask(str(mask), token_id)
-
-
-def _find_token(mask: str, tokenizer: Any) -> int:
-    vocabulary = tokenizer.get_vocab()
-    named = {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id, "n": vocabulary.get("N")}
-    token_id = named[mask] if mask in named else vocabulary.get(mask)
-    if token_id is not None:
-        return int(token_id)
-    available = ", ".join([repr(name) for name, token in named.items() if token is not None] + ["'zero'"])
-    if mask in MASKS:
-        raise ValueError(f"`mask`={mask!r}: the tokenizer has no such token; choose {available}, or one of its tokens.")
-    near = closest_name(mask, [*MASKS, *vocabulary]) if len(vocabulary) < _SMALL_VOCABULARY else None
-    hint = f"did you mean {near!r}?" if near else f"choose {available}, or one of its tokens."
-    raise ValueError(f"`mask`={mask!r} is not a token of the tokenizer: {hint}")
 
 
 def longest_input(model: Any) -> int | None:

@@ -7,27 +7,26 @@ import importlib.metadata
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hf_ssm.probes.evidence import SHARE, Evidence
+from hf_ssm.probes.replacements import DRAWS
 from hf_ssm.probes.strategies import canonical_strategy
 from hf_ssm.utils.files import replacing
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["MaskingResult", "MaskingResults"]
 
 _FORMAT = "hf_ssm masking results"
-_VERSION = 1
-# Share of the initial probability that a prediction without evidence keeps when all tokens are masked.
-_KEPT = 0.75
-_PER_SEQUENCE = ("target", "strategy", "mask", "evaluations", "tokens", "tokens_text")
+_VERSION = 2
+_PER_SEQUENCE = ("target", "strategy", "replace", "evaluations", "tokens", "tokens_text", "answer")
+# Tensors that a result may have, and the name of their lengths in a file.
+_OPTIONAL = {"scores": "score_lengths", "spread": "spread_lengths"}
 
 
 @dataclass(eq=False)
@@ -37,19 +36,24 @@ class MaskingResult:
     Attributes:
         input_ids: `(L,)`, int64.
         order: `(M,)`, int64, positions in the order of masking: the least important token first.
-        probabilities: `(M + 1,)`, float64, probabilities of the target before the first masking and after each masking.
-            For a callable target, its values.
+        probabilities: `(M + 1,)`, float64, probabilities of the target before the first masking and after each masking,
+            means over the fills. For a callable target, its values. Within a group of neighbours that a search of a
+            long sequence masks together, they are interpolated.
         target: {"kind": "class", "label": ...}, {"kind": "token", "position": ..., "token": ...} or
             {"kind": "callable", "name": ...}.
         strategy: As given to `MaskingProbe`.
-        mask: The replacement of masked tokens, as given to `MaskingProbe`.
+        replace: The replacement of masked tokens, as given to `MaskingProbe`.
         evaluations: Number of variants of the sequence that were evaluated: forward passes of one sequence, including
-            those of an attribution method (but not the pass of `score="gradient"`).
+            those of an attribution method, but not those of `evidence`.
         tokens: Number of tokens that the model processed; a backward pass counts as two passes.
         tokens_text: The tokens as text, or `None` without a tokenizer.
         scores: `(L,)`, float64, the scores of an attribution method: how much each token supports the prediction, in
             units of the log-probability (for a callable target, of its values); NaN for tokens without a score. `None`
             for a search.
+        spread: `(M + 1,)`, float64, standard deviation of the probability over the fills, 0 with one fill.
+        answer: The class or token that the model predicts with all tokens masked, of a mean over the fills; `None` for
+            a callable target.
+        evidence: Two tests of the tokens that keep 90 % of the initial probability.
     """
 
     input_ids: Tensor
@@ -57,11 +61,14 @@ class MaskingResult:
     probabilities: Tensor
     target: dict[str, Any]
     strategy: str
-    mask: str
+    replace: str
     evaluations: int
     tokens: int
     tokens_text: list[str] | None = None
     scores: Tensor | None = None
+    spread: Tensor | None = None
+    answer: int | None = None
+    evidence: Evidence | None = None
 
     @property
     def auc(self) -> float:
@@ -118,14 +125,34 @@ class MaskingResult:
         return torch.full((len(self.input_ids),), math.nan, dtype=torch.float64).index_copy(0, self.order, values)
 
     @property
-    def needs_no_token(self) -> bool:
-        """Whether at least three quarters of the initial probability are left when all tokens are masked.
+    def kept(self) -> Tensor:
+        """Positions of the tokens that keep 90 % of the initial probability, the last masked first."""
+        return self.survivors(self.tokens_left(SHARE, relative=True))
 
-        The target is then the prediction of the model for a sequence without information, and neither ranks nor effects
-        explain it. Always false for a callable target.
+    @property
+    def changes_answer(self) -> bool:
+        """Whether the model predicts another class or token than the target once one token stands everywhere.
+
+        The curve then also shows what the model makes of that token, which may not occur in its training data.
         """
-        start, end = self.probabilities[0].item(), self.probabilities[-1].item()
-        return self.target["kind"] != "callable" and end >= _KEPT * start
+        index = self.target.get("label", self.target.get("token"))
+        return self.replace not in DRAWS and self.answer is not None and self.answer != index
+
+    @property
+    def why_unexplained(self) -> str:
+        """Why the kept tokens explain nothing, in a few words; empty if they do, or if they were not tested."""
+        test = self.evidence
+        value = "value" if self.target["kind"] == "callable" else "probability"
+        if len(self.kept) == 0:
+            return f"the {value} stays at {self.probabilities[-1].item():.2f} with all tokens masked"
+        if test is None or test.is_explained:
+            return ""
+        if test.kept == len(self.order):
+            return f"no smaller set of tokens keeps {SHARE:.0%} of the {value}"
+        return (
+            f"{test.kept} kept tokens give {test.sufficiency[0]:.2f} with the rest drawn, no better than random sets "
+            f"of as many ({test.random_sufficiency[0]:.2f})"
+        )
 
     def agreement(self, other: "MaskingResult") -> dict[str, float]:
         """Agreement with the result of another strategy for the same sequence.
@@ -260,17 +287,22 @@ class MaskingResults(Sequence[MaskingResult]):
             "order_lengths": torch.tensor([len(result.order) for result in results], dtype=torch.int64),
             "probabilities": torch.cat([empty.double(), *(result.probabilities for result in results)]),
         }
-        scored = [result.scores for result in results if result.scores is not None]
-        if scored:
-            tensors["scores"] = torch.cat(scored)
-            tensors["score_lengths"] = torch.tensor([0 if r.scores is None else len(r.scores) for r in results])
+        for name, lengths in _OPTIONAL.items():
+            stored = [empty if (values := getattr(result, name)) is None else values for result in results]
+            if any(len(values) for values in stored):
+                tensors[name] = torch.cat([values.double() for values in stored])
+                tensors[lengths] = torch.tensor([len(values) for values in stored])
         header = {
             "format": _FORMAT,
             "version": _VERSION,
             "settings": self.settings,
             "indices": self.indices,
             "libraries": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
-            "results": [{name: getattr(result, name) for name in _PER_SEQUENCE} for result in results],
+            "results": [
+                {name: getattr(result, name) for name in _PER_SEQUENCE}
+                | {"evidence": None if result.evidence is None else asdict(result.evidence)}
+                for result in results
+            ],
         }
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,10 +337,19 @@ class MaskingResults(Sequence[MaskingResult]):
         ids = tensors["input_ids"].split(tensors["input_lengths"].tolist())
         orders = tensors["order"].split(tensors["order_lengths"].tolist())
         curves = tensors["probabilities"].split((tensors["order_lengths"] + 1).tolist())
+        for facts in header["results"]:
+            # The name before version 2.
+            facts.setdefault("replace", facts.pop("mask", None))
+            if test := facts.get("evidence"):
+                facts["evidence"] = Evidence(**{name: _tuple(value) for name, value in test.items()})
         rows = zip(ids, orders, curves, header["results"], strict=True)
         results = [MaskingResult(*(tensor.clone() for tensor in row), **facts) for *row, facts in rows]
-        if "scores" in tensors:
-            scores = tensors["scores"].split(tensors["score_lengths"].tolist())
-            for result, values in zip(results, scores, strict=True):
-                result.scores = values.clone() if len(values) else None
+        for name, lengths in _OPTIONAL.items():
+            if name in tensors:
+                for result, values in zip(results, tensors[name].split(tensors[lengths].tolist()), strict=True):
+                    setattr(result, name, values.clone() if len(values) else None)
         return cls(results, header["settings"], header["indices"])
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length of a sequence, `R` positions of it that the model reads, `K` classes or tokens.
 """
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,11 +31,13 @@ class Prediction:
         probability: Probability of the target; for a callable target its value.
         predicted: Class or token with the highest probability; `None` for a callable.
         right: Whether `predicted` is the target; always true for a callable.
+        all_drawn: `probability` with all maskable tokens drawn, which needs no token of the sequence.
     """
 
     probability: float
     predicted: int | None
     right: bool
+    all_drawn: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ def prepare_sequence(
         config: Configuration of the model.
         ids: `(L,)`.
         target: As in `MaskingProbe.run`, for one sequence.
-        mask_id: Id that replaces masked tokens; `None` for a zero embedding.
+        mask_id: Id that replaces masked tokens; `None` for draws and a zero embedding.
         tokenizer_mask_id: Mask token of the tokenizer, which replaces the token that a masked language model predicts;
             `None`: this token is masked like all others.
         special: Ids that are never masked.

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,14 +120,14 @@ def test_one_prediction_is_shown_once(serve: Callable[..., ServedModel], make_mo
 def test_the_probability_without_evidence_stands_beside_the_importance(serve: Callable[..., ServedModel]) -> None:
     served = serve("S4", "ForSequenceClassification")
     result = bases.probe(served, Job(), SEQUENCE, "one_shot", "n", bases._PREDICTED)
+    result.evidence = replace(result.evidence, beaten=19, excess=(0.5, 0.4, 0.6))
     for last, stays in ((0.1, False), (0.9, True)):
-        result.probabilities[0], result.probabilities[-1] = 0.96, last
+        result.probabilities[:-1], result.probabilities[-1] = 0.96, last
         html = bases.probe_html(served, result)
         answer = re.findall(r'<p class="answer">(.*?)</p>', html)
         assert len(answer) == 1 and answer[0].endswith(f": 96.0%, with all tokens masked {last:.1%}")
-        assert ("is the answer without evidence" in html) == stays
-        # Of a prediction that no token explains, nothing is said of the tokens that it needs.
-        assert ("tokens keep nine tenths of the probability." in html) != stays
+        assert ("Not explained: the probability stays at 0.90 with all tokens masked." in html) == stays
+        assert "tokens keep nine tenths of the probability. Tested with fresh draws: " in html
 
 
 def test_probe(serve: Callable[..., ServedModel]) -> None:

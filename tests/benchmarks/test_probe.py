@@ -39,3 +39,10 @@ def test_another_order_is_an_error(script, monkeypatch) -> None:
     model = script.build_model("S4", "last", 8, 4)
     with pytest.raises(RuntimeError, match="order differs from the plain loop"):
         script.compare(model, torch.tensor([7, 8, 9, 10]), 1, False, 4)
+
+
+def test_tiny_draws(script, capsys) -> None:
+    script.main(["--tiny", "--draws"])
+    out = capsys.readouterr().out
+    assert re.search(r"^\| 16( \| \d+\.\d\d){4} \|$", out, re.MULTILINE)
+    assert re.search(r"^\| 300 \| \d+ passes \|", out, re.MULTILINE)

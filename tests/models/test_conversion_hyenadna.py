@@ -331,7 +331,9 @@ class TestConverting:
         assert tokenizer.convert_tokens_to_ids([*special, tokenizer.pad_token]) == [0, 1, 2, 3, 4]
         assert (tokenizer.model_max_length, tokenizer.padding_side) == (LONGEST, "left")
         model = HyenaForCausalLM.from_pretrained(tmp_path / "ours")
-        result = hf_ssm.MaskingProbe(model, tokenizer, mask="n", allow_wrong=True).run("ACGTACGTAC", 5, progress=False)
+        result = hf_ssm.MaskingProbe(model, tokenizer, replace="n", allow_wrong=True).run(
+            "ACGTACGTAC", 5, progress=False
+        )
         assert sorted(result.order.tolist()) == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("change", ["missing", "unknown", "shape", "nan"])

@@ -267,5 +267,5 @@ def test_it_is_recorded_and_reported(classifier):
 
 def test_it_is_probed(classifier):
     tokenizer = hf_ssm.build_dna_tokenizer()
-    found = hf_ssm.MaskingProbe(classifier.eval(), tokenizer, mask="n").run("ACGTTGACCTGATT")
+    found = hf_ssm.MaskingProbe(classifier.eval(), tokenizer, replace="n").run("ACGTTGACCTGATT")
     assert sorted(found.order) == list(range(14))

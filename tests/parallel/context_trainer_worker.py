@@ -240,7 +240,7 @@ def analysed(name: str) -> dict[str, Any]:
             results["last logits"] = refusal(lambda model=model: model(batch["input_ids"], logits_to_keep=1))
         model.eval()
         found = {"report": report_of(model, [inputs])}
-        probe = hf_ssm.MaskingProbe(model, mask=7, allow_wrong=True)
+        probe = hf_ssm.MaskingProbe(model, replace=7, allow_wrong=True)
         found["probe"] = probe.run(batch["input_ids"][0, :7].tolist(), target=5, progress=False).probabilities
         found["rescaled"] = hf_ssm.rescale_init_(model.train(), inputs)
         found["weights"] = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

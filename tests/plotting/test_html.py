@@ -88,12 +88,17 @@ def test_values_of_a_function_are_relative_to_the_largest_loss(make_result):
 
 def test_a_prediction_that_needs_no_token_has_a_warning(make_result):
     result = make_result("ACG")
-    for last, warned in ((0.74, False), (0.76, True)):
+    for last, warned in ((0.89, False), (0.91, True)):
         result.probabilities = torch.tensor([1.0, 1.0, 1.0, last]).double()
-        page = sequence_html(result, class_names={1: "enhancer <a>"})
-        sentence = f"The probability stays at {last} with all tokens masked: class enhancer &lt;a&gt; is the answer"
-        assert (sentence in page) == ("The probability stays at" in page) == warned
+        page = sequence_html(result, class_names={0: "<b>", 1: "enhancer <a>"})
+        sentence = f"Not explained: the probability stays at {last} with all tokens masked."
+        assert (sentence in page) == ("Not explained" in page) == warned
         assert "target: class enhancer &lt;a&gt;<" in page
+        # Grey, as no token explains it.
+        assert ("background:#E4E4E4;color:#555555" in page) == warned
+    result.answer = 0
+    page = sequence_html(result, class_names={0: "<b>", 1: "enhancer <a>"})
+    assert "With &#x27;n&#x27; in every place the model answers class &lt;b&gt;: the curve also shows" in page
 
 
 def test_fragments_can_be_put_into_a_page(make_result):

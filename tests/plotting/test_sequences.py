@@ -43,7 +43,7 @@ def test_several_sequences_as_tiles(make_result, tmp_path):
     texts = [text.get_text() for text in axes.texts]
     for text in ("a run", "row 5", r"row \$9", "known site", "SEP", "8", *"ACGTN"):
         assert text in texts
-    assert sum(text.startswith("The probability stays at") for text in texts) == 1
+    assert sum(text.startswith("Not explained: the probability stays at") for text in texts) == 1
     # All lines of text and tiles are inside the figure, and none of the letters is above the legend.
     assert all(0 <= text.get_position()[1] <= figure.get_size_inches()[1] for text in axes.texts)
     with pytest.raises(ValueError, match="`results` is empty"):

@@ -8,7 +8,8 @@ import hf_ssm
 
 torch.manual_seed(0)
 config = hf_ssm.S4Config(hidden_size=8, state_size=8, initializer_range=0.4)
-probe = hf_ssm.MaskingProbe(hf_ssm.S4ForSequenceClassification(config), hf_ssm.build_dna_tokenizer())
+model = hf_ssm.S4ForSequenceClassification(config)
+probe = hf_ssm.MaskingProbe(model, hf_ssm.build_dna_tokenizer(), draws=4)
 texts = ["ACGTA", "GGCAT", "TTACG", "CATGA"]
 searched = []
 search = probe._search

@@ -1,13 +1,17 @@
 """Values from states equal those of full forward passes, one for each variant."""
 
-import numpy as np
 import pytest
 import torch
 
 from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, evaluator_for, incremental, probing
 from hf_ssm.probes.targets import ProbedSequence, Target
 
-MASK, LENGTH = 3, 23
+LENGTH = 23
+FILLS = {
+    "token": torch.full((1, LENGTH), 3),
+    "zero": None,
+    "draws": torch.arange(7, 7 + 3 * LENGTH).view(3, -1) % 5 + 7,
+}
 MODELS = [
     ("Hyena", {}),
     ("Hyena", {"num_hidden_layers": 1}),
@@ -47,58 +51,67 @@ def probed_sequence(head):
     return ProbedSequence(read, read, torch.zeros(LENGTH, dtype=torch.bool), torch.arange(LENGTH), target)
 
 
-def check_search(model, head, mask=MASK, max_tokens=16384, steps=5):
+def plain_values(plain, order, left):
+    """One row at a time."""
+    rows = [plain.masked([*order, place]).unsqueeze(0) for place in left]
+    return torch.cat([torch.cat([plain.values(row, [draw]) for draw in range(plain.draws)], 1) for row in rows])
+
+
+def check_search(model, head, fills="draws", max_tokens=16384, steps=5):
     """Compare some steps of a greedy search, and then of another one, with full passes of single rows."""
     model, asked = model.double().eval(), probed_sequence(head)
     left, order = [place for place in range(LENGTH) if place != 9], []
     with torch.no_grad(), probing(model):
-        evaluator, plain = (make(model, asked, mask, max_tokens) for make in (evaluator_for, Evaluator))
+        evaluator, plain = (make(model, asked, FILLS[fills], max_tokens) for make in (evaluator_for, Evaluator))
         assert type(evaluator) is IncrementalEvaluator
         for step in range(steps):
             now = evaluator.masked(order)
-            expected = [plain.one(plain.masked([*order, place])) for place in left]
-            np.testing.assert_allclose(evaluator.values_if_masked(now, left), expected, rtol=1e-9, atol=1e-12)
+            expected = plain_values(plain, order, left)
+            torch.testing.assert_close(evaluator.values_if_masked(now, left), expected, rtol=1e-9, atol=1e-12)
+            some = evaluator.values_if_masked(now, left, [evaluator.draws - 1])
+            torch.testing.assert_close(some, expected[:, -1:], rtol=1e-9, atol=1e-12)
             # Not only the best one, so that the search resumes from any border.
-            best = int(np.argmax(expected)) if step % 2 else (7 * step) % len(left)
+            best = int(expected.mean(1).argmax()) if step % 2 else (7 * step) % len(left)
             order.append(left.pop(best))
         # Several at once, and candidates without stored states.
         order, left = [*order[:2], left[3], left[-2]], [*order[3:], *left[4:-2:2]]
-        expected = [plain.one(plain.masked([*order, place])) for place in left]
-        np.testing.assert_allclose(
+        expected = plain_values(plain, order, left)
+        torch.testing.assert_close(
             evaluator.values_if_masked(evaluator.masked(order), left), expected, rtol=1e-9, atol=1e-12
         )
 
 
+@pytest.mark.parametrize("fills", ["token", "draws"])
 @pytest.mark.parametrize(("family", "options"), MODELS)
-def test_causal_models_equal_full_passes(make_model, family, options):
-    check_search(make_model(family, "ForCausalLM", **options), "ForCausalLM", max_tokens=70)
+def test_causal_models_equal_full_passes(make_model, family, options, fills):
+    check_search(make_model(family, "ForCausalLM", **options), "ForCausalLM", fills, max_tokens=70)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-@pytest.mark.parametrize("mask", [MASK, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fills", ["token", "draws", pytest.param("zero", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "options"), MODELS[::3])
-def test_classifiers_equal_full_passes(make_model, family, options, mask, pooling):
+def test_classifiers_equal_full_passes(make_model, family, options, fills, pooling):
     model = make_model(family, "ForSequenceClassification", pooling=pooling, **options)
-    check_search(model, "class", mask)
+    check_search(model, "class", fills)
 
 
 @pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
 def test_models_that_look_ahead_use_full_passes(make_model, family):
     model = make_model(family, "ForSequenceClassification", bidirectional=True)
-    assert type(evaluator_for(model, probed_sequence("class"), MASK, 99)) is Evaluator
+    assert type(evaluator_for(model, probed_sequence("class"), FILLS["draws"], 99)) is Evaluator
 
 
 def test_states_that_exceed_the_memory_are_not_stored(make_model, monkeypatch):
-    """Per layer and variant: the state of the scan, and the last inputs of the short convolution."""
+    """Per fill, layer and variant: the state of the scan, and the last inputs of the short convolution."""
     model, asked = make_model("SelectiveSSM", "ForCausalLM"), probed_sequence("ForCausalLM")
     with torch.no_grad(), probing(model):
-        size = IncrementalEvaluator(model, asked, MASK, 99).bytes_per_variant()
+        size = IncrementalEvaluator(model, asked, FILLS["draws"], 99).bytes_per_variant()
         inner, states = model.config.intermediate_size, model.config.state_size
-        expected = 4 * inner * (states + model.config.conv_kernel - 1) * model.config.num_hidden_layers
+        expected = 3 * 4 * inner * (states + model.config.conv_kernel - 1) * model.config.num_hidden_layers
         assert size == expected
         for room, kind in ((LENGTH * 4 * size, IncrementalEvaluator), (LENGTH * 4 * size - 1, Evaluator)):
             monkeypatch.setattr(incremental, "_MOST_BYTES", room)
-            assert type(evaluator_for(model, asked, MASK, 99)) is kind
+            assert type(evaluator_for(model, asked, FILLS["draws"], 99)) is kind
 
 
 @pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM"])
@@ -109,12 +122,12 @@ def test_tokens_are_those_processed_by_the_model(make_model, family):
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0].numel()))
     asked, left, order = probed_sequence("ForCausalLM"), list(range(LENGTH)), []
     with torch.no_grad(), probing(model):
-        evaluator = evaluator_for(model, asked, MASK, 16384)
+        evaluator = evaluator_for(model, asked, FILLS["draws"], 16384)
         seen.clear()
         while left:
             values = evaluator.values_if_masked(evaluator.masked(order), left)
-            order.append(left.pop(int(values.argmax())))
-    assert evaluator.evaluations == LENGTH * (LENGTH + 1) // 2
+            order.append(left.pop(int(values.mean(1).argmax())))
+    assert evaluator.evaluations == 3 * LENGTH * (LENGTH + 1) // 2
     assert evaluator.tokens == sum(seen) < 0.55 * evaluator.evaluations * LENGTH
 
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 from launching import run_workers
 
+import hf_ssm
 from hf_ssm.probes import MaskingResults
 from hf_ssm.probes.resuming import ResultsFile
 
@@ -16,7 +18,16 @@ def test_two_processes_find_the_same_as_one(tmp_path, monkeypatch):
     # The environment that `accelerate launch` and `torchrun` set.
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     run_workers(WORKER, tmp_path, 2)
-    assert MaskingResults.load(tmp_path / "probe.safetensors").indices == [0, 1, 2, 3]
+    results = MaskingResults.load(tmp_path / "probe.safetensors")
+    assert results.indices == [0, 1, 2, 3]
+    # One process draws the same tokens, alone or among others.
+    torch.manual_seed(0)
+    model = hf_ssm.S4ForSequenceClassification(hf_ssm.S4Config(hidden_size=8, state_size=8, initializer_range=0.4))
+    probe = hf_ssm.MaskingProbe(model, hf_ssm.build_dna_tokenizer(), draws=4)
+    for result in results:
+        alone = probe.run("".join(result.tokens_text), progress=False)
+        assert torch.equal(alone.order, result.order) and torch.equal(alone.probabilities, result.probabilities)
+        assert alone.evidence == result.evidence
     assert {path.name for path in tmp_path.iterdir()} == {"probe.safetensors", "0.log", "1.log"}
 
 

@@ -4,12 +4,14 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from hf_ssm.probes import MaskingResult, MaskingResults
+from hf_ssm.probes.evidence import Evidence
 
 
 def make(order=(2, 0, 3), probabilities=(0.9, 0.95, 0.6, 0.1), **changes):
@@ -19,7 +21,7 @@ def make(order=(2, 0, 3), probabilities=(0.9, 0.95, 0.6, 0.1), **changes):
         "probabilities": torch.tensor(probabilities, dtype=torch.float64),
         "target": {"kind": "class", "label": 1},
         "strategy": "exact",
-        "mask": "n",
+        "replace": "n",
         "evaluations": 7,
         "tokens": 28,
         "tokens_text": ["A", "[SEP]", "C", "G"],
@@ -31,7 +33,7 @@ def assert_same(found, expected):
     for name in ("input_ids", "order", "probabilities"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
         assert getattr(found, name).dtype == getattr(expected, name).dtype
-    for name in ("target", "strategy", "mask", "evaluations", "tokens", "tokens_text"):
+    for name in ("target", "strategy", "replace", "evaluations", "tokens", "tokens_text"):
         assert getattr(found, name) == getattr(expected, name)
 
 
@@ -60,10 +62,38 @@ def test_effect_is_the_probability_lost():
     result = make()
     assert result.effect[[0, 2, 3]].tolist() == pytest.approx([0.3, 0.0, 0.8])
     assert math.isnan(result.effect[1])
-    assert not result.needs_no_token and make(probabilities=(0.8, 0.9, 0.1, 0.61)).needs_no_token
-    function = make(probabilities=(1.0, 1.0, 1.0, 1.0))
-    function.target = {"kind": "callable", "name": "f"}
-    assert not function.needs_no_token
+
+
+TEST = Evidence(2, (0.8, 0.7, 0.9), (0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.6,) * 3, (0.5, 0.4, 0.6), 19)
+
+
+def test_what_is_not_explained_says_why():
+    assert make().why_unexplained == make(evidence=TEST).why_unexplained == ""
+    chance, few = replace(TEST, excess=(0.5, -0.1, 1.1)), replace(TEST, beaten=18)
+    for test in (chance, few):
+        why = "2 kept tokens give 0.80 with the rest drawn, no better than random sets of as many (0.30)"
+        assert make(evidence=test).why_unexplained == why
+    all_kept = make(probabilities=(0.9, 0.1, 0.1, 0.1), evidence=replace(few, kept=3))
+    assert all_kept.why_unexplained == "no smaller set of tokens keeps 90% of the probability"
+    stays = make(probabilities=(0.8, 0.9, 0.8, 0.75))
+    assert stays.why_unexplained == "the probability stays at 0.75 with all tokens masked"
+    assert make(answer=0).changes_answer and not make(answer=1).changes_answer
+    assert not make(answer=0, replace="uniform").changes_answer
+
+
+def test_a_file_keeps_tests_and_spread_and_one_of_before_loads(tmp_path):
+    spread = torch.tensor([0.0, 0.1, 0.2, 0.3], dtype=torch.float64)
+    make(evidence=TEST, spread=spread, answer=0).save(tmp_path / "new")
+    found = MaskingResult.load(tmp_path / "new")
+    assert found.evidence == TEST and torch.equal(found.spread, spread) and found.answer == 0
+    make().save(tmp_path / "old")
+    data = (tmp_path / "old").read_bytes()
+    # Version 1 had the name "mask"; the header keeps its length.
+    start = data.index(b'\\"replace\\"')
+    old = data.replace(b'\\"replace\\": \\"n\\"', b'\\"mask\\":    \\"n\\"')
+    assert start and len(old) == len(data)
+    (tmp_path / "old").write_bytes(old)
+    assert MaskingResult.load(tmp_path / "old").replace == "n"
 
 
 def test_survivors_and_importance():
@@ -142,7 +172,7 @@ def test_other_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="is not a file of masking results, or is incomplete"):
         MaskingResults.load(path)
-    save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 2})})
+    save_file({"x": torch.zeros(2)}, path, {"hf_ssm": json.dumps({"format": "hf_ssm masking results", "version": 3})})
     with pytest.raises(ValueError, match="by a later version"):
         MaskingResults.load(path)
 

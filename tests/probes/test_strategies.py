@@ -1,5 +1,8 @@
 """The exact search equals the plain double loop with one forward pass for each variant, in float64."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,9 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes import MaskingProbe, strategies
 from hf_ssm.probes.evaluators import incremental
+from hf_ssm.probes.replacements import DRAWS
 from hf_ssm.tokenization import build_dna_tokenizer
 
 MASK, ZERO = 3, None
@@ -46,11 +50,11 @@ def probability(logits, index):
     return logits.double().softmax(-1)[index].item()
 
 
-def check_exact(model, ids, target, value, candidates, mask="mask", **options):
+def check_exact(model, ids, target, value, candidates, replace="mask", **options):
     model = model.double().eval()
     with torch.no_grad():
         order, curve = plain_exact(value, candidates)
-    probe = MaskingProbe(model, build_dna_tokenizer(), mask=mask, allow_wrong=True, **options)
+    probe = MaskingProbe(model, build_dna_tokenizer(), replace=replace, strategy="exact", allow_wrong=True, **options)
     result = probe.run(ids, target=target, progress=False)
     assert result.order.tolist() == order
     torch.testing.assert_close(result.probabilities, torch.tensor(curve, dtype=torch.float64), rtol=1e-9, atol=1e-12)
@@ -107,7 +111,7 @@ def test_exact_of_a_classifier_is_the_plain_loop(make_model, family, options, po
 
 def test_a_causal_classifier_of_the_first_token_needs_no_other(make_model):
     model, ids = make_model("S4", "ForSequenceClassification", pooling="first").double(), bases(60)
-    result = MaskingProbe(model, build_dna_tokenizer(), strategy="one_shot", score="occlusion").run(ids, progress=False)
+    result = MaskingProbe(model, build_dna_tokenizer(), "mask", "one_shot").run(ids, progress=False)
     assert result.survivors(1).item() == 0
     torch.testing.assert_close(result.probabilities[:-1], result.probabilities[:1].expand(60))
 
@@ -150,6 +154,94 @@ def test_decoders_that_classify_without_padding_read_one_sequence_at_a_time():
     check_exact(model, ids, 1, lambda masked: probability(forward(model, ids, masked, MASK), 1), range(8))
 
 
+FILLS = 3
+
+
+@pytest.mark.parametrize("replace", DRAWS)
+@pytest.mark.parametrize("incremental_blocks", [False, True])
+def test_exact_under_draws_is_the_double_loop_over_candidates_and_fills(
+    make_model, monkeypatch, replace, incremental_blocks
+):
+    """And the curve, its spread, the kept tokens and both tests are those of plain loops."""
+    if incremental_blocks:
+        for name, value in {"_FEWEST_PER_BLOCK": 0, "_SHORTEST": 1, "_BLOCK": 4}.items():
+            monkeypatch.setattr(incremental, name, value)
+    model = make_model("Hyena", "ForSequenceClassification", pooling="mean").double().eval()
+    ids, background = torch.tensor(bases(12)), torch.arange(12)
+    probe = MaskingProbe(
+        model, build_dna_tokenizer(), replace, "exact", draws=FILLS, background=background, allow_wrong=True
+    )
+    result = probe.run(ids, 1, progress=False)
+    (sequence,) = probe._sequences(ids, 1)
+    fills = probe._fills(sequence)
+    assert fills.shape == (FILLS, 12) and set(fills.flatten().tolist()) <= {7, 8, 9, 10}
+
+    @torch.no_grad()
+    def values(masked, filled):
+        rows = [torch.where(torch.isin(torch.arange(12), torch.tensor(sorted(masked))), fill, ids) for fill in filled]
+        return [model(input_ids=row.unsqueeze(0)).logits.softmax(-1)[0, 1].item() for row in rows]
+
+    order, curve = plain_exact(lambda masked: np.mean(values(masked, fills)), range(12))
+    assert result.order.tolist() == order
+    torch.testing.assert_close(result.probabilities, torch.tensor(curve), rtol=1e-9, atol=1e-12)
+    spread = [np.std(values(order[:count], fills), ddof=1) for count in range(13)]
+    torch.testing.assert_close(result.spread, torch.tensor(spread), rtol=1e-6, atol=1e-9)
+    kept = order[next((n for n, p in enumerate(curve) if p < 0.9 * curve[0]), 13) - 1 :]
+    assert sorted(result.kept.tolist()) == sorted(kept)
+    fresh = probe._fresh(sequence).fills
+    others = set(range(12)) - set(kept)
+    for found, masked in (
+        (result.evidence.sufficiency, others),
+        (result.evidence.necessity, set(kept)),
+        (result.evidence.all_drawn, set(range(12))),
+    ):
+        expected = values(masked, fresh)
+        assert found[0] == pytest.approx(np.mean(expected), rel=1e-9)
+        assert found[2] - found[0] == pytest.approx(
+            2 * np.std(expected, ddof=1) / len(fresh) ** 0.5, rel=1e-6, abs=1e-9
+        )
+
+
+def test_draws_keep_what_their_names_say(make_model):
+    model, ids = make_model("S4", "ForSequenceClassification"), torch.tensor(bases(60))
+
+    def fills(replace, seed=0, **options):
+        probe = MaskingProbe(model, build_dna_tokenizer(), replace, seed=seed, draws=400, allow_wrong=True, **options)
+        (sequence,) = probe._sequences(ids, None)
+        return probe._fills(sequence)
+
+    def pairs(row):
+        return Counter(pairwise(row.tolist()))
+
+    for row in fills("shuffle")[:20]:
+        assert Counter(row.tolist()) == Counter(ids.tolist())
+    shuffled = fills("dinucleotide")
+    assert all(pairs(row) == pairs(ids) for row in shuffled) and len(shuffled.unique(dim=0)) == 400
+    shares = torch.bincount(ids, minlength=12) / 60
+    torch.testing.assert_close(
+        torch.bincount(fills("composition").flatten(), minlength=12) / 24000, shares, rtol=0, atol=0.02
+    )
+    counts = torch.tensor([5.0] * 7 + [1, 2, 3, 4, 9])
+    drawn = torch.bincount(fills("background", background=counts).flatten(), minlength=12) / 24000
+    torch.testing.assert_close(drawn, torch.tensor([0.0] * 7 + [0.1, 0.2, 0.3, 0.4, 0]), rtol=0, atol=0.02)
+    assert torch.equal(fills("uniform"), fills("uniform")) and not torch.equal(fills("uniform"), fills("uniform", 1))
+    # The fills of few draws are the first of many.
+    few = MaskingProbe(model, build_dna_tokenizer(), draws=4, allow_wrong=True)
+    assert torch.equal(few._fills(few._sequences(ids, None)[0]), fills("composition")[:4])
+
+
+def test_a_sequence_that_fits_into_no_256_units_is_masked_in_groups_first(make_model, monkeypatch):
+    monkeypatch.setattr(strategies, "_MOST_UNITS", 8)
+    model, ids = make_model("S4", "ForSequenceClassification", bidirectional=True).double(), bases(30)
+    probe = MaskingProbe(model, build_dna_tokenizer(), draws=4, allow_wrong=True, tests=False)
+    result = probe.run(ids, 1, progress=False)
+    assert sorted(result.order.tolist()) == list(range(30))
+    # The ends of groups are on the curve; within a group it is interpolated.
+    along = probe.evaluate(ids, result.order, 1)
+    close = (result.probabilities - along).abs() < 1e-9
+    assert close[0] and close[-1] and close.sum() >= 5
+
+
 def test_callable_targets_take_the_place_of_the_probability(make_model):
     model, ids = make_model("S4", "ForSequenceClassification", num_labels=3).double(), bases(12)
     function = lambda logits: logits[:, 1] - logits[:, 2]  # noqa: E731
@@ -186,7 +278,7 @@ def test_of_equals_the_first_is_masked():
             rows = len(input_ids if inputs_embeds is None else inputs_embeds)
             return type("Output", (), {"logits": torch.tensor([[2.0, 1.0]]).repeat(rows, 1)})
 
-    probe = MaskingProbe(Constant(), build_dna_tokenizer())
+    probe = MaskingProbe(Constant(), build_dna_tokenizer(), "mask", "exact")
     assert probe.run(bases(9), target=lambda logits: logits[:, 0], progress=False).order.tolist() == list(range(9))
 
 
@@ -207,7 +299,7 @@ class Additive(torch.nn.Module):
         return type("Output", (), {"logits": self.scale * (1 - masked @ self.losses).unsqueeze(-1)})
 
     def search(self, **options):
-        probe = MaskingProbe(self, build_dna_tokenizer(), strategy="shortlist", **options)
+        probe = MaskingProbe(self, build_dna_tokenizer(), "mask", "shortlist", **options)
         return probe.run(bases(len(self.losses)), target=lambda logits: logits[:, 0], progress=False)
 
 

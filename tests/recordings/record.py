@@ -150,14 +150,14 @@ def measure(model: Any, family: str, head: str) -> dict[str, Tensor]:
         found["packed"] = model(**inputs, seq_idx=seq_idx, use_cache=False).logits
     if head == "ForSequenceClassification":
         for strategy in ("exact", "shortlist", "one_shot"):
-            result = MaskingProbe(model, mask=0, strategy=strategy, allow_wrong=True).run(
+            result = MaskingProbe(model, replace=0, strategy=strategy, allow_wrong=True).run(
                 batch["input_ids"][0], target=1
             )
             found[f"probe.{strategy}.order"] = torch.tensor(result.order)
             found[f"probe.{strategy}.curve"] = torch.as_tensor(result.probabilities, dtype=torch.float64)
         # Equivariant models are two-stranded, and Mamba-3 has operations without rules: both raise an error.
         if not model.config.rc_equivariant and family != "Mamba3":
-            deep = MaskingProbe(model, mask=0, strategy="deep_lift", allow_wrong=True)
+            deep = MaskingProbe(model, replace=0, strategy="deep_lift", allow_wrong=True)
             found["deep_lift"] = deep.run(batch["input_ids"][0], target=1).scores
     if head == "ForCausalLM":
         ids = batch["input_ids"]
@@ -193,6 +193,10 @@ def train(folder: Path) -> None:
     run("train", *lm, "--family", "selective", *small, "--output", folder / "lm")
 
 
+# Rows are masked by N, as in the recording.
+N = ("--replace", "n")
+
+
 def commands(runs: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
     """Run each command on the recorded runs; name and output."""
     table, phage = runs / "rows.csv", DATA / "lambda_phage.fa.gz"
@@ -200,7 +204,7 @@ def commands(runs: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
         run("predict", runs / family, table, "--output", scratch / f"predict_{family}.csv")
         run("embed", runs / family, table, "--output", scratch / f"embed_{family}.parquet")
         # In float32 a tie of two tokens is broken by rounding: `measure` compares the orders in float64.
-        run("probe", runs / family, "--dataset", table, "--rows", 3, "--output", scratch / f"probe_{family}")
+        run("probe", runs / family, "--dataset", table, "--rows", 3, *N, "--output", scratch / f"probe_{family}")
         curves = pd.read_csv(scratch / f"probe_{family}" / "tokens.tsv", sep="\t").sort_values(["row", "rank"])
         curves[["row", "rank", "probability"]].to_csv(scratch / f"curves_{family}.csv", index=False)
         yield f"probe_{family}", scratch / f"curves_{family}.csv"

@@ -14,7 +14,7 @@ from hf_ssm.cli.options import (
 # The last is another name of "shortlist".
 PROBE_METHODS = (
     *("exact", "shortlist", "one_shot"),
-    *("occlusion", "integrated_gradients", "deep_lift", "gradient_shap", "in_silico_mutagenesis"),
+    *("occlusion", "integrated_gradients", "deep_lift", "in_silico_mutagenesis"),
     "screened",
 )
 COLOURED_BY = ("effect", "rank")
@@ -32,25 +32,21 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     orders = f"{', '.join(PROBE_METHODS)} (default: shortlist; exact takes many times as long)"
     order = f"order in which tokens are masked: {orders}"
     add("--method", "--strategy", choices=PROBE_METHODS, default="shortlist", metavar="METHOD", help=order)
-    add(
-        "--steps",
-        metavar="N",
-        type=int,
-        help="number of gradients of integrated_gradients and gradient_shap (default: 32)",
-    )
-    add(
-        "--noise",
-        metavar="SHARE",
-        type=float,
-        help="standard deviation of the noise of gradient_shap, relative to the embeddings (default: 0.1)",
-    )
+    add("--steps", metavar="N", type=int, help="gradients of integrated_gradients for each draw (default: 32)")
     letters = "letters that in_silico_mutagenesis tries (default: ACGT, or all single letters of the tokenizer)"
     add("--alphabet", metavar="LETTERS", help=letters)
-    mask = (
-        "replacement of a masked token: mask, n, pad, zero, or a token of the model (default: n for classifiers and "
-        "causal models of DNA, otherwise mask)"
+    draws = (
+        "replacement of masked tokens: draws by the composition of the row (default for DNA and proteins), by its "
+        "shuffle or dinucleotide shuffle, by the background of the training data (default for texts), or uniform; or "
+        "one token everywhere: N, mask, pad, zero (embedding), or any token of the model"
     )
-    add("--mask", metavar="TOKEN", help=mask)
+    add("--replace", "--mask", dest="replace", metavar="HOW", help=draws)
+    add("--draws", metavar="K", type=int, default=16, help="number of draws (default: %(default)s)")
+    null = (
+        "also search an untrained copy of the model and one trained on shuffled labels: a search gives curves of the "
+        "same shape without anything learnt, and only the excess over them counts"
+    )
+    add("--null", action="store_true", help=null)
     add_batch_limit(add)
     add = parser.add_argument_group("target").add_argument
     target = (

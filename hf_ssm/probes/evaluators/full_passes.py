@@ -1,7 +1,7 @@
 """Values of masked variants of a sequence by full forward passes, for any model.
 
-Legend: `R` positions that the model reads, `V` variants of the sequence, `B` of them in one batch, `D` size of an
-embedding, `K` classes or tokens.
+Legend: `R` positions that the model reads, `V` variants of the sequence, `K` fills of each, `B` of all of them in one
+batch, `D` size of an embedding, `C` classes or tokens.
 """
 
 import inspect
@@ -43,22 +43,25 @@ class Evaluator:
     Args:
         model: As in `MaskingProbe`.
         sequence: The sequence and its target.
-        mask_id: Id that replaces masked tokens; `None` for a zero embedding.
+        fills: `(K, R)`, ids that replace masked tokens; `None` for a zero embedding.
         max_tokens: Largest number of tokens per batch. A batch has at least one variant.
 
     Attributes:
-        evaluations: Number of variants evaluated so far.
+        draws: K.
+        evaluations: Number of filled variants evaluated so far.
         tokens: Number of tokens processed by the model so far; a backward pass counts as two passes.
     """
 
-    def __init__(self, model: Any, sequence: ProbedSequence, mask_id: int | None, max_tokens: int):
+    def __init__(self, model: Any, sequence: ProbedSequence, fills: Tensor | None, max_tokens: int):
         self.model = model
-        self.mask_id = mask_id
+        self.sequence = sequence
         self.max_tokens = max_tokens
         self.target = sequence.target
         self.device = model.get_input_embeddings().weight.device
         self.read = sequence.read.to(self.device)
         self.hidden = sequence.hidden.to(self.device)
+        self.fills = None if fills is None else fills.to(self.device)
+        self.draws = 1 if fills is None else len(fills)
         self.candidates = sequence.candidates
         self.evaluations = 0
         self.tokens = 0
@@ -70,8 +73,21 @@ class Evaluator:
         return len(self.read)
 
     def start_logits(self) -> Tensor:
-        """Logits of the unmasked sequence, `(1, K)`; for a callable target as the model returns them."""
-        return self._logits(self.hidden.unsqueeze(0))
+        """Logits of the unmasked sequence, `(1, C)`; for a callable target as the model returns them."""
+        return self._logits(self.hidden.unsqueeze(0), self._filled(torch.tensor([0])))
+
+    def start(self) -> Tensor:
+        """The values of the unmasked sequence, `(K,)`."""
+        return self.values(self.hidden.unsqueeze(0), None if self.hidden.any() else [0])[0].expand(self.draws)
+
+    def answer(self) -> int | None:
+        """The class or token that is predicted with all maskable tokens masked; `None` for a callable target."""
+        if self.target.function is not None:
+            return None
+        masked = self.masked(self.candidates.tolist()).unsqueeze(0)
+        fills = torch.arange(self.draws).split(self.rows_per_batch(self.length))
+        rows = [self._logits(masked.expand(len(numbers), -1), self._filled(numbers)) for numbers in fills]
+        return int(torch.cat(rows).double().softmax(-1).mean(0).argmax())
 
     def masked(self, positions: Sequence[int]) -> Tensor:
         """True at `positions` and at positions masked from the start, `(R,)`."""
@@ -79,60 +95,86 @@ class Evaluator:
         masked[torch.tensor(positions, dtype=torch.long, device=self.device)] = True
         return masked
 
-    def one(self, masked: Tensor) -> float:
-        """The value of one variant, `(R,)`."""
-        return self._values(masked.unsqueeze(0)).item()
+    def values(self, masked: Tensor, draws: Sequence[int] | None = None, known: Tensor | None = None) -> Tensor:
+        """The values of variants `(V, R)`, `(V, K)`, float64, on the CPU.
 
-    def values_if_masked(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
-        """The values with each one of the candidates masked too, `(V,)`, float64, on the CPU."""
-        return torch.cat([self._values(rows) for rows in self._variants(masked, candidates)])
+        Args:
+            masked: True where a variant is masked.
+            draws: Numbers of the fills; default: all.
+            known: `(V, K)`, values that need no forward pass, NaN for all others.
+        """
+        numbers = torch.tensor(range(self.draws) if draws is None else draws)
+        values = torch.full((len(masked), len(numbers)), torch.nan, dtype=torch.float64) if known is None else known
+        unknown = values.isnan().nonzero()
+        for pairs in unknown.split(self.rows_per_batch(self.length)) if len(unknown) else ():
+            rows, columns = pairs.T
+            self.evaluations += len(rows)
+            logits = self._logits(masked[rows.to(masked.device)], self._filled(numbers[columns]))
+            values[rows, columns] = self.target.value(logits)
+        return values
+
+    def values_if_masked(
+        self, masked: Tensor, candidates: Sequence[int], draws: Sequence[int] | None = None, now: Tensor | None = None
+    ) -> Tensor:
+        """The values with each one of the candidates masked too, `(V, K)`, float64, on the CPU.
+
+        Args:
+            masked: `(R,)`, true where the sequence is masked already.
+            candidates: V positions.
+            draws: Numbers of the fills; default: all.
+            now: `(K,)`, the values with `masked`, which are also those of a candidate that its fill does not change.
+        """
+        found = []
+        for rows, places in self._variants(masked, candidates):
+            known = None
+            if now is not None and self.fills is not None:
+                numbers = list(range(self.draws) if draws is None else draws)
+                same = (self.fills[numbers][:, places] == self.read[places]).T.cpu()
+                known = torch.where(same, now[numbers], torch.nan)
+            found.append(self.values(rows, draws, known))
+        return torch.cat(found)
 
     def along(self, masked: Tensor, order: Sequence[int]) -> Tensor:
-        """The values while the positions of `order` are masked one after the other, `(V,)`, float64, on the CPU."""
-        return torch.cat([self._values(rows) for rows in self._variants(masked, order, cumulative=True)])
+        """The values while the positions of `order` are masked one after the other, `(V, K)`, float64, on the CPU."""
+        return torch.cat([self.values(rows) for rows, _ in self._variants(masked, order, cumulative=True)])
 
-    def _variants(self, masked: Tensor, positions: Sequence[int], cumulative: bool = False) -> Iterator[Tensor]:
-        """Batches `(B, R)` of variants with each one of the positions masked, or with each one and all before it."""
+    def _variants(
+        self, masked: Tensor, positions: Sequence[int], cumulative: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Variants `(V, R)` with each one of the positions `(V,)` masked, or with each one and all before it."""
         for places in torch.tensor(positions, device=masked.device).split(self.rows_per_batch(self.length)):
             order = torch.arange(len(places), device=masked.device)
             is_masked = order <= order.unsqueeze(1) if cumulative else order == order.unsqueeze(1)
             rows = masked.repeat(len(places), 1)
             rows[:, places] |= is_masked
-            yield rows
+            yield rows, places
             masked = rows[-1] if cumulative else masked
 
-    def scores(self, masked: Tensor) -> Tensor:
-        """First-order change of the log-probability when each one of the tokens is masked, `(R,)`, float64."""
-        with torch.enable_grad():
-            embedded = self.embedded(masked).requires_grad_()
-            (gradient,) = torch.autograd.grad(self.log_values(embedded, True).sum(), embedded)
-        mask = torch.zeros_like(embedded[0, :1])
-        if self.mask_id is not None:
-            mask = self.embedded_ids(torch.tensor([self.mask_id], device=self.device))
-        return ((mask - embedded[0].detach()) * gradient[0]).sum(-1).double().cpu()
-
     def embedded(self, masked: Tensor) -> Tensor:
-        """Embeddings of one variant `(R,)`, `(1, R, D)`, without a gradient."""
-        ids = self.read if self.mask_id is None else torch.where(masked, self.mask_id, self.read)
-        embedded = self.embedded_ids(ids.unsqueeze(0)).detach()
-        return embedded if self.mask_id is not None else embedded.masked_fill(masked[None, :, None], 0)
+        """Embeddings of one variant `(R,)` with each of the fills, `(K, R, D)`, without a gradient."""
+        ids = self.read.unsqueeze(0) if self.fills is None else torch.where(masked, self.fills, self.read)
+        embedded = self.embedded_ids(ids).detach()
+        return embedded if self.fills is not None else embedded.masked_fill(masked[None, :, None], 0)
 
-    def log_values(self, embedded: Tensor, has_gradient: bool) -> Tensor:
+    def log_values(self, embedded: Tensor) -> Tensor:
         """Differentiable log-probabilities, or values of a callable target, of embeddings `(B, R, D)`, `(B,)`.
 
-        Args:
-            embedded: The embeddings.
-            has_gradient: Whether a backward pass follows, for the count of tokens.
+        A backward pass follows, and counts as two passes.
         """
-        self.tokens += embedded.shape[:2].numel() * (3 if has_gradient else 1)
+        self.tokens += embedded.shape[:2].numel() * 3
         logits = self.model(inputs_embeds=embedded, **self._arguments(len(embedded))).logits
         return self.target.log_value(self._selected(logits))
 
-    def _inputs(self, masked: Tensor, first: int = 0) -> dict[str, Tensor]:
+    def _filled(self, numbers: Tensor) -> Tensor | None:
+        """The fills of these numbers, `(B, R)`."""
+        return None if self.fills is None else self.fills[numbers.to(self.device)]
+
+    def _inputs(self, masked: Tensor, fills: Tensor | None, first: int = 0) -> dict[str, Tensor]:
         """Model inputs of variants `(B, P)` of the first P positions, from position `first` on, by argument name."""
-        read, masked = self.read[first : masked.shape[1]], masked[:, first:]
-        if self.mask_id is not None:
-            return {"input_ids": torch.where(masked, self.mask_id, read)}
+        stop = masked.shape[1]
+        read, masked = self.read[first:stop], masked[:, first:]
+        if fills is not None:
+            return {"input_ids": torch.where(masked, fills[:, first:stop], read)}
         embedded = self.embedded_ids(read).unsqueeze(0)
         return {"inputs_embeds": embedded.expand(len(masked), -1, -1).masked_fill(masked.unsqueeze(-1), 0)}
 
@@ -150,14 +192,9 @@ class Evaluator:
             options["attention_mask"] = torch.ones(rows, self.length, dtype=torch.long, device=self.device)
         return options
 
-    def _values(self, masked: Tensor) -> Tensor:
-        """The values of variants `(B, R)`, `(B,)`."""
-        self.evaluations += len(masked)
-        return self.target.value(self._logits(masked))
-
-    def _logits(self, masked: Tensor) -> Tensor:
+    def _logits(self, masked: Tensor, fills: Tensor | None) -> Tensor:
         self.tokens += masked.numel()
-        return self._selected(self.model(**self._inputs(masked), **self._arguments(len(masked))).logits)
+        return self._selected(self.model(**self._inputs(masked, fills), **self._arguments(len(masked))).logits)
 
     def _selected(self, logits: Tensor) -> Tensor:
         """The logits at the position of the target."""

@@ -33,7 +33,7 @@ _MOST_BYTES = 2**28
 
 
 class _Checkpoint(NamedTuple):
-    """The model before a border between blocks, for the current sequence and for its variants.
+    """The model before a border between blocks, for the current sequence and for its variants, all with one fill.
 
     Attributes:
         places: The additionally masked position of each variant.
@@ -46,8 +46,25 @@ class _Checkpoint(NamedTuple):
     total: Tensor
 
 
+class _Lane:
+    """The states of one fill.
+
+    Args:
+        fill: `(1, R)`, or `None` for a zero embedding.
+
+    Attributes:
+        current: `(R,)`, true where the current sequence is masked; `None` before the first call.
+        checkpoints: The checkpoint at the end of each block.
+    """
+
+    def __init__(self, fill: Tensor | None):
+        self.fill = fill
+        self.current: Tensor | None = None
+        self.checkpoints: dict[int, _Checkpoint] = {}
+
+
 class IncrementalEvaluator(Evaluator):
-    """Stores, at each border between blocks, the states of the current sequence and of all its variants.
+    """Stores, at each border between blocks, the states of the current sequence and of all its variants, per fill.
 
     A variant is read from the last border before the candidate. After a token is masked, the states before that token
     remain valid, and the states behind it are those of the variant with that token masked. With many candidates, this
@@ -56,16 +73,15 @@ class IncrementalEvaluator(Evaluator):
 
     Args:
         model: A causal language model or causal classifier of hf_ssm.
-        sequence, mask_id, max_tokens: As in `Evaluator`.
+        sequence, fills, max_tokens: As in `Evaluator`.
     """
 
-    def __init__(self, model: Any, sequence: ProbedSequence, mask_id: int | None, max_tokens: int):
-        super().__init__(model, sequence, mask_id, max_tokens)
+    def __init__(self, model: Any, sequence: ProbedSequence, fills: Tensor | None, max_tokens: int):
+        super().__init__(model, sequence, fills, max_tokens)
         # Mean pooling reads the outputs of all positions; all other heads read the last one only.
         self._reads_last = head_of(model) == "causal" or _pooling(model) == "last"
         self._borders = sorted({0, *range(self.length % _BLOCK, self.length, _BLOCK)})
-        self._checkpoints: dict[int, _Checkpoint] = {}
-        self._current: Tensor | None = None
+        self._lanes = [_Lane(self._filled(torch.tensor([number]))) for number in range(self.draws)]
         self._difference_kernel, self._last_kernel = self._kernels()
         self._reach = _receptive_field(model.model.layers[0].mixer)
 
@@ -80,41 +96,51 @@ class IncrementalEvaluator(Evaluator):
         )
 
     def bytes_per_variant(self) -> int:
-        """Memory for the states of one variant at one border, in bytes."""
+        """Memory for the states of one variant with all fills at one border, in bytes."""
         cache = self._new_cache()
-        self._run(self.hidden, torch.full((1,), self.length, device=self.device), 0, cache)
+        self._run(self._lanes[0], self.hidden, torch.full((1,), self.length, device=self.device), 0, cache)
         tensors = cache.named_tensors().items()
-        return sum(tensor.nbytes for name, tensor in tensors if name.startswith("layers."))
+        return self.draws * sum(tensor.nbytes for name, tensor in tensors if name.startswith("layers."))
 
-    def values_if_masked(self, masked: Tensor, candidates: Sequence[int]) -> Tensor:
+    def values_if_masked(
+        self, masked: Tensor, candidates: Sequence[int], draws: Sequence[int] | None = None, now: Tensor | None = None
+    ) -> Tensor:
         if len(candidates) < _FEWEST_PER_BLOCK * len(self._borders):
-            return super().values_if_masked(masked, candidates)
-        places = sorted(candidates)
-        start = self._last_valid_border(masked, places)
-        self._current = masked.clone()
+            return super().values_if_masked(masked, candidates, draws, now)
+        places = torch.tensor(candidates)
+        ascending, index = places.sort()
+        lanes = [self._lanes[number] for number in (range(self.draws) if draws is None else draws)]
+        values = torch.stack([self._lane_values(lane, masked, ascending.tolist()) for lane in lanes], 1)
+        return values[index.argsort()]
+
+    def _lane_values(self, lane: _Lane, masked: Tensor, places: list[int]) -> Tensor:
+        """The values with one fill and each one of the ascending places masked too, `(V,)`."""
+        start = self._last_valid_border(lane, masked, places)
+        lane.current = masked.clone()
         for border, end in zip(self._borders, [*self._borders[1:], self.length], strict=True):
             if border >= start:
-                self._checkpoints[end], last = self._read_block(places, masked, border, end)
-        total = self._checkpoints.pop(self.length).total
+                lane.checkpoints[end], last = self._read_block(lane, places, masked, border, end)
+        total = lane.checkpoints.pop(self.length).total
         self.evaluations += len(places)
-        values = dict(zip(places, self._values_of(total, last)[-len(places) :].tolist(), strict=True))
-        return torch.tensor([values[place] for place in candidates], dtype=torch.float64)
+        return self._values_of(total, last)[-len(places) :]
 
-    def _last_valid_border(self, masked: Tensor, places: list[int]) -> int:
-        if self._current is None:
+    def _last_valid_border(self, lane: _Lane, masked: Tensor, places: list[int]) -> int:
+        if lane.current is None:
             return 0
-        changed = (self._current != masked).nonzero()
+        changed = (lane.current != masked).nonzero()
         first = int(changed[0]) if len(changed) else self.length
         valid = (
             border
-            for border, stored in self._checkpoints.items()
+            for border, stored in lane.checkpoints.items()
             if border <= first and set(stored.places).issuperset(place for place in places if place < border)
         )
         return max(valid, default=0)
 
-    def _read_block(self, places: list[int], masked: Tensor, border: int, end: int) -> tuple[_Checkpoint, Tensor]:
+    def _read_block(
+        self, lane: _Lane, places: list[int], masked: Tensor, border: int, end: int
+    ) -> tuple[_Checkpoint, Tensor]:
         """The checkpoint at the end of a block, and the last outputs, `(1 + V, D)`."""
-        before = self._checkpoints.get(border)
+        before = lane.checkpoints.get(border)
         wanted = [place for place in places if place < end]
         # Row 0 is the current sequence, from which variants masked in this block start.
         numbers = {} if before is None else {place: row for row, place in enumerate(before.places, start=1)}
@@ -131,7 +157,7 @@ class IncrementalEvaluator(Evaluator):
             skipped = repeated if caches else 0
             rows = F.pad(rows, (skipped, 0))
             cache = self._new_cache() if before is None else _selected(before.cache, index[rows])
-            hidden = self._run(masked[:end], at[rows], border, cache)
+            hidden = self._run(lane, masked[:end], at[rows], border, cache)
             # Half precision is too coarse for sums.
             sums = hidden.sum(dim=1, dtype=torch.promote_types(hidden.dtype, torch.float32))
             sums = sums if before is None else before.total[index[rows]] + sums
@@ -150,10 +176,11 @@ class IncrementalEvaluator(Evaluator):
             last[_STREAM] = LastPositionStream(self._last_kernel)
         return cache
 
-    def _run(self, masked: Tensor, at: Tensor, first: int, cache: SSMCache) -> Tensor:
+    def _run(self, lane: _Lane, masked: Tensor, at: Tensor, first: int, cache: SSMCache) -> Tensor:
         """Outputs of a block, `(B, P - first, D)`, or `(B, 1, D)` if only the last position is read.
 
         Args:
+            lane: The fill.
             masked: `(P,)`, true where the current sequence is masked.
             at: `(B,)`, the additionally masked position of each row; R or more for none.
             first: First position of the block.
@@ -165,7 +192,7 @@ class IncrementalEvaluator(Evaluator):
         cache.states[-1].last_position_only = self._reads_last
         rows = masked | (torch.arange(len(masked), device=self.device) == at.unsqueeze(1))
         self.tokens += len(rows) * (len(masked) - first)
-        outputs = self.model.model(**self._inputs(rows, first), cache=cache, return_dict=True)
+        outputs = self.model.model(**self._inputs(rows, lane.fill, first), cache=cache, return_dict=True)
         hidden: Tensor = outputs.last_hidden_state
         return hidden
 
@@ -177,15 +204,15 @@ class IncrementalEvaluator(Evaluator):
         return self.target.value(self.model.classifier(pooled))
 
 
-def evaluator_for(model: Any, sequence: ProbedSequence, mask_id: int | None, max_tokens: int) -> Evaluator:
+def evaluator_for(model: Any, sequence: ProbedSequence, fills: Tensor | None, max_tokens: int) -> Evaluator:
     """The fastest evaluator that supports the model and the target, and whose states fit into memory."""
     if len(sequence.read) >= _SHORTEST and _is_supported(model, sequence):
-        evaluator = IncrementalEvaluator(model, sequence, mask_id, max_tokens)
+        evaluator = IncrementalEvaluator(model, sequence, fills, max_tokens)
         borders = len(sequence.read) // _BLOCK
         if evaluator.bytes_per_variant() * len(sequence.candidates) * borders <= _MOST_BYTES:
             evaluator.tokens = 0
             return evaluator
-    return Evaluator(model, sequence, mask_id, max_tokens)
+    return Evaluator(model, sequence, fills, max_tokens)
 
 
 def _is_supported(model: Any, sequence: ProbedSequence) -> bool:

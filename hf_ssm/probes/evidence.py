@@ -1,0 +1,93 @@
+"""Two tests of the tokens that a probe keeps, with draws that its search has not seen.
+
+Legend: `M` maskable tokens, `R` positions that the model reads, `F` fresh fills.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_ssm.probes.evaluators import Evaluator
+
+__all__ = ["FILLS", "PASSES", "SHARE", "Estimate", "Evidence", "measure_evidence"]
+
+FILLS, RANDOM_SETS = 32, 19
+# Fills of a random set: all sets together have many.
+_FILLS_OF_SETS = 16
+# Forward passes of one sequence.
+PASSES = 3 * FILLS + 2 * RANDOM_SETS * _FILLS_OF_SETS
+# The tokens that are kept keep this share of the value at the start.
+SHARE = 0.9
+
+Estimate = tuple[float, float, float]
+"""A mean, and the ends of an interval of two standard errors to either side."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the kept tokens do for the prediction, in values of the target.
+
+    Attributes:
+        kept: Number of the tokens that keep 90 % of the value at the start in the order of masking.
+        sufficiency: The value with these tokens, and all others drawn.
+        necessity: The value with these tokens drawn, and all others as they are: low if the tokens are necessary.
+        all_drawn: The value with all tokens drawn.
+        random_sufficiency: As `sufficiency`, for random sets of as many tokens.
+        random_necessity: As `necessity`, for these random sets.
+        excess: `sufficiency` minus `random_sufficiency`, with the same fills.
+        beaten: Number of the random sets with a lower sufficiency.
+        random_sets: Number of the random sets.
+    """
+
+    kept: int
+    sufficiency: Estimate
+    necessity: Estimate
+    all_drawn: Estimate
+    random_sufficiency: Estimate
+    random_necessity: Estimate
+    excess: Estimate
+    beaten: int
+    random_sets: int = RANDOM_SETS
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the kept tokens are sufficient beyond each of the random sets, by more than chance."""
+        return self.beaten == self.random_sets and self.excess[1] > 0
+
+
+def measure_evidence(evaluator: Evaluator, kept: Sequence[int], generator: torch.Generator) -> Evidence:
+    """Test the kept tokens of a sequence.
+
+    Args:
+        evaluator: Evaluator of full passes with F fresh fills.
+        kept: Positions.
+        generator: Source of the random sets.
+    """
+    places = evaluator.candidates
+    orders = [places[torch.randperm(len(places), generator=generator)] for _ in range(RANDOM_SETS)]
+    sets = [torch.tensor(kept, dtype=torch.long), *(order[: len(kept)] for order in orders)]
+    drawn = torch.stack([evaluator.masked(chosen.tolist()) for chosen in sets])
+    everything = evaluator.masked(places.tolist())
+    # Of all maskable tokens, those that are not in the set.
+    others = (everything & ~drawn) | evaluator.hidden
+    own = evaluator.values(torch.stack([others[0], drawn[0], everything]))
+    few = range(min(_FILLS_OF_SETS, evaluator.draws))
+    sufficient, necessary = evaluator.values(torch.cat([others[1:], drawn[1:]]), few).chunk(2)
+    same = own[0, : len(few)]
+    return Evidence(
+        kept=len(kept),
+        sufficiency=_estimate(own[0]),
+        necessity=_estimate(own[1]),
+        all_drawn=_estimate(own[2]),
+        random_sufficiency=_estimate(sufficient.mean(1)),
+        random_necessity=_estimate(necessary.mean(1)),
+        excess=_estimate(same - sufficient.mean(0)),
+        beaten=int((sufficient.mean(1) < same.mean()).sum()),
+    )
+
+
+def _estimate(values: Tensor) -> Estimate:
+    mean, error = values.mean().item(), 2 * values.std().item() / len(values) ** 0.5
+    return mean, mean - error, mean + error

@@ -1,0 +1,186 @@
+"""Replacements of masked tokens: tokens drawn at random, or one token.
+
+A model answers outside of its training data to a sequence of `N`. Drawn tokens look like the data, and the mean
+probability over several fills is that of the sequence without knowledge of the masked tokens.
+
+Legend: `L` tokens of a sequence, `R` of them that the model reads, `K` fills.
+"""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_ssm.probes.attributions import letters_of
+from hf_ssm.probes.targets import ProbedSequence
+from hf_ssm.utils.hints import closest_name
+
+__all__ = ["DRAWS", "Replacement", "find_replacement"]
+
+DRAWS = ("composition", "shuffle", "dinucleotide", "background", "uniform")
+_TOKENS = ("mask", "n", "pad", "zero")
+# Largest vocabulary in which the closest name is searched.
+_SMALL_VOCABULARY = 2000
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Replacement of masked tokens.
+
+    Attributes:
+        name: As given to `MaskingProbe`.
+        token_id: The token; `None` for draws and for a zero embedding.
+        letters: Ids that may be drawn.
+        weights: For "background": the weight of each of the letters.
+    """
+
+    name: str
+    token_id: int | None = None
+    letters: Tensor | None = None
+    weights: Tensor | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.letters is not None
+
+    def fills(self, sequence: ProbedSequence, count: int, seed: int, purpose: str) -> Tensor | None:
+        """The tokens that stand at masked positions, `(K, R)`; `None` for a zero embedding.
+
+        They depend on the sequence, the seed and the purpose only, not on other sequences or processes.
+
+        Args:
+            sequence: The sequence, whose maskable tokens are composition and letters of a shuffle.
+            count: K; one token has one fill.
+            seed: Seed of the draws.
+            purpose: "search" or "test", whose draws differ.
+        """
+        read, places = sequence.read, sequence.candidates
+        if self.letters is None:
+            return None if self.token_id is None else torch.full((1, len(read)), self.token_id)
+        generator = generator_of(sequence, seed, purpose)
+        own = read[places]
+        if self.name in ("shuffle", "dinucleotide"):
+            fills = read.repeat(count, 1)
+            shuffle = _shuffled if self.name == "shuffle" else _with_equal_pairs
+            for fill in fills:
+                fill[places] = shuffle(own, generator)
+            return fills
+        pool, size = self.letters, (count, len(read))
+        if self.weights is not None:
+            drawn = torch.multinomial(self.weights, count * len(read), replacement=True, generator=generator)
+            return pool[drawn].view(size)
+        if self.name == "composition":
+            known = own[torch.isin(own, pool)]
+            pool = known if len(known) else own
+        return pool[torch.randint(len(pool), size, generator=generator)]
+
+
+def generator_of(sequence: ProbedSequence, seed: int, purpose: str) -> torch.Generator:
+    """Random numbers that depend on a sequence, a seed and a purpose."""
+    words = f"{purpose} {seed} {sequence.read.tolist()} {sequence.target.position}"
+    digest = hashlib.sha256(words.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+
+
+def _shuffled(ids: Tensor, generator: torch.Generator) -> Tensor:
+    return ids[torch.randperm(len(ids), generator=generator)]
+
+
+def _with_equal_pairs(ids: Tensor, generator: torch.Generator) -> Tensor:
+    """A random order with the same pairs of neighbours: a walk over all edges, whose last exits form a random tree.
+
+    Source: Altschul & Erickson 1985, Significance of nucleotide sequence alignments; Wilson 1996 for the tree.
+    """
+    tokens = ids.tolist()
+    exits: dict[int, list[int]] = {}
+    for token, following in pairwise(tokens):
+        exits.setdefault(token, []).append(following)
+    last, in_tree = {}, {tokens[-1]}
+    for token in exits:
+        place = token
+        while place not in in_tree:
+            last[place] = exits[place][int(torch.randint(len(exits[place]), (1,), generator=generator))]
+            place = last[place]
+        place = token
+        while place not in in_tree:
+            in_tree.add(place)
+            place = last[place]
+    for token, following in exits.items():
+        if token in last:
+            following.remove(last[token])
+        order = torch.randperm(len(following), generator=generator).tolist()
+        # Exits are taken from the end.
+        exits[token] = [*([last[token]] if token in last else []), *(following[index] for index in order)]
+    walk = tokens[:1]
+    while exits.get(walk[-1]):
+        walk.append(exits[walk[-1]].pop())
+    return torch.tensor(walk)
+
+
+def find_replacement(
+    name: Any, tokenizer: Any, vocab_size: int, special: Collection[int], background: Tensor | None
+) -> Replacement:
+    """Resolve the `replace` argument.
+
+    Args:
+        name: One of `DRAWS`, "mask", "n", "pad", "zero", another token of the tokenizer, or an id.
+        tokenizer: The tokenizer or `None`.
+        vocab_size: Number of embeddings of the model.
+        special: Ids that are never drawn.
+        background: Counts of tokens by id, for "background".
+
+    Raises:
+        ValueError: The tokenizer does not have this token, or the model does not have its embedding; "background"
+            without counts.
+    """
+    if name in DRAWS:
+        letters, weights = _drawn_letters(tokenizer, vocab_size, special), None
+        if name == "background":
+            counts = torch.zeros(0) if background is None else torch.as_tensor(background, dtype=torch.float64)
+            weights = torch.cat([counts, torch.zeros(vocab_size)])[letters]
+            if not weights.sum() > 0:
+                raise ValueError(
+                    "`replace`='background' needs `background`, the count of each token in the training data by id."
+                )
+        return Replacement(name, None, letters, weights)
+    if name == "zero":
+        return Replacement(name)
+    if type(name) is int:
+        token_id = name
+    elif not isinstance(name, str):
+        raise ValueError(f"`replace`={name!r}: give one of {', '.join(map(repr, DRAWS + _TOKENS))}, a token or its id.")
+    elif tokenizer is None:
+        raise ValueError(f"`replace`={name!r} needs a tokenizer: give `tokenizer`, the id of a token, or 'zero'.")
+    else:
+        token_id = _find_token(name, tokenizer)
+    if not 0 <= token_id < vocab_size:
+        raise ValueError(
+            f"`replace`={name!r} has the id {token_id}, but the model has embeddings for 0 to {vocab_size - 1}."
+        )
+    return Replacement(str(name), token_id)
+
+
+def _drawn_letters(tokenizer: Any, vocab_size: int, special: Collection[int]) -> Tensor:
+    """Ids of A, C, G and T, or of another small alphabet; otherwise all but the special tokens."""
+    try:
+        return torch.tensor(letters_of(tokenizer, None))
+    except ValueError:
+        return torch.tensor([token for token in range(vocab_size) if token not in special])
+
+
+def _find_token(name: str, tokenizer: Any) -> int:
+    vocabulary = tokenizer.get_vocab()
+    named = {"mask": tokenizer.mask_token_id, "pad": tokenizer.pad_token_id, "n": vocabulary.get("N")}
+    token_id = named[name] if name in named else vocabulary.get(name)
+    if token_id is not None:
+        return int(token_id)
+    available = ", ".join([repr(name) for name, token in named.items() if token is not None] + ["'zero'"])
+    if name in _TOKENS:
+        raise ValueError(f"`replace`={name!r}: the tokenizer has no such token; choose {available}, or a draw.")
+    near = closest_name(name, [*DRAWS, *_TOKENS, *vocabulary]) if len(vocabulary) < _SMALL_VOCABULARY else None
+    hint = f"did you mean {near!r}?" if near else f"choose one of {', '.join(DRAWS)}, {available}, or a token."
+    raise ValueError(f"`replace`={name!r} is neither a draw nor a token of the tokenizer: {hint}")
