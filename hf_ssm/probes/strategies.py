@@ -24,8 +24,8 @@ _TOLERANCE = 0.001
 RESCORE_SHARE = 0.75
 # Fills of the first round of a step; each further round has twice as many, for half of the candidates.
 _FIRST_FILLS = 4
-# Most tokens that are masked one by one; longer sequences are masked in half as many groups of neighbours first, and the
-# groups are divided into tokens when the best one lowers the value by this share of the start.
+# Most tokens that are masked one by one; longer sequences are masked in half as many groups of neighbours first, and
+# the groups are divided into tokens when the best one lowers the value by this share of the start.
 _MOST_UNITS, _DIVIDED_AT = 256, 0.05
 
 # Called with the number of tokens masked since the last call.
