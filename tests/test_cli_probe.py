@@ -412,7 +412,7 @@ def test_places_on_the_genome(saved, tmp_path):
         strands.add(row["strand"])
         found = [line.split("\t") for line in track.splitlines()[1:]]
         assert [(c, int(a), int(b)) for c, a, b, _ in found] == [
-            ("chr2", row["start"] + base, row["start"] + base + 1) for base in range(8)
+            ("chr2", int(row["start"]) + base, int(row["start"]) + base + 1) for base in range(8)
         ]
         expected = effects[::-1] if row["strand"] == "-" else effects
         assert [float(cell[3]) for cell in found] == pytest.approx(expected, rel=1e-5, abs=1e-12)
