@@ -428,6 +428,7 @@ def test_places_on_the_genome(saved, tmp_path):
         ({"chrom": "chr1", "chrom_start": 20, "name": "site"}, ("chr1", 20, 30)),
         ({"chrom": "chr1", "chrom_start": 20, "strand": "-"}, ("chr1", 20, 30, True)),
         ({"chrom": "chr1", "chrom_start": math.nan, "start": 20.0}, ("chr1", 20, 30)),
+        ({"chrom": "chr1", "chrom_start": "", "start": "20"}, ("chr1", 20, 30)),
         # Not at the beginning of the chromosome.
         ({"chrom": "chr1", "name": "site"}, ("site", 0, 10)),
         ({"chrom": "chr1", "start": "ATG", "name": " "}, ("row7", 0, 10)),

@@ -36,10 +36,7 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
     """
     name = next((str(row[key]) for key in _NAMES if row.get(key)), f"row{number}")
     starts = (row.get(key) for key in ("chrom_start", "start"))
-    # Columns of whole numbers with empty cells hold floats.
-    stated_start = next(
-        (int(start) for start in starts if isinstance(start, int | float) and math.isfinite(start)), None
-    )
+    stated_start = next((int(start) for start in map(_number, starts) if math.isfinite(start)), None)
     if row.get("chrom") and stated_start is not None:
         return Place(str(row["chrom"]), stated_start, stated_start + length, row.get("strand") == "-")
     start = stated_start or 0
@@ -51,6 +48,14 @@ def place_of(row: Mapping[str, Any], number: int, length: int) -> Place:
     if region["strand"] in ("(-)", "/rc"):
         return Place(region["chrom"], last - start - length, last - start, True)
     return Place(region["chrom"], first + start, first + start + length)
+
+
+def _number(cell: Any) -> float:
+    """A cell as a number, which is a text in csv files; NaN without one."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def token_rows(examples: Sequence[Example], results: Sequence[MaskingResult]) -> Iterator[str]:
