@@ -241,7 +241,7 @@ def test_attributions_of_intervals(folder: Path, monkeypatch: pytest.MonkeyPatch
     model = hf_ssm.S4ForSequenceClassification.from_pretrained("classes").eval()
     model.classifier.weight.data *= 100
     model.save_pretrained("classes")
-    more = ["--genome", "g.fa", "--method", "occlusion", "--rows", "9", *target]
+    more = ["--genome", "g.fa", "--method", "occlusion", "--replace", "N", "--rows", "9", *target]
     arguments = ["probe", "classes", "--dataset", "i.bed", "--output", "probe", *more, "--allow-wrong"]
     assert main(arguments) == 0
     tokenizer = hf_ssm.build_dna_tokenizer()

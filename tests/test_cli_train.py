@@ -206,7 +206,7 @@ def test_the_strip_of_the_demo_is_legible_without_colours():
         probabilities=torch.tensor([0.8, 0.8, 0.79, 0.78, 0.77, 0.75, 0.5, 0.3, 0.2], dtype=torch.float64),
         target={"kind": "class", "label": 1},
         strategy="exact",
-        mask="n",
+        replace="n",
         evaluations=36,
         tokens=288,
         tokens_text=["[CLS]", *"ACGTTGCA"],

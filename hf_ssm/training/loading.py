@@ -33,9 +33,10 @@ def model_type_of(checkpoint: Any) -> str | None:
     """The `model_type` in the config.json of a folder or repository, which is checked (see `read_config_file`)."""
     with reading(f"the config.json of {str(checkpoint)!r}"):
         model_type: str | None = PreTrainedConfig.get_config_dict(checkpoint)[0].get("model_type")
-        path = Path(str(cached_file(checkpoint, CONFIG_NAME)))
+        path = cached_file(checkpoint, CONFIG_NAME)  # None if absent
         try:
-            read_config_file(path)
+            if path is not None:
+                read_config_file(Path(path))
         except ValueError as error:
             raise ValueError(f"the config.json of {str(checkpoint)!r}: {error}") from error
         return model_type

@@ -34,7 +34,7 @@ def test_the_colour_shows_the_importance(make_result, by):
 
 def test_several_sequences_as_tiles(make_result, tmp_path):
     results = [make_result("ACGTTGCA", seed=1), make_result("ACGTN", build_dna_tokenizer(add_eos=True), seed=2)]
-    results[1].probabilities[-1] = results[1].probabilities[0]
+    results[1].probabilities[:] = results[1].probabilities[0]
     options = {"annotations": [[(6, 8, "motif")], []], "names": ["row 5", "row $9"], "per_row": 7, "title": "a run"}
     figure = plot_sequences(results, tmp_path / "sequences.png", first=[0, 1], **options)
     (axes,) = figure.axes
