@@ -19,7 +19,6 @@ from hf_ssm.data.labels import merged_name
 from hf_ssm.data.records import check_letters, read_records
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
-from hf_ssm.probes.evidence import SHARE
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import inputs
@@ -193,9 +192,10 @@ def replacement_note(probe: MaskingProbe, data: Rows) -> str:
 def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> tuple[list[Example], dict[str, int]]:
     """Random rows that can be probed, in their order, and the number of rows left out by reason.
 
-    Rows whose answer stays with all tokens drawn are taken only where others are too few: no token explains them.
+    Rows that keep more than half of their probability with all tokens drawn are taken only where others are too few,
+    those that keep least first: tokens explain little of them.
     """
-    stays = "whose answer needs no token"
+    stays = "whose answer hardly needs tokens"
     left_out = {
         "too short for --position": 0,
         "predicted wrongly": 0,
@@ -204,7 +204,7 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
     }
     short, wrong, unlikely, _ = left_out
     examples: list[Example] = []
-    spare: list[Example] = []
+    spare: list[tuple[float, Example]] = []
     for example in _drawn(args, probe, data):
         if example is None:
             left_out[short] += 1
@@ -214,14 +214,14 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
             left_out[wrong] += 1
         elif start.probability < args.minimum_probability and not callable(example.target):
             left_out[unlikely] += 1
-        elif start.all_drawn >= SHARE * start.probability and not callable(example.target):
-            spare.append(example)
+        elif start.all_drawn > start.probability / 2 and not callable(example.target):
+            spare.append((start.all_drawn / max(start.probability, 1e-12), example))
         else:
             examples.append(example)
         if len(examples) == args.rows or len(examples) + len(spare) == _SPARE * args.rows:
             break
     missing = args.rows - len(examples)
-    examples += spare[:missing]
+    examples += [example for _, example in sorted(spare, key=lambda kept: kept[0])[:missing]]
     left_out[stays] = len(spare[missing:])
     left_out = {why: count for why, count in left_out.items() if count}
     if not examples:
