@@ -37,7 +37,7 @@ def push(folder: Path, repo_id: str, private: bool, revision: str | None = None,
 def print_upload(folder: Path, include: Sequence[str]) -> None:
     """Print the files that are uploaded, and those that are not."""
     files, others = upload_list(folder, include)
-    print(f"Uploaded, beside the code of the model: {', '.join(sorted(files))}")
+    print(f"To upload, beside the code of the model: {', '.join(sorted(files))}")
     if "train_config.yaml" in files:
         print("In train_config.yaml, base names replace local paths.")
     if others:

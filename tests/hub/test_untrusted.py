@@ -37,7 +37,7 @@ class TestAllowList:
         assert uploaded(hub) == names
         left = ".env, a.sh, evil.pkl, predictions.csv, probe/ (2 files), pytorch_model.bin, sub/ (1 files)"
         assert f"Not uploaded: {left} (`hf-ssm push {folder} ... --include NAME` adds" in out
-        listed = out.partition("Uploaded, beside the code of the model: ")[2].partition("\n")[0].split(", ")
+        listed = out.partition("To upload, beside the code of the model: ")[2].partition("\n")[0].split(", ")
         assert set(listed) == {name for name in names if not name.endswith(".py")}
         assert dry.splitlines()[:2] == out.splitlines()[:2] and dry.endswith("Nothing was uploaded.\n")
 
