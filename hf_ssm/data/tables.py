@@ -7,6 +7,7 @@ the table.
 import csv
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -234,13 +235,28 @@ def _check_unique(names: Sequence[str]) -> None:
         raise ValueError(f"the column names {list(names)} are not unique.")
 
 
+def _parsed(text: str) -> Any:
+    """The content of a json text; numbers that would change as an integer of 64 bits or a float stay texts."""
+
+    def whole(digits: str) -> int | str:
+        number = int(digits)
+        return number if -(2**63) <= number < 2**63 else digits
+
+    def real(digits: str) -> float | str:
+        number = float(digits)
+        underflows = number == 0 and any(digit in "123456789" for digit in digits.lower().partition("e")[0])
+        return digits if math.isinf(number) or underflows else number
+
+    return json.loads(text, parse_int=whole, parse_float=real)
+
+
 def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a file with one json object per line."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _parsed(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {number} is not json: {error}") from error
         yield number, _checked_row(row, f"line {number}")
@@ -249,7 +265,7 @@ def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a json list of objects, or of an object of columns; also of one object per line, which is common."""
     try:
-        content = json.loads(text)
+        content = _parsed(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise

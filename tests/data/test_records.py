@@ -75,6 +75,14 @@ def test_other_columns_are_kept_as_texts(file):
     assert found[1] == Record("b", "i.csv, line 3", {"sequence": "acgt", "score": ""})
 
 
+@pytest.mark.parametrize("name", ["i.json", "i.jsonl"])
+def test_json_numbers_that_no_type_holds_stay_texts(file, name):
+    barcode = "12345678901234567890"
+    row = f'{{"sequence": "ACGT", "barcode": {barcode}, "p": 1e-400, "score": 0.5, "zero": 0.0e1, "n": -7}}'
+    (record,) = read_records(file(name, f"[{row}]" if name == "i.json" else row))
+    assert record.columns == {"barcode": barcode, "p": "1e-400", "score": 0.5, "zero": 0.0, "n": -7}
+
+
 def test_parquet(tmp_path):
     path = tmp_path / "i.parquet"
     pa.parquet.write_table(pa.table({"sequence": ["ACGT"] * 1500, "label": list(range(1500))}), path)
