@@ -401,8 +401,7 @@ class SSMTrainer(PieceTrainer):
             # The smoothed loss does not see padding and documents.
             inputs = self._with_counted_labels(inputs)
         if not model.training and PIECES not in inputs and inputs.get("labels") is not None:
-            # The mean over the labels of this process.
-            loss, outputs = super().compute_loss(model, dict(inputs), True)
+            loss, outputs = self._mean_loss(model, inputs)
             self._add_evaluated(model, inputs, loss)
             return (loss, outputs) if return_outputs else loss
         weight = self._unwrapped.config.tau_weight
@@ -417,6 +416,17 @@ class SSMTrainer(PieceTrainer):
         self._tau.record(tau, loss.mean() * (share / steps), steps=steps)
         loss = loss + weight * tau.sum() / share
         return (loss, outputs) if return_outputs else loss
+
+    def _mean_loss(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """The mean loss over the labels of this process, and the outputs."""
+        if self.compute_loss_func is None:
+            loss, outputs = super().compute_loss(model, dict(inputs), True)
+            return loss, outputs
+        # A loss of one's own gets the number of labels; transformers multiplies its result by that of the processes.
+        labels = inputs["labels"][..., 1:] if self._loss_shifts_labels else inputs["labels"]
+        loss, outputs = super().compute_loss(model, dict(inputs), True, (labels != -100).sum())
+        scale = max(self.accelerator.num_processes, self.args.n_gpu) if self.args.average_tokens_across_devices else 1
+        return loss / scale, outputs
 
     def _add_evaluated(self, model: nn.Module, inputs: dict[str, Any], loss: Tensor) -> None:
         """Add the loss of a batch, and the number of its labels, to those of the evaluation.
@@ -433,7 +443,7 @@ class SSMTrainer(PieceTrainer):
                 name: value[: max(counted, 1)] if isinstance(value, Tensor) and len(value) == rows else value
                 for name, value in inputs.items()
             }
-            loss = super().compute_loss(model, dict(inputs))
+            loss, _ = self._mean_loss(model, inputs)
         labels, mask = self._with_counted_labels(inputs)["labels"], inputs.get("attention_mask")
         head = without_adapter(self._unwrapped)
         if not labels.is_floating_point():

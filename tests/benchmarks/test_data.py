@@ -1,4 +1,4 @@
-"""The benchmark of data: both routes load the same batches, and the script runs."""
+"""The benchmark of data: the script runs."""
 
 import importlib
 import re
@@ -21,11 +21,9 @@ def data(monkeypatch) -> ModuleType:
 def test_tiny(data, capsys) -> None:
     data.main(["--tiny"])
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \d", capsys.readouterr().out, flags=re.MULTILINE)
-    assert [what for what, quantity in rows if quantity == "private memory"] == [
-        f"{route}, {when}" for route in data.ROUTES for when in ("first run", "later runs")
-    ]
-    loaded = [what.split(",")[0] for what, quantity in rows if quantity == "rows loaded / trained"]
-    assert loaded == [*data.ROUTES] * len(data.MODELS)
+    assert [what for what, quantity in rows if quantity == "private memory"] == ["first run", "later runs"]
+    loaded = [what for what, quantity in rows if quantity == "rows loaded / trained"]
+    assert [what.partition(" ")[0] for what in loaded] == [*data.MODELS]
 
 
 def test_the_file_has_the_size_and_the_letters_that_are_asked_for(data, tmp_path) -> None:
