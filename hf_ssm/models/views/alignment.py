@@ -57,7 +57,9 @@ class Alignment(View):
                 if not is_plain:
                     hidden_states = permuted(hidden_states, order)
                     return hidden_states, rows._replace(mask=mask).moved(lambda values: values.gather(1, order))
-                self._back = order.gather(1, self._back)
+                # Positions before the first token keep their outputs, as in rows that are padded on the left only.
+                steps = torch.arange(mask.shape[1], device=mask.device)
+                self._back = torch.where(mask.cumsum(1) > 0, order.gather(1, self._back), steps)
         return hidden_states, rows._replace(mask=mask)
 
     def restore(self, hidden_states: Tensor) -> Tensor:
@@ -84,7 +86,9 @@ def token_order(mask: Tensor, *, at_end: bool) -> tuple[Tensor, Tensor]:
     first_other = torch.zeros_like(first_token) if at_end else tokens[:, -1:]
     places = torch.where(mask, first_token + tokens, first_other + others) - 1
     steps = torch.arange(mask.shape[1], device=mask.device).expand_as(places)
-    back = (first_token + (tokens - 1).clamp(min=0)).clamp(max=mask.shape[1] - 1)
+    # Before the first token, padding on the left has its own output, as in rows that stay where they are.
+    before = places if at_end else first_token
+    back = torch.where(tokens > 0, first_token + tokens - 1, before).clamp(max=mask.shape[1] - 1)
     return torch.zeros_like(places).scatter(1, places, steps), back
 
 
