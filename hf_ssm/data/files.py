@@ -48,7 +48,7 @@ def _open_gzip_or_plain(path: Path) -> Any:
     return gzip.open(path) if compression(path) else path.open("rb", buffering=0)
 
 
-def _encoding(file: io.BufferedReader) -> str | None:
+def _encoding(file: Any) -> str | None:
     """The encoding that a byte order mark tells; None without one."""
     head = file.peek(3)
     return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
@@ -71,14 +71,14 @@ def compression(path: Path) -> str | None:
 def needs_copy(path: Path) -> bool:
     """Whether htslib cannot read a file, since it is compressed by other means than bgzip or has a byte order mark."""
     with opened(path, "rb") as file:
-        is_marked = _encoding(file) is not None  # type: ignore[arg-type]
+        is_marked = _encoding(file) is not None
     return is_marked or compression(path) == "gzip" or path.suffix.lower() in _DECOMPRESSORS
 
 
 def decompress(path: Path, target: Path) -> None:
     """Write the contents of a file to another one, decompressed and without a byte order mark; errors as `opened`."""
     with opened(path, "rb") as source, target.open("wb") as copy:
-        encoding = _encoding(source)  # type: ignore[arg-type]
+        encoding = _encoding(source)
         if encoding is None:
             shutil.copyfileobj(source, copy, 1 << 20)
         else:
