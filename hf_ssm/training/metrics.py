@@ -213,9 +213,7 @@ def sequence_regression_metrics(prediction: EvalPrediction) -> dict[str, float]:
         "mae": float(np.abs(errors).mean()),
         "r2": float(np.mean([_determination(predicted - true, true) for predicted, true in columns])),
         "pearson": float(np.mean([_correlation(*pair) for pair in columns])),
-        "spearman": float(
-            np.mean([_correlation(*(pd.Series(each).rank().values for each in pair)) for pair in columns])
-        ),
+        "spearman": float(np.mean([_correlation(*map(_ranks, pair)) for pair in columns])),
     }
 
 
