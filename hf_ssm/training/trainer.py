@@ -424,7 +424,8 @@ class SSMTrainer(PieceTrainer):
             return loss, outputs
         # A loss of one's own gets the number of labels; transformers multiplies its result by that of the processes.
         labels = inputs["labels"][..., 1:] if self._loss_shifts_labels else inputs["labels"]
-        loss, outputs = super().compute_loss(model, dict(inputs), True, (labels != -100).sum())
+        count = ((labels != -100) & ~labels.isnan()).sum()
+        loss, outputs = super().compute_loss(model, dict(inputs), True, count)
         scale = max(self.accelerator.num_processes, self.args.n_gpu) if self.args.average_tokens_across_devices else 1
         return loss / scale, outputs
 
@@ -461,9 +462,12 @@ class SSMTrainer(PieceTrainer):
         return loss, self._context.joined(outputs), labels
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
-        """As in transformers, without the labels that our heads leave out, next to padding and between documents."""
-        if self.compute_loss_func is None:
-            batch_samples = [self._with_counted_labels(batch) for batch in batch_samples]
+        """As in transformers, without the labels that a loss leaves out.
+
+        Our heads leave out those next to padding and between documents; a loss of one's own, those that are NaN.
+        """
+        counted = self._with_counted_labels if self.compute_loss_func is None else _without_missing_labels
+        batch_samples = list(map(counted, batch_samples))
         count = super()._get_num_items_in_batch(batch_samples, device)
         # `compute_loss` multiplies by the number of processes; those that share their rows have the same loss.
         if count is None or not self.args.average_tokens_across_devices:
@@ -486,3 +490,9 @@ class SSMTrainer(PieceTrainer):
             (task_loss,), tau = self._tau.means(1)
             logs = {**logs, "task_loss": task_loss, "tau_loss": self._unwrapped.config.tau_weight * tau["tau"], **tau}
         super().log(logs, *args, **kwargs)
+
+
+def _without_missing_labels(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with -100 for labels that are NaN."""
+    labels = batch.get("labels")
+    return {**batch, "labels": labels.nan_to_num(-100)} if isinstance(labels, Tensor) else batch
