@@ -188,6 +188,13 @@ def test_missing_targets_have_no_loss(make_model, head: str, labels: list, num_l
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_targets_are_not_broadcast(make_model, problem_type) -> None:
+    model = make_model("S4", "ForSequenceClassification", num_labels=3, problem_type=problem_type)
+    with pytest.raises(ValueError, match=r"`labels` must have the shape \(3, 3\), got \(3,\)"):
+        model(torch.randint(0, 12, (3, 7)), labels=torch.ones(3))
+
+
 def test_missing_targets_of_signals_have_no_loss(make_model) -> None:
     model = make_model("S4", "ForSignalRegression", num_input_channels=2, num_labels=1)
     values, labels, mask = torch.randn(2, 6, 2), torch.randn(2, 6), torch.ones(2, 6, dtype=torch.long)

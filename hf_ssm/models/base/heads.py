@@ -42,7 +42,13 @@ class SSMHeadOutput(ModelOutput):
 
 
 def mean_of_observed(loss: Callable[..., Tensor], predicted: Tensor, targets: Tensor) -> Tensor:
-    """Mean of an elementwise loss over the targets that are not NaN; 0 without any."""
+    """Mean of an elementwise loss over the targets that are not NaN; 0 without any.
+
+    Raises:
+        ValueError: The shapes differ, which the loss would broadcast.
+    """
+    if predicted.shape != targets.shape:
+        raise ValueError(f"`labels` must have the shape {tuple(predicted.shape)}, got {tuple(targets.shape)}.")
     targets = targets.to(predicted.device)
     observed = ~targets.isnan()
     losses = loss(predicted, targets.masked_fill(~observed, 0), reduction="none")
