@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import hf_ssm
 from hf_ssm import cli, plotting
+from hf_ssm.cli.probe import duration
 from hf_ssm.cli.probe_null import CHOSEN, RANDOM, excess
 from hf_ssm.cli.probe_rows import Example, Rows, annotations_of, background_of, replacement_note
 from hf_ssm.cli.probe_tables import Place, place_of
@@ -626,3 +627,8 @@ def test_options_of_other_methods_and_missing_libraries(error_of, capsys, traine
         run(trained, "--method", "saliency", "--output", tmp_path / "probe")
     assert error.value.code == 2 and "integrated_gradients" in capsys.readouterr().err
     assert not list(tmp_path.glob("probe/*"))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.1, "1 s"), (89, "89 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text

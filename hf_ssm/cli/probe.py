@@ -50,7 +50,6 @@ from hf_ssm.cli.probe_tables import (
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.tracks import import_pybigwig, write_session, write_track
-from hf_ssm.inference.estimate import duration
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.evidence import SHARE
 from hf_ssm.tokenization import reads_only_dna
@@ -166,6 +165,13 @@ def _checked_config(args: argparse.Namespace) -> Any:
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Options for some methods only that are given."""
     return {name: value for name in _OPTIONS_OF_METHODS if (value := getattr(args, name)) is not None}
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _cost(probe: MaskingProbe, examples: Sequence[Example], models: int) -> str:
