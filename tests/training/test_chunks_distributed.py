@@ -1,15 +1,11 @@
 """Truncated backpropagation in two processes with half of the streams each equals one process with all of them."""
 
-import sys
 from pathlib import Path
 
+import chunks_worker as worker
 import pytest
 import torch
 from launching import run_workers
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import chunks_worker as worker  # noqa: E402
 
 # Two processes that train several models.
 pytestmark = pytest.mark.slow

@@ -1,15 +1,11 @@
 """The loss of an evaluation is the mean over all labels, whatever the batches and the number of processes."""
 
-import sys
 from pathlib import Path
 
+import evaluated_worker as worker
 import pytest
 import torch
 from launching import run_workers
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import evaluated_worker as worker  # noqa: E402
 
 
 @pytest.mark.parametrize("head", worker.HEADS)
