@@ -188,7 +188,7 @@ def shifted_target(count: int | None) -> dict[str, Any]:
 
 
 def show(content: dict[str, Any]) -> None:
-    """Print where the starts of both figures end."""
+    """Print the end point of each start in the two figures."""
     results, rows = content["figure_3"], []
     for name, found in list(results.items())[: 1 + len(EQUATIONS)]:
         share = [f"{found['share'][mode_name]:.2f}" for mode_name in COLOURS]

@@ -150,7 +150,7 @@ def size_of(result: RunResult, factor: int, batches: list[dict[str, Any]]) -> di
 def measure(
     model: Any, compressed: Any, batches: list[dict[str, Any]]
 ) -> tuple[tuple[Tensor, ...], list[dict[str, float]]]:
-    """Logits of both models, and the error of each operator on the inputs that it reads in the given model.
+    """Compute the logits of the two models, and the error of each operator on its inputs in the given model.
 
     `gain` is the largest ‖y - y_r‖₂ / ‖u‖₂ of a channel of a row, which the bound limits; `relative_error` the root
     mean square of the error divided by that of the output.

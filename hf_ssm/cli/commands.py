@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
     "embed": Command(
         "sequences",
         "write hidden states of sequences or alleles as a table",
-        "Write the hidden states of sequences, or of both alleles of variants, as a table or NumPy arrays. The "
+        "Write hidden states as a table or NumPy arrays, of sequences or of the two alleles of each variant. The "
         "hidden states are those of chosen layers, pooled or per token, and can be averaged over both strands. The "
         "command takes models of hf_ssm and of transformers.",
         (

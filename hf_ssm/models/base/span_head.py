@@ -17,7 +17,7 @@ class SSMSpanOutput(ModelOutput):
     """Output of a model that finds a span.
 
     Args:
-        loss: Mean of the cross-entropies of both positions, a scalar, when they are given.
+        loss: Mean cross-entropy of start and end, a scalar; `None` without positions.
         start_logits, end_logits: `(B, L)`; the smallest number of their type at padding.
         hidden_states, tau: As in `SSMModelOutput`.
     """

@@ -78,7 +78,7 @@ def token_order(mask: Tensor, *, at_end: bool) -> tuple[Tensor, Tensor]:
         at_end: Whether the tokens come last.
 
     Returns:
-        The position that comes to each place, `(B, L)`; and the place of the token at each position, or of the last
+        The position that moves to each place, `(B, L)`; and the place of the token at each position, or of the last
         token before it.
     """
     tokens, others = mask.long().cumsum(1), (~mask).long().cumsum(1)
@@ -110,7 +110,7 @@ def read_with_cache(
         hidden_states: `(B, L, D)`.
         rows: What is known of the rows.
         cache: Changed in place.
-        tokens_before: What the mask says of the number of tokens read before, `(B,)`, if it says anything.
+        tokens_before: Number of tokens that were read before according to the mask, `(B,)`; `None` if unknown.
 
     Returns:
         The hidden states of every layer, each `(B, L, D)`; values before the first token of a row are meaningless.

@@ -114,7 +114,7 @@ class StreamingConvolution:
         return self._weights[-count:]
 
     def _append(self, u: Tensor) -> Tensor:
-        """The history with `u` `(B, L, D)`, in the more precise dtype of both."""
+        """Append `u` `(B, L, D)` to the history, in the more precise of their dtypes, and return the history."""
         before, length = self.history, self.length + u.shape[1]
         if torch.is_grad_enabled() or is_exporting():
             self.history, self._room = torch.cat([u] if before is None else [before.to(u.dtype), u], dim=1), None
