@@ -354,7 +354,10 @@ def test_draws_are_the_default_and_nulls_stand_beside_the_search(capsys, trained
 
 
 def test_the_excess_is_the_gain_over_random_order_beyond_that_of_the_null():
-    curve = lambda *values: torch.tensor(values, dtype=torch.float64)  # noqa: E731
+
+    def curve(*values):
+        return torch.tensor(values, dtype=torch.float64)
+
     curves = {CHOSEN: [curve(1, 1, 1)], RANDOM: [curve(1, 0.5, 0)]}
     assert "gains 0.500 over a random order. A search gains much" in excess(curves)
     curves |= {"untrained": [curve(1, 1, 0)], f"untrained, {RANDOM}": [curve(1, 0.6, 0.2)]}

@@ -122,7 +122,10 @@ def test_exact_from_states_is_the_plain_loop(make_model, monkeypatch, family):
     for name, value in {"_FEWEST_PER_BLOCK": 0, "_SHORTEST": 1, "_BLOCK": 4}.items():
         monkeypatch.setattr(incremental, name, value)
     model, ids, candidates = make_model(family, "ForCausalLM"), [*bases(6), 1, *bases(5)], set(range(11)) - {6}
-    value = lambda masked: probability(forward(model, ids[:11], masked, ZERO)[-1], ids[11])  # noqa: E731
+
+    def value(masked):
+        return probability(forward(model, ids[:11], masked, ZERO)[-1], ids[11])
+
     result = check_exact(model, ids, 11, value, candidates, "zero", max_tokens_per_batch=40)
     assert result.tokens < 0.75 * result.evaluations * 11
 
