@@ -6,8 +6,9 @@
 #   make test-grid    exports every family with every head and many flags, and kills commands before each of their files
 #                     (a quarter of an hour)
 #   make test-lowest  runs the tests of the contact with each dependency, with its lowest version, in .venv-lowest
-#   make test-newest  runs these tests, transformers' own model tests and the demo with the newest version of each
-#                     dependency but PyTorch, in .venv-newest
+#   make test-newest  runs these tests with the newest version of each dependency but PyTorch, in .venv-newest
+#   make test-nightly runs what takes long: slow tests, `make test-grid`, and with the newest versions the tests without
+#                     hf_ssm, transformers' own model tests and the demo (about an hour)
 #   make docs         builds the documentation site in site/, without a network; a broken link is an error
 #   make notebooks    runs the tutorials again and writes their outputs (minutes); one of them:
 #                     make notebooks NOTEBOOKS=docs/tutorials/pretrained.ipynb
@@ -36,7 +37,7 @@ EXTRAS ?= test,lint,plots,genomics,app,tracking,docs,browser
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-all test-docs test-grid test-lowest test-newest conformance docs notebooks lint bench clean
+.PHONY: demo test test-all test-docs test-grid test-lowest test-newest test-nightly conformance docs notebooks lint bench clean
 
 demo: $(STAMP)
 	@echo "Starting the demo, which takes half a minute of one core ..."
@@ -75,6 +76,10 @@ test-newest: $(VENV_NEWEST)/torch.txt
 	$(MAKE) $(VENV_NEWEST)/.installed VENV="$(VENV_NEWEST)" CONSTRAINTS="$(VENV_NEWEST)/torch.txt" EXTRAS=test,genomics,app
 	$(VENV_NEWEST)/bin/hf-ssm --version
 	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not docs and not grid" $(CONTACT_TESTS) tests/models/test_assisted_generation.py $(PYTEST_ARGS)
+
+test-nightly: $(STAMP) test-newest
+	$(PYTEST) -m "slow and not docs and not grid" $(PYTEST_ARGS)
+	$(MAKE) test-grid
 	$(THREADS) $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m slow -k "newcomer or without_hf_ssm" tests/hub/test_newcomer.py tests/hub/test_export.py $(PYTEST_ARGS)
 	$(THREADS) $(VENV_NEWEST)/bin/python tests/conformance/run.py
 	$(VENV_NEWEST)/bin/hf-ssm demo --output runs/demo-newest --overwrite-output

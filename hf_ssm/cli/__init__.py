@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _check_output(args)
             module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
             getattr(module, f"run_{args.command}")(args)
+        if argv is None:
+            _disconnect()
     except KeyboardInterrupt:
         continuation = entry.continuation.format(output=shlex.quote(str(getattr(args, "output", ""))))
         print(f"\nhf-ssm: interrupted{'; ' if continuation else ''}{continuation}", file=sys.stderr)
@@ -74,6 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hf-ssm: error{where}: {_message(error, args)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _disconnect() -> None:
+    """Leave the process group of a launcher: threads of gloo may abort a process that ends while connected."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @contextmanager
