@@ -298,7 +298,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             # Generated tokens follow in equal time steps, the default.
             unread = _NOT_READ.union(self.extra_inputs)
             inputs = {name: value for name, value in kwargs.items() if name not in unread}
-            if count == 1 and (mask := cache.goes_on(input_ids)) is not None:
+            if count == 1 and isinstance(cache, SSMCache) and (mask := cache.goes_on(input_ids)) is not None:
                 inputs["attention_mask"] = mask
             return {"input_ids": input_ids if count is None else input_ids[:, -count:], **inputs}
         if isinstance(cache, SSMCache):
