@@ -1,8 +1,8 @@
 """Links from docstrings to the reference: `` `name` `` of a public object becomes a link to its entry.
 
 Public are the names of `hf_ssm` and those of the same module. Parameters of the documented function are left alone, and
-so are the types of transformers' style of docstrings, which lose their backticks. Model classes that a factory makes are
-not in the source; they are added with their docstrings.
+so are the types of transformers' style of docstrings, which lose their backticks. Model classes that a factory makes
+are not in the source; they are added with their docstrings.
 """
 
 import re
