@@ -1,7 +1,8 @@
 """Links from docstrings to the reference: `` `name` `` of a public object becomes a link to its entry.
 
 Public are the names of `hf_ssm` and those of the same module. Parameters of the documented function are left alone, and
-so are the types of transformers' style of docstrings, which lose their backticks.
+so are the types of transformers' style of docstrings, which lose their backticks. Model classes that a factory makes
+are not in the source; they are added with their docstrings.
 """
 
 import re
@@ -23,9 +24,23 @@ class LinkedNames(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         public = {name: getattr(hf_ssm, name) for name in hf_ssm.__all__}
         self.top = {name: f"{found.__module__}.{found.__qualname__}" for name, found in public.items()}
+        for name, found in public.items():
+            self._add_made(pkg, name, found)
         pages = Path(__file__).parent.glob("reference/**/*.md")
         self.entries = {path for page in pages for path in ENTRY.findall(page.read_text("utf-8"))}
         self._visit(pkg)
+
+    def _add_made(self, package: griffe.Module, name: str, found: Any) -> None:
+        module = package
+        for part in found.__module__.split(".")[1:]:
+            module = module.members.get(part)
+            if module is None:
+                return
+        if isinstance(found, type) and name not in module.members:
+            bases = [f"{base.__module__}.{base.__name__}" for base in found.__bases__]
+            made = griffe.Class(name, bases=bases, docstring=griffe.Docstring(found.__doc__ or ""))
+            made.docstring.parent = made
+            module.set_member(name, made)
 
     def _visit(self, found: Any) -> None:
         for member in found.members.values():

@@ -4,12 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hybrid.configuration_hybrid import HybridConfig
 from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
 from hf_ssm.models.hyena2.modeling_hyena2 import GatedMLP
@@ -51,67 +47,4 @@ class HybridPreTrainedModel(SSMPreTrainedModel):
     _supports_sdpa = True
 
 
-class HybridModel(HybridPreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class HybridForCausalLM(HybridPreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForMaskedLM(HybridPreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForSequenceClassification(HybridPreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForSequencePairClassification(HybridPreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForTokenClassification(HybridPreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForQuestionAnswering(HybridPreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForMultipleChoice(HybridPreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = HybridModel
-
-
-class HybridForSignalRegression(HybridPreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = HybridModel
-
-
-__all__ = [
-    "HybridForCausalLM",
-    "HybridForMaskedLM",
-    "HybridForMultipleChoice",
-    "HybridForQuestionAnswering",
-    "HybridForSequenceClassification",
-    "HybridForSequencePairClassification",
-    "HybridForSignalRegression",
-    "HybridForTokenClassification",
-    "HybridModel",
-    "HybridPreTrainedModel",
-]
+globals().update(model_classes(HybridPreTrainedModel))

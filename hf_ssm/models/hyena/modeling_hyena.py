@@ -2,12 +2,8 @@
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.modules.filters import build_filter
 from hf_ssm.modules.long_convolution import LongConvolution
@@ -64,67 +60,4 @@ class HyenaPreTrainedModel(SSMPreTrainedModel):
     mixer_class = HyenaMixer
 
 
-class HyenaModel(HyenaPreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class HyenaForCausalLM(HyenaPreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForMaskedLM(HyenaPreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForSequenceClassification(HyenaPreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForSequencePairClassification(HyenaPreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForTokenClassification(HyenaPreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForQuestionAnswering(HyenaPreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForMultipleChoice(HyenaPreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = HyenaModel
-
-
-class HyenaForSignalRegression(HyenaPreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = HyenaModel
-
-
-__all__ = [
-    "HyenaForCausalLM",
-    "HyenaForMaskedLM",
-    "HyenaForMultipleChoice",
-    "HyenaForQuestionAnswering",
-    "HyenaForSequenceClassification",
-    "HyenaForSequencePairClassification",
-    "HyenaForSignalRegression",
-    "HyenaForTokenClassification",
-    "HyenaModel",
-    "HyenaPreTrainedModel",
-]
+globals().update(model_classes(HyenaPreTrainedModel))

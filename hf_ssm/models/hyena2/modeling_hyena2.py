@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.attention import SelfAttention
@@ -280,60 +276,4 @@ class Hyena2PreTrainedModel(SSMPreTrainedModel):
     _supports_sdpa = True
 
 
-class Hyena2Model(Hyena2PreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class Hyena2ForCausalLM(Hyena2PreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForSequenceClassification(Hyena2PreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForSequencePairClassification(Hyena2PreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForTokenClassification(Hyena2PreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForQuestionAnswering(Hyena2PreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForMultipleChoice(Hyena2PreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = Hyena2Model
-
-
-class Hyena2ForSignalRegression(Hyena2PreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = Hyena2Model
-
-
-__all__ = [
-    "Hyena2ForCausalLM",
-    "Hyena2ForMultipleChoice",
-    "Hyena2ForQuestionAnswering",
-    "Hyena2ForSequenceClassification",
-    "Hyena2ForSequencePairClassification",
-    "Hyena2ForSignalRegression",
-    "Hyena2ForTokenClassification",
-    "Hyena2Model",
-    "Hyena2PreTrainedModel",
-]
+globals().update(model_classes(Hyena2PreTrainedModel, without=["ForMaskedLM"]))

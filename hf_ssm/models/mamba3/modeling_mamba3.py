@@ -9,12 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
 from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
 from hf_ssm.modules.norms import GatedRMSNorm
@@ -133,67 +129,4 @@ class Mamba3PreTrainedModel(SSMPreTrainedModel):
     mixer_class = Mamba3Mixer
 
 
-class Mamba3Model(Mamba3PreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class Mamba3ForCausalLM(Mamba3PreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForMaskedLM(Mamba3PreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForSequenceClassification(Mamba3PreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForSequencePairClassification(Mamba3PreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForTokenClassification(Mamba3PreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForQuestionAnswering(Mamba3PreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForMultipleChoice(Mamba3PreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = Mamba3Model
-
-
-class Mamba3ForSignalRegression(Mamba3PreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = Mamba3Model
-
-
-__all__ = [
-    "Mamba3ForCausalLM",
-    "Mamba3ForMaskedLM",
-    "Mamba3ForMultipleChoice",
-    "Mamba3ForQuestionAnswering",
-    "Mamba3ForSequenceClassification",
-    "Mamba3ForSequencePairClassification",
-    "Mamba3ForSignalRegression",
-    "Mamba3ForTokenClassification",
-    "Mamba3Model",
-    "Mamba3PreTrainedModel",
-]
+globals().update(model_classes(Mamba3PreTrainedModel))

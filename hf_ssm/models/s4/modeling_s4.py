@@ -2,12 +2,8 @@
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s4.configuration_s4 import S4Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.filters import build_filter
@@ -45,67 +41,4 @@ class S4PreTrainedModel(SSMPreTrainedModel):
     mixer_class = S4Mixer
 
 
-class S4Model(S4PreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class S4ForCausalLM(S4PreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = S4Model
-
-
-class S4ForMaskedLM(S4PreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = S4Model
-
-
-class S4ForSequenceClassification(S4PreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = S4Model
-
-
-class S4ForSequencePairClassification(S4PreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = S4Model
-
-
-class S4ForTokenClassification(S4PreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = S4Model
-
-
-class S4ForQuestionAnswering(S4PreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = S4Model
-
-
-class S4ForMultipleChoice(S4PreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = S4Model
-
-
-class S4ForSignalRegression(S4PreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = S4Model
-
-
-__all__ = [
-    "S4ForCausalLM",
-    "S4ForMaskedLM",
-    "S4ForMultipleChoice",
-    "S4ForQuestionAnswering",
-    "S4ForSequenceClassification",
-    "S4ForSequencePairClassification",
-    "S4ForSignalRegression",
-    "S4ForTokenClassification",
-    "S4Model",
-    "S4PreTrainedModel",
-]
+globals().update(model_classes(S4PreTrainedModel))

@@ -4,12 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.mimo import MIMOStateSpace
@@ -51,67 +47,4 @@ class S5PreTrainedModel(SSMPreTrainedModel):
     extra_inputs: ClassVar[tuple[str, ...]] = ("time_deltas",)
 
 
-class S5Model(S5PreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-
-class S5ForCausalLM(S5PreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = S5Model
-
-
-class S5ForMaskedLM(S5PreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = S5Model
-
-
-class S5ForSequenceClassification(S5PreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = S5Model
-
-
-class S5ForSequencePairClassification(S5PreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = S5Model
-
-
-class S5ForTokenClassification(S5PreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = S5Model
-
-
-class S5ForQuestionAnswering(S5PreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = S5Model
-
-
-class S5ForMultipleChoice(S5PreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = S5Model
-
-
-class S5ForSignalRegression(S5PreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = S5Model
-
-
-__all__ = [
-    "S5ForCausalLM",
-    "S5ForMaskedLM",
-    "S5ForMultipleChoice",
-    "S5ForQuestionAnswering",
-    "S5ForSequenceClassification",
-    "S5ForSequencePairClassification",
-    "S5ForSignalRegression",
-    "S5ForTokenClassification",
-    "S5Model",
-    "S5PreTrainedModel",
-]
+globals().update(model_classes(S5PreTrainedModel))

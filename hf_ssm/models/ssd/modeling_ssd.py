@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.fused_decoding import FusedGeneration
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
-from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
 from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
@@ -131,63 +128,4 @@ class SSDModel(SSDPreTrainedModel, SSMModel):
         return None if stepped is None else [hidden_states, *stepped]
 
 
-class SSDForCausalLM(FusedGeneration, SSDPreTrainedModel, SSMForCausalLM):
-    """Next-token prediction: see `SSMForCausalLM`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForMaskedLM(SSDPreTrainedModel, SSMForMaskedLM):
-    """Masked-token prediction: see `SSMForMaskedLM`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForSequenceClassification(SSDPreTrainedModel, SSMForSequenceClassification):
-    """A class (or a number) for each sequence: see `SSMForSequenceClassification`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForSequencePairClassification(SSDPreTrainedModel, SSMForSequencePairClassification):
-    """A class (or a number) for each pair of sequences: see `SSMForSequencePairClassification`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForTokenClassification(SSDPreTrainedModel, SSMForTokenClassification):
-    """A class for each token: see `SSMForTokenClassification`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForQuestionAnswering(SSDPreTrainedModel, SSMForQuestionAnswering):
-    """Where the answer to a question starts and ends: see `SSMForQuestionAnswering`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForMultipleChoice(SSDPreTrainedModel, SSMForMultipleChoice):
-    """The right one of several sequences: see `SSMForMultipleChoice`."""
-
-    backbone_class = SSDModel
-
-
-class SSDForSignalRegression(SSDPreTrainedModel, SSMForSignalRegression):
-    """Continuous signals to continuous outputs: see `SSMForSignalRegression`."""
-
-    backbone_class = SSDModel
-
-
-__all__ = [
-    "SSDForCausalLM",
-    "SSDForMaskedLM",
-    "SSDForMultipleChoice",
-    "SSDForQuestionAnswering",
-    "SSDForSequenceClassification",
-    "SSDForSequencePairClassification",
-    "SSDForSignalRegression",
-    "SSDForTokenClassification",
-    "SSDModel",
-    "SSDPreTrainedModel",
-]
+globals().update(model_classes(SSDPreTrainedModel, SSDModel, generation=(FusedGeneration,)))
