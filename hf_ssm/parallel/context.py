@@ -61,7 +61,7 @@ class SequenceSharing:
         """R."""
         return dist.get_world_size(self.group)
 
-    def layout(self, length: int, mask: Tensor | None = None, documents: Documents | None = None) -> SharedLayout:
+    def layout(self, length: int, mask: Tensor | None = None) -> SharedLayout:
         """The layout of rows of this length.
 
         Raises:
@@ -80,9 +80,9 @@ class SequenceSharing:
                 f"process, got {lengths}."
             )
         self.length = length
-        return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
+        return SharedLayout(self.group, tuple(range(self.size)), lengths, mask)
 
-    def divide(self, hidden_states: Tensor, rows: Rows, documents: Documents | None) -> tuple[Tensor, Rows]:
+    def divide(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         """The positions of this process, of whole rows `(B, L, D)`, after their other arrangements.
 
         Raises:
@@ -92,9 +92,8 @@ class SequenceSharing:
             raise ValueError(
                 "An exported program has no other processes: call `join_sequences(model)` before the export."
             )
-        mask = rows.mask if documents is None else _tokens_of(documents, hidden_states.device)
-        layout = self.layout(hidden_states.shape[1], mask, documents)
-        rows = rows._replace(mask=mask).moved(layout.cut)._replace(layout=layout)
+        layout = self.layout(hidden_states.shape[1], rows.mask)
+        rows = rows.moved(layout.cut)._replace(layout=layout)
         return layout.cut(hidden_states), rows
 
     def cut(self, values: Tensor) -> Tensor:
@@ -275,12 +274,6 @@ def _numbers_of(documents: Documents) -> Tensor:
     places = documents.rows.repeat_interleave(lengths), documents.starts.repeat_interleave(lengths) + steps
     numbers[places] = torch.arange(len(lengths)).repeat_interleave(lengths)
     return numbers
-
-
-def _tokens_of(documents: Documents, device: torch.device) -> Tensor | None:
-    """True at the positions of documents, `(B, L)`; `None` where they are all positions."""
-    tokens = _numbers_of(documents) >= 0
-    return None if bool(tokens.all()) else tokens.to(device)
 
 
 def _weights(numbers: Tensor, count: int, how: str) -> Tensor:
