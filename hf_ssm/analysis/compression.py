@@ -20,7 +20,7 @@ from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.s5 import S5StateSpace
-from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
 from hf_ssm.utils.checks import check_model
 

@@ -16,6 +16,7 @@ __all__ = [
     "periodograms",
     "power_spectrum",
     "spectral_edge",
+    "stripe_spectra",
     "strongest_line",
     "symbol_spectrum",
 ]
@@ -135,6 +136,27 @@ def power_spectrum(
     # Inner frequencies include the power at their negatives.
     spectrum[:, 1:-1] *= 2
     return spectrum
+
+
+def stripe_spectra(rows: int, columns: int, cycles: int) -> Tensor:
+    """Power of the stripes of an image that is read row by row: horizontal stripes are slow, vertical ones fast.
+
+    The strongest line of `cycles` horizontal stripes is at `cycles / (rows columns)` cycles per pixel, that of vertical
+    stripes at `cycles / columns`.
+
+    Args:
+        rows, columns: Size of the image.
+        cycles: Number of sine waves over the height (horizontal stripes) or the width (vertical stripes).
+
+    Returns:
+        `(2, F)`, horizontal first; F as by default in `power_spectrum`.
+
+    Source: Yu et al. 2025, Figure 9 and Appendix H.1.
+    """
+    down, across = (
+        torch.sin(2 * math.pi * cycles / size * torch.arange(size, dtype=torch.float64)) for size in (rows, columns)
+    )
+    return power_spectrum(torch.stack([down.repeat_interleave(columns), across.repeat(rows)], dim=-1).unsqueeze(0))
 
 
 def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None) -> Tensor:

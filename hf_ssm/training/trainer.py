@@ -21,7 +21,7 @@ from hf_ssm.training.chunks import PIECES, PieceTrainer, without_adapter, withou
 from hf_ssm.training.context import ContextParallelism, without_context_parallelism
 from hf_ssm.training.losses import BalancedLoss, TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
-from hf_ssm.training.rescale import RESCALED_BY, rescale_init_
+from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
@@ -49,15 +49,6 @@ class SSMTrainingArguments(TrainingArguments):
         default=0.0,
         metadata={
             "help": "Weight decay of the state matrices A (of A itself, however it is stored; step sizes have none)."
-        },
-    )
-
-    rescale_by: str = field(
-        default="mean",
-        metadata={
-            "help": "With rescale_init: definition of τ of a layer. 'mean' is the mean of τ over the channels of the "
-            "layer (Liu & Li); 'mixed' is τ of the matrix behind the channels, which includes the correlation between "
-            "channels (S4 and Hyena)."
         },
     )
 
@@ -106,10 +97,6 @@ class SSMTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rescale_by not in RESCALED_BY:
-            raise ValueError(
-                f"`rescale_by` must be one of {', '.join(map(repr, RESCALED_BY))}, got {self.rescale_by!r}."
-            )
         if self.class_weights not in (None, "balanced"):
             raise ValueError(f"`class_weights` must be 'balanced' or None, got {self.class_weights!r}.")
         if self.chunk_length is not None and self.chunk_length < 1:
@@ -270,11 +257,6 @@ class SSMTrainer(PieceTrainer):
         def any_module_has(name: str) -> bool:
             return any(getattr(module, name, False) for module in model.modules())
 
-        by = getattr(self.args, "rescale_by", "mean")
-        if by != "mean" and not model.config.rescale_init:
-            raise ValueError(
-                f"`rescale_by={by!r}` needs a model with `rescale_init=True`; other models are not rescaled."
-            )
         if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
         if any_module_has("weights_were_loaded"):
@@ -286,7 +268,7 @@ class SSMTrainer(PieceTrainer):
         # The random state is restored, so that the first step gets the same batch as without rescaling.
         with torch.random.fork_rng():
             batch = without_place(self._prepare_inputs(next(iter(self.get_train_dataloader()))))
-        self.rescale_tau = rescale_init_(model, batch, by).tolist()
+        self.rescale_tau = rescale_init_(model, batch).tolist()
         logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
 
     # It would warn of the second names of tied weights, which files of safetensors have once.
