@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import OperatorRecord, batches_of, model_inputs, sequence_operators
+from hf_ssm.analysis.recording import OperatorRecord, model_inputs, sequence_operators
 from hf_ssm.analysis.tables import Table
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.observers import Observer, observing
@@ -73,11 +73,11 @@ class _Values(Observer):
         if place not in self.records:
             return
         kept = self.rows.setdefault(place, [])
-        for inputs, mask in batches_of(reading.inputs, reading):
-            room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
-            self.is_full = room <= len(inputs)
-            if room > 0:
-                kept.append((inputs[:room].detach().double(), None if mask is None else mask[:room]))
+        inputs, mask = reading.whole(reading.inputs)
+        room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
+        self.is_full = room <= len(inputs)
+        if room > 0:
+            kept.append((inputs[:room].detach().double(), None if mask is None else mask[:room]))
 
 
 def layer_assumptions(

@@ -20,7 +20,7 @@ from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["OperatorRecord", "batches_of", "model_inputs", "record_operators", "sequence_operators"]
+__all__ = ["OperatorRecord", "model_inputs", "record_operators", "sequence_operators"]
 
 # Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
@@ -142,11 +142,9 @@ class _Recorder(Observer):
         for index, direction in enumerate(directions):
             empty = _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in reading.statistics}
             inputs, statistics = self.seen.setdefault((operator, reading.group, direction), empty)
-            for batch, mask in batches_of(reading.inputs, reading):
-                inputs.add(batch, mask, from_first=index == 1)
+            inputs.add(*reading.whole(reading.inputs), from_first=index == 1)
             for name, moments in statistics.items():
-                for batch, mask in batches_of(reading.statistics[name], reading):
-                    moments.add(batch, mask)
+                moments.add(*reading.whole(reading.statistics[name]))
 
     def records(self) -> Iterator[OperatorRecord]:
         """One record for each kernel seen so far, by layer, operator and group, forward first."""
@@ -168,11 +166,6 @@ class _Recorder(Observer):
                 kernel, mean, variance = kernel.flatten(1), *(t.T.reshape(-1, 1) for t in (mean, variance))
             place = *self.places[operator], direction, group
             yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, power, longest=len(inputs.mean))
-
-
-def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
-    """Sequences `(B, L, ...)` and their mask; for packed documents, those of each bucket."""
-    return [(sequences, reading.mask)] if reading.layout is None else reading.layout.masked_batches(sequences)
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:

@@ -131,3 +131,7 @@ class Reading(NamedTuple):
     group: int = 0
     kernel: Any = None
     statistics: Mapping[str, Tensor] = {}
+
+    def whole(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values `(B, L, ...)` at all positions of the rows, of which processes may share them, and the mask."""
+        return (values, self.mask) if self.layout is None else (self.layout.whole(values), self.layout.mask)

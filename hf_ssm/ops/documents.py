@@ -94,10 +94,11 @@ class Documents:
         """Length of the longest document, including the `history` positions in the cache of one that continues."""
         return int((self.lengths + history * self.continued).max())
 
-    def bucket(self, numbers: Tensor | None = None) -> Bucket:
-        """These documents as one batch; default: all."""
+    def bucket(self, numbers: Tensor | None = None, least: int = 1) -> Bucket:
+        """These documents (default: all) as one batch, of rows with at least so many positions."""
         numbers = torch.arange(len(self)) if numbers is None else numbers
-        lengths, steps = self.lengths[numbers].unsqueeze(1), torch.arange(int(self.lengths[numbers].max()))
+        lengths = self.lengths[numbers].unsqueeze(1)
+        steps = torch.arange(max(least, int(lengths.max())))
         present = steps < lengths
         firsts = (self.rows * self.shape[1] + self.starts)[numbers].unsqueeze(1)
         index = (firsts + torch.where(present, steps, 0)).to(self.device)

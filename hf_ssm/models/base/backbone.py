@@ -129,6 +129,8 @@ class SSMModel(SSMPreTrainedModel):
         name, inputs = the_input(self, sources, door.both_strands)
         check_length(self.config, inputs.shape[1], door.documents, cache)
         hidden_states = self.embed(name, inputs, door.both_strands)
+        # The reverse complement begins with the last token.
+        use_cache = False if door.both_strands and use_cache is None else use_cache
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

@@ -91,7 +91,8 @@ class Door:
         is_one = rows.observer is not None or layers[0].observer is not None or self.model.sharing is not None
         is_one = is_one or (self.model.training and self.model.config.norm_type == "batch")
         is_one = is_one or not has_whole_parameters(self.model)
-        self._buckets = [self.documents.bucket()] if is_one else self.documents.buckets()
+        least = 1 if self.model.sharing is None else self.model.sharing.size
+        self._buckets = [self.documents.bucket(least=least)] if is_one else self.documents.buckets()
         return [
             self._batch(bucket.take(hidden_states), rows.moved(bucket.take)._replace(mask=bucket.mask), [])
             for bucket in self._buckets
@@ -168,7 +169,7 @@ class Door:
             swap = strands.exchanged if model.config.rc_swap else None
         hidden_states = model.dropout(hidden_states) if model.training else hidden_states
         if model.sharing is not None:
-            hidden_states, rows = model.sharing.divide(hidden_states, rows)
+            hidden_states, rows = model.sharing.divide(hidden_states, rows, equally=self.documents is not None)
             if self.both_strands or self.documents is not None:
                 undo.append(rows.layout.whole)
         return Batch(hidden_states, rows, undo, swap)
