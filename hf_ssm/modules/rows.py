@@ -4,14 +4,14 @@ Legend: `B` batch, `L` length, `D` channels, `T` positions of a layout of docume
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_ssm.ops.documents import Documents
 
-__all__ = ["ByChannel", "Halo", "Reading", "Rows", "SegmentScan", "View", "is_shared", "zero_padding"]
+__all__ = ["ByChannel", "Halo", "Reading", "Rows", "SegmentScan", "is_shared", "zero_padding"]
 
 
 def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
@@ -59,7 +59,7 @@ class SegmentScan(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of hidden states that travel through the layers; views of a model arrange them before the first layer.
+    """The rows of hidden states that travel through the layers; `models/base/door.py` arranges them.
 
     A named tuple, so that accelerate moves its tensors between devices with the other arguments of a layer. Hidden
     states are an argument of their own, because activation checkpointing and the hooks of other libraries look for a
@@ -133,41 +133,3 @@ class Reading(NamedTuple):
     group: int = 0
     kernel: Any = None
     statistics: Mapping[str, Tensor] = {}
-
-
-class View:
-    """A capability of all families, outside the layers: it arranges rows before the first layer and restores them.
-
-    A subclass in `models/views`, or in any other package, is added by `register_view`.
-    """
-
-    arguments: ClassVar[tuple[str, ...]] = ()
-    """Names of the arguments of `forward` that it reads."""
-    all_arguments: ClassVar[set[str]] = set()
-    """The arguments of all views that models have, which their heads pass on."""
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "View | None":
-        """The view of one call of `forward`; `None` where the call does not need it.
-
-        Args:
-            model: The backbone.
-            call: The arguments of `forward` by name.
-        """
-        raise NotImplementedError
-
-    def embedding(self, embedding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """What maps token ids to hidden states, in the place of the embedding."""
-        return embedding
-
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        """The rows that the layers read."""
-        return hidden_states, rows
-
-    def between(self, hidden_states: Tensor, rows: Rows) -> Tensor:
-        """The hidden states that a layer reads, from those of the layer before it."""
-        return hidden_states
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        """Hidden states of the layers in the arrangement of the inputs."""
-        return hidden_states

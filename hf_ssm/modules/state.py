@@ -36,6 +36,13 @@ def _of_equal_length(values: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+def _kept(stays: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """`old` in the rows that stay, behind zeros where `new` has one more position; `new` in the others."""
+    if new.shape != old.shape:
+        old = torch.cat([old.new_zeros(len(old), new.shape[1] - old.shape[1], *old.shape[2:]), old], dim=1)
+    return torch.where(stays.to(new.device).view(-1, *[1] * (new.dim() - 1)), old.to(new.dtype), new)
+
+
 class LayerState:
     """The state of one layer; its mixer fills it.
 
@@ -130,6 +137,18 @@ class LayerState:
         """Drop inputs more than `count` positions back, which are zeros in every row."""
         for stream in self.streams.values():
             stream.keep_last(count)
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
+        """The present tensors and inputs of streams, for `keep`; the next positions replace and do not change them."""
+        return dict(self.tensors), {name: stream.history for name, stream in self.streams.items()}
+
+    def keep(self, stays: Tensor, before: tuple[dict[str, Tensor], dict[str, Tensor | None]]) -> None:
+        """Return the rows where `stays` `(B,)` is true to a snapshot; in the others, one position was read since."""
+        tensors, histories = before
+        self.tensors = {name: _kept(stays, tensors[name], value) for name, value in self.tensors.items()}
+        for name, stream in self.streams.items():
+            if stream.history is not None and (history := histories[name]) is not None:
+                stream.replace_history(_kept(stays, history, stream.history))
 
     def rows(self, rows: Tensor) -> "LayerState":
         """An independent state of these rows, which keeps the graph of gradients."""

@@ -15,9 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification
 
 from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.views.selection import VIEWS
 from hf_ssm.modules.pooling import pool
-from hf_ssm.modules.rows import Rows, View
+from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
@@ -82,6 +81,21 @@ class SequenceSharing:
             )
         self.length = length
         return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
+
+    def divide(self, hidden_states: Tensor, rows: Rows, documents: Documents | None) -> tuple[Tensor, Rows]:
+        """The positions of this process, of whole rows `(B, L, D)`, after their other arrangements.
+
+        Raises:
+            ValueError: While a program is exported.
+        """
+        if is_exporting():
+            raise ValueError(
+                "An exported program has no other processes: call `join_sequences(model)` before the export."
+            )
+        mask = rows.mask if documents is None else _tokens_of(documents, hidden_states.device)
+        layout = self.layout(hidden_states.shape[1], mask, documents)
+        rows = rows._replace(mask=mask).moved(layout.cut)._replace(layout=layout)
+        return layout.cut(hidden_states), rows
 
     def cut(self, values: Tensor) -> Tensor:
         """The positions of this process, `(B, l, ...)`, of whole rows `(B, L, ...)`."""
@@ -254,49 +268,6 @@ def join_positions(model: Any, values: Tensor) -> Tensor:
     return backbone_of(model).sharing.join(values)
 
 
-class _Share(View):
-    """The positions of this process, after the other views have arranged whole rows."""
-
-    def __init__(self, sharing: SequenceSharing, documents: Documents | None, both_strands: bool):
-        self.sharing, self.documents, self.joins = sharing, documents, both_strands
-        self.layout: Any = None
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "_Share | None":
-        if model.sharing is None:
-            return None
-        if is_exporting():
-            raise ValueError(
-                "An exported program has no other processes: call `join_sequences(model)` before the export."
-            )
-        return cls(model.sharing, call["documents"], call["both_strands"])
-
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        documents = rows.layout or self.documents
-        mask = rows.mask if documents is None else _tokens_of(documents, hidden_states.device)
-        self.layout = self.sharing.layout(hidden_states.shape[1], mask, documents)
-        rows = rows._replace(mask=mask).moved(self.layout.cut)._replace(layout=self.layout)
-        return self.layout.cut(hidden_states), rows
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        # The strands are turned round as a whole.
-        return self.layout.whole(hidden_states) if self.joins else hidden_states
-
-
-class _Cut(View):
-    """The positions of this process, after both strands have been turned to the order of the input."""
-
-    def __init__(self, sharing: SequenceSharing):
-        self.sharing = sharing
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "_Cut | None":
-        return cls(model.sharing) if model.sharing is not None and call["both_strands"] else None
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        return self.sharing.cut(hidden_states)
-
-
 def _numbers_of(documents: Documents) -> Tensor:
     """The number of the document at each position, `(B, L)`, on the CPU; -1 where there is none."""
     numbers, lengths = torch.full(documents.shape, -1), documents.lengths
@@ -332,8 +303,3 @@ def _weights(numbers: Tensor, count: int, how: str) -> Tensor:
     best = signed.new_full((count + 1,), -numbers.numel() - 1)
     best = best.scatter_reduce(0, entries.flatten(), signed.flatten(), "amax")
     return (is_token & (best[entries] == signed)).double()
-
-
-# Restoring runs in reverse order: `_Share` first, `_Cut` last.
-VIEWS.insert(0, _Cut)
-VIEWS.append(_Share)

@@ -3,7 +3,7 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,18 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.door import Door
 from hf_ssm.models.base.inputs import check_extra_arguments, check_length, the_input
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.selection import FROM_HEADS, read_next, views_of
+from hf_ssm.models.views.strands import embed_strands
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.observers import TauMeter
-from hf_ssm.modules.rows import Rows, View
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
+
+# Arguments of a backbone that its heads have looked up; callers do not pass them.
+FROM_HEADS = ("documents", "both_strands")
 
 
 @dataclass
@@ -67,16 +71,13 @@ class SSMModel(SSMPreTrainedModel):
         else:
             self.input_projection = nn.Linear(config.num_input_channels, config.hidden_size)
 
-    def embed(self, name: str, inputs: Tensor, views: Sequence[View] = ()) -> Tensor:
-        """The hidden states before the first layer, `(B, L, D)`, of the input with this name."""
+    def embed(self, name: str, inputs: Tensor, both_strands: bool = False) -> Tensor:
+        """The hidden states before the first layer of the input with this name, `(B, L, D)`, or of both strands."""
         if name == "inputs_embeds":
             return inputs
         if name == "input_values":
             return self.input_projection(inputs.to(self.input_projection.weight.dtype))
-        embedding: Any = self.embed_tokens
-        for view in views:
-            embedding = view.embedding(embedding)
-        return embedding(inputs)
+        return embed_strands(self.embed_tokens, inputs, self.config) if both_strands else self.embed_tokens(inputs)
 
     @accepts_old_names
     @can_return_tuple
@@ -110,7 +111,7 @@ class SSMModel(SSMPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k: `(n + 1,)`, instead of `seq_idx`: where each document begins; see
                 `find_documents`.
             position_ids: `(B, L)`, instead of `seq_idx`: a document begins where the numbers start again.
-            kwargs: The arguments of views (`models/views`) and the family's `extra_inputs`, `(B, L)` each, positive;
+            kwargs: The family's `extra_inputs`, `(B, L)` each, positive;
                 other arguments are refused, see `inputs.py`.
 
         Raises:
@@ -124,27 +125,30 @@ class SSMModel(SSMPreTrainedModel):
         """
         check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
-        call = {"attention_mask": attention_mask, "cache": cache, **sources, **kwargs}
-        views = views_of(self, call)
-        name, inputs = the_input(self, sources, call["both_strands"])
-        check_length(self.config, inputs.shape[1], call["documents"], cache)
-        hidden_states = self.embed(name, inputs, views)
+        door = Door(self, attention_mask, cache, kwargs, tuple(sources.values()))
+        name, inputs = the_input(self, sources, door.strands is not None)
+        check_length(self.config, inputs.shape[1], door.documents, cache)
+        hidden_states = self.embed(name, inputs, door.strands is not None)
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         taus: list[Tensor] = []
         if cache is not None:
-            outputs, views = read_next(self, hidden_states, rows, views, cache, call), []
+            outputs = door.read_next(hidden_states, rows, cache)
+            chosen = selected_states(outputs, requested)
         else:
-            for view in views:
-                hidden_states, rows = view.arrange(hidden_states, rows)
+            hidden_states, rows = door.divide(*door.arrange(hidden_states, rows))
             keep_all = requested is not None and requested is not False
-            outputs, taus = self.run(hidden_states, rows, views=views, keep_all=keep_all)
-        chosen = selected_states(outputs, requested)
+            swap = door.strands.exchanged if door.strands is not None and self.config.rc_swap else None
+            outputs, taus = self.run(hidden_states, rows, swap=swap, keep_all=keep_all)
+            chosen = selected_states(outputs, requested)
+            outputs = [door.restore(outputs[-1])]
+            if chosen is not None:
+                chosen = tuple(None if state is None else door.restore(state) for state in chosen)
         return SSMModelOutput(
-            last_hidden_state=restored(views, outputs[-1]),
+            last_hidden_state=outputs[-1],
             cache=cache,
-            hidden_states=None if chosen is None else tuple(restored(views, output) for output in chosen),
+            hidden_states=chosen,
             tau=torch.stack(taus) if output_tau else None,
         )
 
@@ -153,14 +157,14 @@ class SSMModel(SSMPreTrainedModel):
         hidden_states: Tensor,
         rows: Rows,
         states: Sequence[LayerState] | None = None,
-        views: Sequence[View] = (),
+        swap: Callable[[Tensor, Rows], Tensor] | None = None,
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
         dtype, outputs, taus = hidden_states.dtype, [hidden_states], []
         for index, layer in enumerate(self.layers):
-            for view in views:
-                hidden_states = view.between(hidden_states, rows)
+            if swap is not None:
+                hidden_states = swap(hidden_states, rows)
             hidden_states, *results = layer(hidden_states, rows, None if states is None else states[index])
             outputs = [*outputs, hidden_states] if keep_all else [hidden_states]
             taus += results
@@ -192,14 +196,6 @@ def selected_states(
         raise ValueError(f"`output_hidden_states` must be a flag or indices from 0 to {count - 1}, got {requested}.")
     kept = {number % count for number in numbers}
     return tuple(state if index in kept else None for index, state in enumerate(hidden_states))
-
-
-def restored(views: Sequence[View], hidden_states: Tensor | None) -> Tensor | None:
-    """Hidden states in the arrangement of the inputs."""
-    if hidden_states is not None:
-        for view in reversed(views):
-            hidden_states = view.restore(hidden_states)
-    return hidden_states
 
 
 __all__ = ["SSMModel", "SSMModelOutput", "selected_states"]

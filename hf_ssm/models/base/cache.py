@@ -109,7 +109,7 @@ class SSMCache(Cache):
     """
 
     # Not in `vars()`, which transformers' exporters take for the state.
-    __slots__ = ("_owner", "recording")
+    __slots__ = ("_owner", "ends", "prompt_length", "recording")
 
     def __init__(self, config: SSMConfig):
         # Of any class: with remote code, transformers loads the module of the configuration a second time.
@@ -127,6 +127,9 @@ class SSMCache(Cache):
         self._owner: weakref.ref[nn.Module] | None = None
         # What `crop` needs; copies do not have it.
         self.recording: PastRecording | None = None
+        # In `generate`: the tokens that end a text, and where the generated tokens begin.
+        self.ends: Tensor | None = None
+        self.prompt_length = 0
 
     def may_belong_to(self, model: nn.Module) -> bool:
         """Whether no other model has filled it."""
@@ -148,7 +151,8 @@ class SSMCache(Cache):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._owner = self.recording = None
+        self._owner = self.recording = self.ends = None
+        self.prompt_length = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
         copied = copy.copy(self)
@@ -182,6 +186,17 @@ class SSMCache(Cache):
     def is_initialized(self) -> bool:
         """Whether anything was read."""
         return self.tokens_seen is not None
+
+    def goes_on(self, token_ids: Tensor) -> Tensor | None:
+        """Whether each row of a generation reads its next token, `(B, 1)`: behind the end of a text is only padding.
+
+        Args:
+            token_ids: Prompt and generated tokens, `(B, P)`, the last of which is read next.
+        """
+        generated = token_ids[:, self.prompt_length : -1]
+        if self.ends is None or len(token_ids) == 1 or generated.shape[1] == 0:
+            return None
+        return ~torch.isin(generated, self.ends.to(generated.device)).any(1, keepdim=True)
 
     def advance(self, length: int, tokens: Tensor | int) -> None:
         """Count positions and tokens as read.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.rows import View
 from hf_ssm.ops.context import has_readable_values, is_exporting
 from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.checks import check_type
@@ -61,8 +60,8 @@ def check_extra_arguments(
             "computes the attention matrix of a selective layer.)"
         )
     accepted = {*_WITHOUT_EFFECT, *_READ_ELSEWHERE, *model.extra_inputs, *accepted}
-    if model.has_views:
-        accepted |= View.all_arguments
+    if model.has_rows:
+        accepted |= {"seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
     accepted.update(_BESIDE_LABELS if has_labels else ())
     accepted.update(name for name in _OF_OTHER_HEADS if given.get(name) is None)
     unknown = given.keys() - accepted
@@ -269,6 +268,42 @@ def check_mask(
     return mask
 
 
+def check_extra_inputs(
+    values: Mapping[str, Tensor], attention_mask: Tensor | None, hidden_states: Tensor
+) -> dict[str, Tensor]:
+    """The `extra_inputs` of a model, float32 or better, 1 at padding.
+
+    Args:
+        values: Positive numbers `(B, L)` by name; those at padding are ignored.
+        attention_mask: `(B, L)` or `(B, past + L)`, or `None`.
+        hidden_states: `(B, L, D)`.
+
+    Raises:
+        TypeError: An input is not a tensor.
+        ValueError: Another shape or type; on a CPU also a number at a token that is not positive and finite.
+    """
+    shape, device = hidden_states.shape[:2], hidden_states.device
+    checked = {}
+    for name, value in values.items():
+        check_is_tensor(name, value)
+        if value.shape != shape or value.dtype == torch.bool or value.is_complex():
+            raise ValueError(
+                f"`{name}` must be a number for each position, (batch, length) = {tuple(shape)}, got "
+                f"{tuple(value.shape)} of {value.dtype}."
+            )
+        value = value.to(device, torch.promote_types(value.dtype, torch.float32))
+        if attention_mask is not None:
+            value = torch.where(attention_mask[:, -shape[1] :].to(device).bool(), value, 1.0)
+        if has_readable_values(value) and not (valid := (value > 0) & torch.isfinite(value)).all():
+            row, position = (~valid).nonzero()[0].tolist()
+            raise ValueError(
+                f"`{name}` must be positive and finite, got {value[row, position].item()} in row {row} at position "
+                f"{position}: give 1 where the time to the position before is not known."
+            )
+        checked[name] = value
+    return checked
+
+
 def has_holes(mask: Tensor) -> bool:
     """Whether a row of a mask `(B, L)` has padding between tokens."""
     # Along a row without holes the mask rises and falls at most once.
@@ -283,6 +318,7 @@ def check_without_holes(mask: Tensor | None) -> None:
 
 __all__ = [
     "check_extra_arguments",
+    "check_extra_inputs",
     "check_ids",
     "check_is_tensor",
     "check_labels",

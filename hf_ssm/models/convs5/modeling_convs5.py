@@ -104,7 +104,7 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
     mixer_class = ConvS5Mixer
     main_input_name = "pixel_values"
     # Videos have neither padding nor packed rows.
-    has_views: ClassVar[bool] = False
+    has_rows: ClassVar[bool] = False
     input_modalities = ["video"]
 
     @torch.no_grad()

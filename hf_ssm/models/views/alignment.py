@@ -9,14 +9,13 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.base.inputs import check_mask, check_without_holes, has_holes
-from hf_ssm.modules.rows import Rows, View, is_shared
+from hf_ssm.models.base.inputs import has_holes
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, is_exporting
 
@@ -24,50 +23,32 @@ from hf_ssm.ops.context import has_readable_values, is_exporting
 RunLayers = Callable[[Tensor, Rows, Sequence[LayerState] | None], list[Tensor]]
 
 
-class Alignment(View):
-    """The mask of padded rows, `rows.mask`; without a cache, the tokens of rows with holes are moved to the left.
+def plain_rows(
+    hidden_states: Tensor, rows: Rows, mask: Tensor, training: bool
+) -> tuple[Tensor, Rows, Callable[[Tensor], Tensor] | None]:
+    """Rows whose tokens are consecutive: the tokens of rows with holes are moved to the left.
 
     Args:
-        model: The backbone.
-        attention_mask: `(B, L)` or `(B, past + L)`, 1 at tokens.
-        cache: The cache to continue from, or `None`.
+        hidden_states: `(B, L, D)`.
+        rows: What is known of the rows.
+        mask: Their mask, `(B, L)`.
+        training: Outputs at padding on the right, which only `generate` reads, are not needed.
+
+    Returns:
+        The hidden states, the rows, and what puts outputs back to their places; `None` where they stay.
     """
-
-    def __init__(self, model: Any, attention_mask: Tensor, cache: SSMCache | None):
-        self.model, self.attention_mask, self.cache = model, attention_mask, cache
-        # Which position of the layers' rows stands at each position, (B, L).
-        self._back: Tensor | None = None
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "Alignment | None":
-        mask = call["attention_mask"]
-        return None if mask is None or call["documents"] is not None else cls(model, mask, call["cache"])
-
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
-        past = self.cache.get_seq_length() if isinstance(self.cache, SSMCache) and not is_exporting() else 0
-        mask = check_mask(self.attention_mask, hidden_states, past, in_pieces=self.cache is not None)
-        if is_shared(self.model.sharing) and mask is not None:
-            check_without_holes(mask)
-        elif mask is not None and self.cache is None:
-            # Without holes, only `generate` reads padding, behind a prompt that is padded on the right.
-            is_plain = has_readable_values(mask) and not has_holes(mask)
-            if not is_plain or not (self.model.training or mask[:, -1].all()):
-                order, self._back = token_order(mask, at_end=False)
-                if not is_plain:
-                    hidden_states = permuted(hidden_states, order)
-                    return hidden_states, rows._replace(mask=mask).moved(lambda values: values.gather(1, order))
-                # Positions before the first token keep their outputs, as in rows that are padded on the left only.
-                steps = torch.arange(mask.shape[1], device=mask.device)
-                self._back = torch.where(mask.cumsum(1) > 0, order.gather(1, self._back), steps)
-        return hidden_states, rows._replace(mask=mask)
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states if self._back is None else permuted(hidden_states, self._back)
-
-    def tokens_before(self, length: int) -> Tensor | None:
-        """Tokens of each row among the positions before the last `length`, `(B,)`, if the mask has these."""
-        return self.attention_mask[:, :-length].bool().sum(1) if self.attention_mask.shape[1] > length else None
+    # Without holes, only `generate` reads padding, behind a prompt that is padded on the right.
+    is_plain = has_readable_values(mask) and not has_holes(mask)
+    if is_plain and (training or mask[:, -1].all()):
+        return hidden_states, rows, None
+    order, back = token_order(mask, at_end=False)
+    if not is_plain:
+        moved = rows.moved(lambda values: values.gather(1, order))
+        return permuted(hidden_states, order), moved, lambda output: permuted(output, back)
+    # Positions before the first token keep their outputs, as in rows that are padded on the left only.
+    steps = torch.arange(mask.shape[1], device=mask.device)
+    places = torch.where(mask.cumsum(1) > 0, order.gather(1, back), steps)
+    return hidden_states, rows, lambda output: permuted(output, places)
 
 
 def token_order(mask: Tensor, *, at_end: bool) -> tuple[Tensor, Tensor]:
@@ -136,6 +117,8 @@ def read_with_cache(
             "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
             "first piece."
         )
+    elif length == 1 and tokens_before is None:
+        outputs = _one_step(run, hidden_states, rows, mask, cache)
     else:
         # The number of tokens decides about shapes: values are read, on a GPU too.
         left_out = torch.zeros_like(seen) if tokens_before is None else tokens_before.to(seen.device) < seen
@@ -165,6 +148,15 @@ def _right_aligned(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tens
     return [permuted(output, back) for output in run(permuted(hidden_states, order), rows, cache.states)]
 
 
+def _one_step(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
+    """All rows read one position, and those whose mask leaves it out return to the states before."""
+    snapshots = [layer.snapshot() for layer in cache.states]
+    outputs = run(hidden_states, rows._replace(mask=None), cache.states)
+    for layer, before in zip(cache.states, snapshots, strict=True):
+        layer.keep(~mask[:, 0], before)
+    return outputs
+
+
 def _in_groups(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
     """Rows with equally many tokens are read together, without their padding; those without tokens do not change."""
     tokens, outputs = mask.sum(1), list[Tensor]()
@@ -186,4 +178,4 @@ def _in_groups(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, 
     return [permuted(output, last) for output in outputs] or [torch.zeros_like(hidden_states)] * (len(cache) + 1)
 
 
-__all__ = ["Alignment", "RunLayers", "permuted", "read_with_cache", "token_order"]
+__all__ = ["RunLayers", "permuted", "plain_rows", "read_with_cache", "token_order"]

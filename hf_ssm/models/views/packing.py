@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.inputs import check_whole_numbers, mask_of_new_positions
 from hf_ssm.models.views.alignment import RunLayers, read_with_cache
-from hf_ssm.modules.rows import Rows, View, is_shared
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.documents import Documents
@@ -21,30 +21,6 @@ from hf_ssm.ops.documents import Documents
 PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 # Numbers that an error shows.
 _MOST_SHOWN = 20
-
-
-class Packing(View):
-    """Packed rows in the layout of `ops/documents.py`: `(B, L, D)` to `(1, T, D)`."""
-
-    # Every model accepts `position_ids`.
-    arguments = PACKING_ARGUMENTS[:3]
-
-    def __init__(self, documents: Documents):
-        self.documents = documents
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "Packing | None":
-        # Processes that share rows read them where they are.
-        return None if call["documents"] is None or is_shared(model.sharing) else cls(call["documents"])
-
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        # Both strands have documents of their own.
-        self.documents = documents = rows.layout or self.documents
-        rows = rows._replace(mask=None).moved(documents.arrange)
-        return documents.arrange(hidden_states), rows._replace(mask=documents.mask, layout=documents)
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        return self.documents.restore(hidden_states)
 
 
 def find_documents(
@@ -190,9 +166,13 @@ def read_packed_with_cache(
     between = ~continued & ~is_last
     if bool(between.any()):
         chosen = documents.rows[between], documents.starts[between], documents.lengths[between]
-        view = Packing(Documents(*chosen, documents.shape, device))
-        outputs = run(*view.arrange(hidden_states, rows), None)
-        pieces.append((_positions(documents, between, device), [view.restore(output) for output in outputs]))
+        between_documents = Documents(*chosen, documents.shape, device)
+        arranged = rows._replace(mask=None).moved(between_documents.arrange)
+        arranged = arranged._replace(mask=between_documents.mask, layout=between_documents)
+        outputs = run(between_documents.arrange(hidden_states), arranged, None)
+        pieces.append(
+            (_positions(documents, between, device), [between_documents.restore(output) for output in outputs])
+        )
     counts = torch.zeros(batch, dtype=torch.long)
     counts[documents.rows[is_last]] = documents.lengths[is_last]
     if not bool(keeps_state.all()):
@@ -247,4 +227,4 @@ def _joined(pieces: Sequence[tuple[Tensor, list[Tensor]]]) -> list[Tensor]:
     return joined
 
 
-__all__ = ["PACKING_ARGUMENTS", "Packing", "find_documents", "read_packed_with_cache"]
+__all__ = ["PACKING_ARGUMENTS", "find_documents", "read_packed_with_cache"]

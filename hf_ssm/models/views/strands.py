@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.modules.rows import Rows, View
+from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.documents import Documents
 
 # A, C, G, T of the single-nucleotide vocabulary (`hf_ssm.tokenization.DNA_TOKENS`).
@@ -148,7 +148,7 @@ def read_order(shape: tuple[int, int], mask: Tensor | None, documents: Documents
     return torch.where(mask, first + last - steps, steps)
 
 
-class Strands(View):
+class Strands:
     """The two strands of a batch as the rows of a doubled batch: B rows of sequences, then B of reverse complements.
 
     Embeddings of both strands are `(B, L, 2 D)`, from `embed_strands`. Layers read `(2 B, L, D)`.
@@ -161,13 +161,6 @@ class Strands(View):
     def __init__(self, config: Any, documents: Documents | None = None):
         self.config, self.packed = config, documents
         self._order: Tensor | None = None
-
-    @classmethod
-    def of(cls, model: Any, call: dict[str, Any]) -> "Strands | None":
-        return cls(model.config, call["documents"]) if call["both_strands"] else None
-
-    def embedding(self, embedding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda input_ids: embed_strands(embedding, input_ids, self.config)
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
         """From `(B, L, 2 D)` to `(2 B, L, D)`; the documents, too, are those of the doubled batch afterwards."""
@@ -188,10 +181,8 @@ class Strands(View):
             return hidden_states.flip(1, 2)
         return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
 
-    def between(self, hidden_states: Tensor, rows: Rows) -> Tensor:
-        """With `rc_swap`, each strand becomes the reverse complement of the other, `(2 B, L, D)`, or `(1, T, D)`."""
-        if not self.config.rc_swap:
-            return hidden_states
+    def exchanged(self, hidden_states: Tensor, rows: Rows) -> Tensor:
+        """Each strand becomes the reverse complement of the other (`rc_swap`), `(2 B, L, D)`, or `(1, T, D)`."""
         doubled = hidden_states if rows.layout is None else rows.layout.restore(hidden_states)
         strand, other = doubled.unflatten(0, (2, -1)).unbind(0)
         exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(strand)])

@@ -133,6 +133,10 @@ class StreamingConvolution:
         """Cut the stream off the autograd graph of its inputs."""
         self.history = None if self.history is None else self.history.detach()
 
+    def replace_history(self, history: Tensor) -> None:
+        """Go on from other inputs, `(B, T, D)`, as many as now."""
+        self.history, self._room = history, None
+
     def select(self, index: Tensor) -> None:
         """Keep, reorder or repeat rows of the batch, as in a beam search: rows in their new order, `(new B,)`."""
         if self.history is not None:
