@@ -198,7 +198,7 @@ def test_the_precision_of_the_file_is_an_argument_of_loading(tmp_path, model, na
         ({"layer_types": ["short_conv"]}, "`layer_types` must be 4 names (`num_hidden_layers`) among 'short_conv'"),
         ({"num_attention_heads": 3}, "`num_attention_heads`=3 must divide `hidden_size`=128"),
         ({"num_key_value_heads": 3}, "`num_key_value_heads`=3 must divide `num_attention_heads`=4"),
-        ({"bidirectional": True}, "`bidirectional=True` is not possible, as attention is causal"),
+        ({"bidirectional": True}, "`bidirectional=True` is not possible with layers of attention"),
         ({"frequency_scale": 2.0}, "`frequency_scale`=2.0 needs frequencies"),
         ({"init": "lin"}, "`init`='lin' does not fit `complex_state=False`"),
     ],

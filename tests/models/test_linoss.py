@@ -200,7 +200,7 @@ def test_reports(make_model):
         ({"init": "ring", "discretization": "im"}, "init='uniform'"),
         ({"r_min": 0.9, "r_max": 0.5}, "must not exceed"),
         ({"frequency_scale": 2.0}, "`max_phase` to 1.571"),
-        ({"frequency_shift": 1.0}, "frequency_scale"),
+        ({"frequency_shift": 1.0}, "`frequency_shift` must be 0.0, got 1.0"),
     ],
 )
 def test_bad_configurations(flags, message):

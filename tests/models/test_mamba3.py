@@ -390,9 +390,9 @@ def test_parameters_of_the_changes() -> None:
         ({"A_floor": 0.0}, "`A_floor` must be positive"),
         ({"A_activation": "exp"}, "`A_activation` must be one of 'heavy_tail', 'softplus', got 'exp'"),
         ({"state_size": 3}, r"`rope_fraction`=0.5 of `state_size`=3 states is less than one pair.*use_rotation=False"),
-        ({"init": "legs"}, r"`init`='legs' chooses a state matrix, but A depends on the token: use 'real'"),
+        ({"init": "legs"}, "`init` must be 'real', got 'legs'"),
         ({"frequency_scale": 2.0, "use_rotation": False}, r"frequency_scale.*use_rotation=True"),
-        ({"frequency_shift": 1.0}, r"frequency_shift.*projections of each token: leave `frequency_shift` at 0"),
+        ({"frequency_shift": 1.0}, "`frequency_shift` must be 0.0, got 1.0"),
     ],
 )
 def test_bad_configurations(arguments: dict, message: str) -> None:

@@ -20,9 +20,8 @@ from hf_ssm.training import SSMTrainingArguments
 CONFIGURATION = '''
 """Configuration of a toy family."""
 
-from typing import ClassVar
-
-from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.fields import positive, strict_config
 
 
 @strict_config
@@ -36,10 +35,9 @@ class ToyConfig(SSMConfig):
     """
 
     model_type = "toy_moving_average"
-    positive_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.positive_fields, "slowest")
 
     gate_bias: bool = True
-    slowest: float = 0.01
+    slowest: float = positive(0.01)
 
     def check(self) -> None:
         super().check()

@@ -1,20 +1,22 @@
 """The configuration fields that all families share: theory flags, inputs, pooling; and their checks."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import fields
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_ssm.models.base.field_checks import (
+from hf_ssm.models.base.fields import (
+    bounded,
     check_dtype,
-    check_numbers,
+    check_fields,
     check_sobolev,
+    dropout,
+    one_of,
+    positive,
+    require,
+    strict_config,
     warn_of_changed_filter,
 )
 from hf_ssm.models.base.loading import foreign_config
@@ -46,36 +48,11 @@ _TRANSFORMERS_ARGUMENTS = frozenset(
     }
 )
 
-C = TypeVar("C", bound=type)
+INITS = "legs", "lin", "inv", "real"
+"""State matrices at initialisation."""
 
-
-def strict_config(cls: C) -> C:
-    """Class decorator: `strict` of huggingface_hub with a one-line `ValueError` for values of a wrong type.
-
-    Names of `attribute_map` are checked, too.
-    """
-    validated: Any = strict(cls)
-    construct, assign = validated.__init__, validated.__setattr__
-
-    @wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _value_errors(type(self).__name__):
-            construct(self, *args, **kwargs)
-
-    def __setattr__(self: Any, name: str, value: Any) -> None:
-        with _value_errors(type(self).__name__):
-            assign(self, self.attribute_map.get(name, name), value)
-
-    validated.__init__, validated.__setattr__ = __init__, __setattr__
-    return cls
-
-
-@contextmanager
-def _value_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except StrictDataclassError as error:
-        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+NORMS = "layer", "batch", "rms", "none"
+"""Norms of blocks."""
 
 
 @strict_config
@@ -164,77 +141,49 @@ class SSMConfig(PreTrainedConfig):
         "dt_min": "time_step_min",
         "dt_max": "time_step_max",
     }
-    # Values that a field may have, and ranges of numbers; the configuration of a family adds its own fields.
-    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
-        "discretization": ("zoh", "bilinear"),
-        "init": ("legs", "lin", "inv", "real"),
-        "norm_type": ("layer", "batch", "rms", "none"),
-        "pooling": ("last", "mean", "max", "first", None),
-        "problem_type": (None, "regression", "single_label_classification", "multi_label_classification"),
-        "rc_conjoin": ("none", "eval", "always"),
-        "sobolev_frequency": ("normalized", "radian", "bilinear"),
-        "sobolev_mode": ("causal", "zero_phase"),
-        "tau_statistics": ("batch", "unit", "white"),
-    }
-    positive_fields: ClassVar[tuple[str, ...]] = (
-        *("vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_input_channels", "frequency_scale"),
-        *("time_step_min", "time_step_max", "initializer_range", "layer_norm_epsilon", "output_clip"),
-    )
-    non_negative_fields: ClassVar[tuple[str, ...]] = ("frequency_shift", "tau_weight")
-    # Smallest and largest value of further fields, and of fields above whose outputs or gradients would not be finite.
-    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        "frequency_scale": (0.0, 1e6),
-        "frequency_shift": (0.0, 1e6),
-        "initializer_range": (0.0, 10.0),
-        "layer_norm_epsilon": (1e-20, 1e6),
-        "output_clip": (0.0, 1e30),
-        "tau_weight": (0.0, 1e12),
-        "time_step_max": (1e-12, 1e3),
-        "time_step_min": (1e-12, 1e3),
-    }
     # Fields of earlier versions, with the only value that is still accepted.
     removed_fields: ClassVar[dict[str, Any]] = {}
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "hidden_states", "tau"]
 
-    vocab_size: int = 12
-    hidden_size: int = 128
-    num_hidden_layers: int = 2
-    num_input_channels: int | None = None
+    vocab_size: int = positive(12)
+    hidden_size: int = positive(128)
+    num_hidden_layers: int = positive(2)
+    num_input_channels: int | None = positive(None)
     bidirectional: bool | None = None
-    pooling: str | None = None
-    norm_type: str = "layer"
+    pooling: str | None = one_of("last", "mean", "max", "first", None, default=None)
+    norm_type: str = one_of(*NORMS)
     norm_first: bool = True
     use_residual: bool = True
     residual_in_fp32: bool = False
-    state_size: int = 64
-    init: str = "legs"
-    discretization: str = "zoh"
-    time_step_min: float | int = 0.001
-    time_step_max: float | int = 0.1
-    frequency_scale: float | int = 1.0
-    frequency_shift: float | int = 0.0
+    state_size: int = positive(64)
+    init: str = one_of(*INITS)
+    discretization: str = one_of("zoh", "bilinear")
+    time_step_min: float | int = positive(0.001, 1e-12, 1e3)
+    time_step_max: float | int = positive(0.1, 1e-12, 1e3)
+    frequency_scale: float | int = positive(1.0, most=1e6)
+    frequency_shift: float | int = bounded(0.0, 0.0, 1e6)
     sobolev_order: float | int | list[float | int] = 0.0
-    sobolev_mode: str = "causal"
-    sobolev_frequency: str = "normalized"
+    sobolev_mode: str = one_of("causal", "zero_phase")
+    sobolev_frequency: str = one_of("normalized", "radian", "bilinear")
     sobolev_trainable: bool = False
     rescale_init: bool = False
     rescaled: bool = False
-    tau_weight: float | int = 0.0
-    tau_statistics: str = "batch"
+    tau_weight: float | int = bounded(0.0, 0.0, 1e12)
+    tau_statistics: str = one_of("batch", "unit", "white")
     tau_detach_statistics: bool = True
-    initializer_range: float | int = 0.02
-    layer_norm_epsilon: float | int = 1e-5
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    classifier_dropout: float | int = 0.0
+    initializer_range: float | int = positive(0.02, most=10.0)
+    layer_norm_epsilon: float | int = positive(1e-5, 1e-20, 1e6)
+    embedding_dropout: float | int = dropout()
+    hidden_dropout: float | int = dropout()
+    classifier_dropout: float | int = dropout()
     tie_dropout: bool = False
     classifier_bias: bool = True
-    output_clip: float | int | None = None
+    output_clip: float | int | None = positive(None, most=1e30)
     tie_word_embeddings: bool = False
     use_cache: bool = True
     rc_equivariant: bool = False
     rc_swap: bool = False
-    rc_conjoin: str = "none"
+    rc_conjoin: str = one_of("none", "eval", "always")
     complement_map: list[int] | dict[Any, int] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -328,50 +277,54 @@ class SSMConfig(PreTrainedConfig):
 
     def check_products(self) -> None:
         """Raise `ValueError` for large weights of layers that multiply their input with itself, without norms."""
-        if self.norm_type == "none" and self.initializer_range > 1:
-            raise ValueError(
-                f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
-                "multiplies its input with itself, so that outputs would not be finite."
-            )
+        require(
+            self.norm_type != "none" or self.initializer_range <= 1,
+            f"`initializer_range`={self.initializer_range} must be at most 1 with `norm_type='none'`: each layer "
+            "multiplies its input with itself, so that outputs would not be finite.",
+        )
 
     def check(self) -> None:
         """Raise `ValueError` for values out of range; models call it too, as fields can be assigned later."""
-        for name, choices in self.field_choices.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
         check_dtype(self.dtype)
-        check_numbers(self)
+        check_fields(self)
         check_strands(self)
-        if self.stores_pairs and self.state_size % 2:
-            raise ValueError(f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.")
-        if self.time_step_min > self.time_step_max:
-            raise ValueError(
-                f"`time_step_min` ({self.time_step_min}) must not exceed `time_step_max` ({self.time_step_max})."
-            )
+        require(
+            not self.stores_pairs or self.state_size % 2 == 0,
+            f"`state_size` must be even (states come in conjugate pairs), got {self.state_size}.",
+        )
+        require(
+            self.time_step_min <= self.time_step_max,
+            f"`time_step_min` ({self.time_step_min}) must not exceed `time_step_max` ({self.time_step_max}).",
+        )
         check_sobolev(self)
-        if self.residual_in_fp32 and not self.use_residual:
-            raise ValueError(
-                "`residual_in_fp32=True` needs `use_residual=True`: there is no residual stream without it."
-            )
+        require(
+            self.use_residual or not self.residual_in_fp32,
+            "`residual_in_fp32=True` needs `use_residual=True`: there is no residual stream without it.",
+        )
         for name, neutral in (("frequency_scale", 1.0), ("frequency_shift", 0.0)):
-            if not self.has_frequencies and getattr(self, name) != neutral:
-                raise ValueError(
-                    f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: use "
-                    f"init='lin' (in a selective model with `complex_state=True`), or leave `{name}` at {neutral}."
-                )
+            require(
+                self.has_frequencies or getattr(self, name) == neutral,
+                f"`{name}`={getattr(self, name)} needs frequencies, but `init`={self.init!r} has none: use init='lin' "
+                f"(in a selective model with `complex_state=True`), or leave `{name}` at {neutral}.",
+            )
+
+    # What the configuration of a family says about its models; a subclass sets a value or defines a property.
 
     @property
     def sobolev_step(self) -> float:
-        """Smallest step size that the frequencies of a Sobolev filter are measured in at initialisation."""
+        """Smallest step size that the frequencies of a Sobolev filter are measured in; 1 for units of positions."""
         return self.time_step_min
 
     @property
     def sobolev_orders(self) -> list[float]:
         """β of each layer."""
-        if isinstance(self.sobolev_order, list):
-            return [float(order) for order in self.sobolev_order]
-        return [float(self.sobolev_order)] * self.num_hidden_layers
+        orders = self.sobolev_order
+        return list(map(float, orders if isinstance(orders, list) else [orders] * self.num_hidden_layers))
+
+    @property
+    def has_sobolev_filter(self) -> bool:
+        """Whether some layer has a Sobolev filter."""
+        return self.sobolev_trainable or any(self.sobolev_orders)
 
     @property
     def stores_pairs(self) -> bool:
@@ -382,6 +335,15 @@ class SSMConfig(PreTrainedConfig):
     def has_frequencies(self) -> bool:
         """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
         return self.init != "real"
+
+    @property
+    def no_alpha_rule(self) -> str | None:
+        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
+        if self.init == "dfout":
+            return "`init`='dfout' spreads frequencies evenly up to the Nyquist frequency: α above 1 would alias them."
+        if self.has_frequencies:
+            return None
+        return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
 
     @property
     def block_size(self) -> int:
@@ -438,12 +400,6 @@ class SSMConfig(PreTrainedConfig):
         """Fields that give a fresh model no longest input; empty if it has none, or if the `given` fields decide."""
         return {}
 
-    @property
-    def has_sobolev_filter(self) -> bool:
-        """Whether some layer has a Sobolev filter."""
-        orders = self.sobolev_order if isinstance(self.sobolev_order, list) else [self.sobolev_order]
-        return self.sobolev_trainable or any(orders)
-
     def reads_both_strands(self, training: bool) -> bool:
         """Whether classifiers read the reverse complement too, in training mode or outside."""
         return self.rc_equivariant or self.rc_conjoin == "always" or (self.rc_conjoin == "eval" and not training)
@@ -464,16 +420,5 @@ class SSMConfig(PreTrainedConfig):
         """Whether the output at a position depends on this and earlier positions only."""
         return self.non_causal_flag is None
 
-    @property
-    def no_alpha_rule(self) -> str | None:
-        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
-        if self.init == "dfout":
-            return (
-                "`init`='dfout' spreads the frequencies evenly up to the Nyquist frequency: α above 1 would alias them."
-            )
-        if self.has_frequencies:
-            return None
-        return f"`init`={self.init!r} has no frequencies to scale, or the step size is fixed: there is no range of α."
 
-
-__all__ = ["SSMConfig", "strict_config"]
+__all__ = ["INITS", "NORMS", "SSMConfig", "strict_config"]

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hf_ssm.models.base.configuration import SSMConfig, strict_config
+from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.fields import one_of, positive, require, strict_config
+from hf_ssm.models.base.shared_settings import BlockedStateConfig
 
 
 @strict_config
-class FlowStateConfig(SSMConfig):
+class FlowStateConfig(BlockedStateConfig):
     r"""
     FlowState: causal normalisation, a linear embedding, S5 layers, and a decoder that evaluates a sum of basis
-    functions at the times of the forecast. See `SSMConfig` for the arguments all families share. `hf-ssm convert` reads
-    IBM's checkpoints; docs/explanation/flowstate.md lists their layout.
+    functions at the times of the forecast. See `SSMConfig` and `BlockedStateConfig` for further arguments; `state_size`
+    is twice the `encoder_state_dim` of the public code. `hf-ssm convert` reads IBM's checkpoints;
+    docs/explanation/flowstate.md lists their layout.
 
     Args:
         context_length (`int`, defaults to 2048): Longest input at `scale_factor` 1, including the steps that a forecast
@@ -28,8 +31,6 @@ class FlowStateConfig(SSMConfig):
             predicted values, the smallest for the lowest level.
         with_missing (`bool`, defaults to `True`): Read a flag of missing values as a second channel. Without it, a
             forecast has at most one patch, and series may have no gaps.
-        state_size (`int`, defaults to 64): Real states of a layer, twice the `encoder_state_dim` of the public code.
-        num_blocks (`int`, defaults to 1): Equal blocks of A at initialisation.
         use_skip (`bool`, defaults to `True`): Feed-through D u.
         mlp_type (`str`, defaults to `"gated"`): What follows the state space model: `"gated"`, a ⊙ σ(W a) with
             a = selu(y), or `"transformer"`, a gated MLP of twice the width with a residual sum.
@@ -49,36 +50,25 @@ class FlowStateConfig(SSMConfig):
 
     model_type = "hf_ssm_flowstate"
     keys_to_ignore_at_inference: ClassVar[list[str]] = [*SSMConfig.keys_to_ignore_at_inference, "last_hidden_state"]
-    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
-        **SSMConfig.field_choices,
-        "decoder_type": ("legs", "hlegs", "four"),
-        "mlp_type": ("gated", "transformer"),
-        "norm_type": ("none",),
-        "prediction_type": ("mean", "median"),
-    }
-    positive_fields: ClassVar[tuple[str, ...]] = (
-        *SSMConfig.positive_fields,
-        *("context_length", "prediction_length", "scale_factor", "num_blocks", "decoder_patch_len", "decoder_dim"),
-        "min_context",
-    )
 
-    num_hidden_layers: int = 4
-    num_blocks: int = 1
-    context_length: int = 2048
-    prediction_length: int | None = None
-    scale_factor: float | int = 1.0
+    num_hidden_layers: int = positive(4)
+    context_length: int = positive(2048)
+    prediction_length: int | None = positive(None)
+    scale_factor: float | int = positive(1.0)
     quantiles: list[float | int] | None = None
-    prediction_type: str = "mean"
+    prediction_type: str = one_of("mean", "median")
     interpolate_quantiles: bool = False
     with_missing: bool = True
     use_skip: bool = True
-    mlp_type: str = "gated"
+    mlp_type: str = one_of("gated", "transformer")
     out_gating: bool = False
-    decoder_patch_len: int = 24
-    decoder_dim: int = 64
-    decoder_type: str = "legs"
-    min_context: int = 24
-    norm_type: str = "none"
+    decoder_patch_len: int = positive(24)
+    decoder_dim: int = positive(64)
+    decoder_type: str = one_of("legs", "hlegs", "four")
+    min_context: int = positive(24)
+    norm_type: str = one_of("none")
+    reads_series = True
+    has_final_norm = False
 
     def _derive(self) -> None:
         if self.quantiles is None:
@@ -88,57 +78,40 @@ class FlowStateConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
-        if self.num_input_channels != 1 + self.with_missing:
-            raise ValueError(
-                f"`num_input_channels`={self.num_input_channels} must be {1 + self.with_missing} with "
-                f"`with_missing={self.with_missing}`: leave out `num_input_channels`."
-            )
-        if self.state_size % (2 * self.num_blocks):
-            raise ValueError(
-                f"`state_size` must be a multiple of 2 `num_blocks` = {2 * self.num_blocks} (states of a block come in "
-                f"conjugate pairs), got {self.state_size}."
-            )
+        require(
+            self.num_input_channels == 1 + self.with_missing,
+            f"`num_input_channels`={self.num_input_channels} must be {1 + self.with_missing} with "
+            f"`with_missing={self.with_missing}`: leave out `num_input_channels`.",
+        )
         levels = self.quantiles or []
-        if not levels or len(set(levels)) < len(levels) or not all(0 <= level <= 1 for level in levels):
-            raise ValueError(f"`quantiles` must be different numbers from 0 to 1, got {self.quantiles!r}.")
+        require(
+            levels and len(set(levels)) == len(levels) and all(0 <= level <= 1 for level in levels),
+            f"`quantiles` must be different numbers from 0 to 1, got {self.quantiles!r}.",
+        )
         self.check_prediction_type(self.prediction_type)
-        if self.decoder_type == "four" and self.decoder_dim % 2 == 0:
-            raise ValueError(
-                f"`decoder_dim` must be odd with `decoder_type`='four' (a constant, and pairs of sine and cosine), got "
-                f"{self.decoder_dim}."
-            )
-        if self.non_causal_flag is not None:
-            raise ValueError(f"FlowState cannot have {self.non_causal_flag}: it would read the values it predicts.")
+        require(
+            self.decoder_type != "four" or self.decoder_dim % 2,
+            f"`decoder_dim` must be odd with `decoder_type`='four' (a constant, and pairs of sine and cosine), got "
+            f"{self.decoder_dim}.",
+        )
+        flag = self.non_causal_flag
+        require(flag is None, f"FlowState cannot have {flag}: it would read the values it predicts.")
 
     def check_prediction_type(self, kind: str) -> None:
         """Raise `ValueError` for a point forecast that these quantiles do not give."""
         levels = self.quantiles or []
-        if kind == "median" and 0.5 not in levels:
-            raise ValueError(f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}.")
-        if kind == "mean" and not {*levels} - {0, 1}:
-            raise ValueError(f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.")
+        require(
+            kind != "median" or 0.5 in levels, f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}."
+        )
+        require(
+            kind != "mean" or {*levels} - {0, 1},
+            f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.",
+        )
 
     @classmethod
     def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
         """False: a forecast reads the past only."""
         return False
-
-    @property
-    def sobolev_step(self) -> float:
-        """1: frequencies of a Sobolev filter are in units of positions."""
-        return 1.0
-
-    @property
-    def reads_series(self) -> bool:
-        return True
-
-    @property
-    def has_final_norm(self) -> bool:
-        return False
-
-    @property
-    def block_size(self) -> int:
-        return self.state_size // self.num_blocks
 
 
 __all__ = ["FlowStateConfig"]

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from hf_ssm.models.base.configuration import SSMConfig, strict_config
-from hf_ssm.models.base.field_checks import check_discrete_poles
+from hf_ssm.models.base.configuration import INITS, SSMConfig
+from hf_ssm.models.base.fields import bounded, one_of, positive, require, strict_config
+from hf_ssm.models.base.shared_settings import check_discrete_poles
 
 
 @strict_config
@@ -70,49 +71,25 @@ class HyenaConfig(SSMConfig):
         "hyena_dropout": "hidden_dropout",
     }
 
-    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
-        **SSMConfig.field_choices,
-        "init": (*SSMConfig.field_choices["init"], "dfout"),
-        "filter_positions": ("computed", "stored", "learned"),
-        "filter_type": ("implicit", "sinusoid", "s4d", "s4"),
-    }
-    positive_fields: ClassVar[tuple[str, ...]] = (
-        *SSMConfig.positive_fields,
-        *("filter_activation_frequency", "filter_order", "hyena_order", "intermediate_size"),
-        *("max_position_embeddings", "mlp_depth", "n_ssm", "sinusoid_window"),
-    )
-    non_negative_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.non_negative_fields, "conv_kernel", "num_inner_mlps")
-    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        **SSMConfig.field_ranges,
-        "filter_activation_frequency": (0.0, 1e6),
-        "filter_window_shift": (-1e6, 1e6),
-    }
-    filter_fields: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("filter_type", "max_position_embeddings", "filter_order", "filter_emb_dim", "num_inner_mlps"),
-            *("filter_activation_frequency", "filter_train_frequency", "filter_window_shift", "filter_positions"),
-            *("sinusoid_window", "sinusoid_inclusive"),
-        }
-    )
-
-    hyena_order: int = 2
-    filter_type: str = "implicit"
-    conv_kernel: int = 3
-    intermediate_size: int | None = None
-    mlp_depth: int = 2
+    hyena_order: int = positive(2)
+    filter_type: str = one_of("implicit", "sinusoid", "s4d", "s4")
+    conv_kernel: int = bounded(3, 0)
+    intermediate_size: int | None = positive(None)
+    mlp_depth: int = positive(2)
     use_skip: bool = True
     use_output_projection: bool = True
-    max_position_embeddings: int = 1024
-    filter_order: int = 64
+    max_position_embeddings: int = positive(1024)
+    filter_order: int = positive(64)
     filter_emb_dim: int = 5
-    num_inner_mlps: int = 2
-    filter_activation_frequency: float | int = 10.0
+    num_inner_mlps: int = bounded(2, 0)
+    filter_activation_frequency: float | int = positive(10.0, most=1e6)
     filter_train_frequency: bool = True
-    filter_window_shift: float | int = 0.05
-    filter_positions: str = "computed"
-    sinusoid_window: int | None = None
+    filter_window_shift: float | int = bounded(0.05, -1e6, 1e6)
+    filter_positions: str = one_of("computed", "stored", "learned")
+    sinusoid_window: int | None = positive(None)
     sinusoid_inclusive: bool = False
-    n_ssm: int | None = None
+    init: str = one_of(*INITS, "dfout")
+    n_ssm: int | None = positive(None)
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
 
@@ -126,56 +103,49 @@ class HyenaConfig(SSMConfig):
         super().check()
         check_discrete_poles(self, self.filter_type)
         self.check_products()
-        if self.filter_emb_dim < 3 or self.filter_emb_dim % 2 == 0:
-            raise ValueError(
-                "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), "
-                f"got {self.filter_emb_dim}: use {max(3, self.filter_emb_dim + 1)}."
-            )
-
+        require(
+            self.filter_emb_dim >= 3 and self.filter_emb_dim % 2,
+            "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), got "
+            f"{self.filter_emb_dim}: use {max(3, self.filter_emb_dim + 1)}.",
+        )
         if self.n_ssm is not None:
-            self._check_copies(self.n_ssm)
+            filters = self.num_filters * self.hidden_size
+            require(
+                self.has_state_matrix,
+                f"`n_ssm`={self.n_ssm} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state "
+                "matrix: leave out `n_ssm`.",
+            )
+            require(
+                filters % self.n_ssm == 0,
+                f"`n_ssm`={self.n_ssm} must divide the {filters} filters of a layer: give 1 to share A and B among all "
+                "filters.",
+            )
 
-    def _check_copies(self, copies: int) -> None:
-        filters = self.num_filters * self.hidden_size
-        if self.filter_type not in ("s4d", "s4"):
-            raise ValueError(
-                f"`n_ssm`={copies} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state matrix: "
-                "leave out `n_ssm`."
-            )
-        if filters % copies:
-            raise ValueError(
-                f"`n_ssm`={copies} must divide the {filters} filters of a layer: give 1 to share A and B among all "
-                "filters."
-            )
+    @property
+    def has_state_matrix(self) -> bool:
+        """Whether the filters are state space models."""
+        return self.filter_type in ("s4d", "s4")
 
     @property
     def sobolev_step(self) -> float:
-        """Smallest step size that the frequencies of a Sobolev filter are measured in; 1 for filters without steps."""
-        return super().sobolev_step if self.filter_type in ("s4d", "s4") else 1.0
+        return super().sobolev_step if self.has_state_matrix else 1.0
 
     @property
     def has_frequencies(self) -> bool:
-        """Whether there are frequencies that `frequency_scale` and `frequency_shift` act on at initialisation."""
-        return self.filter_type in ("implicit", "sinusoid") or self.init != "real"
+        return not self.has_state_matrix or self.init != "real"
 
     @property
     def no_alpha_rule(self) -> str | None:
-        """Why there is no rule for the largest useful `frequency_scale`; `None` if there is one."""
-        if self.filter_type in ("implicit", "sinusoid"):
-            return (
-                f"`filter_type`={self.filter_type!r} has no state matrix, and the rule for α needs one: use 's4d' or "
-                "'s4'."
-            )
-        return super().no_alpha_rule
+        if self.has_state_matrix:
+            return super().no_alpha_rule
+        return f"`filter_type`={self.filter_type!r} has no state matrix, which the rule for α needs: use 's4d' or 's4'."
 
     @property
     def mlp_size(self) -> int | None:
-        """Width of each block's MLP."""
         return self.intermediate_size
 
     @property
     def num_mlp_layers(self) -> int:
-        """Linear maps of each block's MLP."""
         return self.mlp_depth
 
     @property
@@ -185,13 +155,13 @@ class HyenaConfig(SSMConfig):
 
     @property
     def longest_input(self) -> int | None:
-        """Longest input in tokens; `None` where there is no limit."""
         return self.max_position_embeddings if self.filter_type == "implicit" else None
 
     @classmethod
     def fields_for_any_length(cls, given: Collection[str]) -> dict[str, Any]:
         """The filter "s4d", unless a field of the other filters, or `filter_type`, is given."""
-        return {} if not cls.filter_fields.isdisjoint(given) else {"filter_type": "s4d"}
+        implicit = "filter_", "sinusoid_", "num_inner_mlps", "max_position_embeddings"
+        return {} if any(name.startswith(implicit) for name in given) else {"filter_type": "s4d"}
 
 
 __all__ = ["HyenaConfig"]

@@ -1,20 +1,18 @@
 """Configuration of the oscillatory state space models LinOSS and D-LinOSS."""
 
 import math
-from typing import ClassVar
 
-from hf_ssm.models.base.configuration import SSMConfig, strict_config
-from hf_ssm.models.base.field_checks import DerivedStr
+from hf_ssm.models.base.fields import DerivedStr, one_of, positive, require, strict_config
+from hf_ssm.models.base.shared_settings import StateSpaceConfig
 
 
 @strict_config
-class LinOSSConfig(SSMConfig):
+class LinOSSConfig(StateSpaceConfig):
     r"""
     LinOSS: each block is a norm, a layer of forced oscillators x'' = -A x - G x' + B u that all channels share, an
-    activation and a gate. See `SSMConfig` for the arguments all families share.
+    activation and a gate. See `SSMConfig` and `StateSpaceConfig` for further arguments.
 
     Args:
-        num_hidden_layers (`int`, defaults to 4): Number of blocks.
         state_size (`int`, defaults to 64): Number of states of a layer, position and velocity of `state_size` / 2
             oscillators; even.
         damping (`bool`, defaults to `True`): A damping G of each oscillator is trained (D-LinOSS); `False`: G = 0
@@ -31,11 +29,8 @@ class LinOSSConfig(SSMConfig):
         frequency_scale (`float`, defaults to 1.0): α, which multiplies the initial angles of the ring, or the initial
             frequencies √A.
         time_step_min, time_step_max (`float`, default to 0.5 and 0.73): Range of the step sizes Δ.
-        use_skip (`bool`, defaults to `True`): Feed-through D u.
-        hidden_act (`str`, defaults to `"gelu"`): Activation a after the state space model; `"linear"` for none.
         output_gate (`str`, defaults to `"glu"`): `"glu"`: a linear map to twice the width and a gated linear unit, as
             in the paper; `"sigmoid"`: a ⊙ σ(W a); `"none"`: a linear map.
-        use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
     sampled at irregular times. `sobolev_frequency` is in units of positions, because each oscillator has its own step
@@ -51,33 +46,18 @@ class LinOSSConfig(SSMConfig):
     """
 
     model_type = "hf_ssm_linoss"
-    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
-        **SSMConfig.field_choices,
-        "discretization": ("imex", "im", "zoh"),
-        "init": ("ring", "uniform"),
-        "output_gate": ("glu", "sigmoid", "none"),
-    }
-    positive_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.positive_fields, "r_min", "r_max", "max_phase")
-    field_ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        **SSMConfig.field_ranges,
-        "r_min": (0.0, 1.0),
-        "r_max": (0.0, 1.0),
-        "max_phase": (0.0, math.pi),
-    }
 
-    num_hidden_layers: int = 4
     damping: bool = True
-    discretization: str = "imex"
-    init: DerivedStr = None
-    r_min: float | int = 0.9
-    r_max: float | int = 1.0
-    max_phase: float | int = math.pi
-    time_step_min: float | int = 0.5
-    time_step_max: float | int = 0.73
-    use_skip: bool = True
-    hidden_act: str = "gelu"
-    output_gate: str = "glu"
-    use_final_norm: bool = True
+    discretization: str = one_of("imex", "im", "zoh")
+    init: DerivedStr = one_of("ring", "uniform", default=None)
+    r_min: float | int = positive(0.9, most=1.0)
+    r_max: float | int = positive(1.0, most=1.0)
+    max_phase: float | int = positive(math.pi, most=math.pi)
+    frequency_shift: float | int = one_of(0.0)
+    time_step_min: float | int = positive(0.5, 1e-12, 1e3)
+    time_step_max: float | int = positive(0.73, 1e-12, 1e3)
+    output_gate: str = one_of("glu", "sigmoid", "none")
+    sobolev_step = 1.0
 
     def _derive(self) -> None:
         if self.init is None:
@@ -85,36 +65,21 @@ class LinOSSConfig(SSMConfig):
 
     def check(self) -> None:
         super().check()
-        if self.frequency_shift:
-            raise ValueError(
-                f"`frequency_shift`={self.frequency_shift} moves the frequencies of HiPPO matrices, which LinOSS does "
-                "not have: leave it at 0, and use `frequency_scale`."
-            )
-        if self.init == "ring" and self.discretization == "im":
-            raise ValueError(
-                "`init`='ring' needs `discretization='imex'` or 'zoh': implicit steps damp an oscillation of angle θ "
-                "to a radius below cos θ, so that the eigenvalues do not fill a ring. Use init='uniform'."
-            )
-        if self.r_min > self.r_max:
-            raise ValueError(f"`r_min` ({self.r_min}) must not exceed `r_max` ({self.r_max}).")
-        if self.init == "ring" and self.frequency_scale * self.max_phase > math.pi * (1 + 1e-9):
-            raise ValueError(
-                f"`frequency_scale`={self.frequency_scale} times `max_phase`={self.max_phase:.4g} exceeds π, the "
-                f"largest angle between positions: set `max_phase` to {math.pi / self.frequency_scale:.4g} or less."
-            )
-
-    @property
-    def sobolev_step(self) -> float:
-        """1: frequencies of a Sobolev filter are in units of positions."""
-        return 1.0
-
-    @property
-    def has_final_norm(self) -> bool:
-        return self.norm_first and self.use_final_norm
+        is_ring = self.init == "ring"
+        require(
+            not is_ring or self.discretization != "im",
+            "`init`='ring' needs `discretization='imex'` or 'zoh': implicit steps damp an oscillation of angle θ to a "
+            "radius below cos θ, so that the eigenvalues do not fill a ring. Use init='uniform'.",
+        )
+        require(self.r_min <= self.r_max, f"`r_min` ({self.r_min}) must not exceed `r_max` ({self.r_max}).")
+        require(
+            not is_ring or self.frequency_scale * self.max_phase <= math.pi * (1 + 1e-9),
+            f"`frequency_scale`={self.frequency_scale} times `max_phase`={self.max_phase:.4g} exceeds π, the largest "
+            f"angle between positions: set `max_phase` to {math.pi / self.frequency_scale:.4g} or less.",
+        )
 
     @property
     def no_alpha_rule(self) -> str | None:
-        """Why there is no rule for the largest useful `frequency_scale`."""
         if self.init == "ring":
             return f"the angles of a ring end at `max_phase`: α is at most π / {self.max_phase:.4g}."
         return "the frequencies of oscillators do not grow with the state size: there is no range of α."

@@ -1,19 +1,17 @@
 """Configuration of the linear time-invariant state space models S4 and S4D."""
 
-from typing import ClassVar
-
-from hf_ssm.models.base.configuration import SSMConfig, strict_config
-from hf_ssm.models.base.field_checks import check_discrete_poles
+from hf_ssm.models.base.configuration import INITS
+from hf_ssm.models.base.fields import one_of, positive, require, strict_config
+from hf_ssm.models.base.shared_settings import StateSpaceConfig, check_discrete_poles
 
 
 @strict_config
-class S4Config(SSMConfig):
+class S4Config(StateSpaceConfig):
     r"""
-    S4 and S4D: each block is a norm, a state space convolution, an activation and a (gated) linear map. See
-    `SSMConfig` for the arguments all families share.
+    S4 and S4D: each block is a norm, a state space convolution, an activation and a (gated) linear map. See `SSMConfig`
+    and `StateSpaceConfig` for further arguments.
 
     Args:
-        num_hidden_layers (`int`, defaults to 4): Number of blocks.
         kernel_type (`str`, defaults to `"s4d"`): `"s4d"` (diagonal state matrix) or `"s4"` (diagonal plus rank one;
             exactly HiPPO-LegS with `init="legs"`, and with a random rank-one term otherwise).
         init (`str`, defaults to `"legs"`): As in `SSMConfig`; or `"dfout"` (S4D-DFouT, for S4D only): the poles of all
@@ -24,11 +22,8 @@ class S4Config(SSMConfig):
             n_ssm. 1: all channels of a layer share A and B, as in the papers' models of the Long Range Arena (Liu & Li,
             Appendix A; state-spaces/s4). `None`: each channel has its own copy. Each channel always has its own Δ and
             C.
-        use_skip (`bool`, defaults to `True`): Feed-through D u.
-        hidden_act (`str`, defaults to `"gelu"`): Activation after the convolution; `"linear"` for none.
         output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear
             map.
-        use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     Examples:
         >>> from hf_ssm import S4Config, S4ForSequenceClassification
@@ -37,34 +32,19 @@ class S4Config(SSMConfig):
 
     model_type = "hf_ssm_s4"
 
-    field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
-        **SSMConfig.field_choices,
-        "init": (*SSMConfig.field_choices["init"], "dfout"),
-        "kernel_type": ("s4d", "s4"),
-    }
-
-    positive_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.positive_fields, "n_ssm")
-
-    num_hidden_layers: int = 4
-    kernel_type: str = "s4d"
-    n_ssm: int | None = None
-    use_skip: bool = True
-    hidden_act: str = "gelu"
+    init: str = one_of(*INITS, "dfout")
+    kernel_type: str = one_of("s4d", "s4")
+    n_ssm: int | None = positive(None)
     output_glu: bool = True
-    use_final_norm: bool = True
 
     def check(self) -> None:
         super().check()
         check_discrete_poles(self, self.kernel_type)
-        if self.n_ssm is not None and self.hidden_size % self.n_ssm:
-            raise ValueError(
-                f"`n_ssm`={self.n_ssm} must divide the {self.hidden_size} channels (`hidden_size`): give 1 to share A "
-                "and B among all of them."
-            )
-
-    @property
-    def has_final_norm(self) -> bool:
-        return self.norm_first and self.use_final_norm
+        require(
+            self.n_ssm is None or self.hidden_size % self.n_ssm == 0,
+            f"`n_ssm`={self.n_ssm} must divide the {self.hidden_size} channels (`hidden_size`): give 1 to share A and "
+            "B among all of them.",
+        )
 
 
 __all__ = ["S4Config"]
