@@ -378,7 +378,7 @@ class TestConverting:
         ("change", "message"),
         [
             ({"short_filter_order": 4}, "short_filter_order`=4"),
-            ({"d_model": "6"}, "d_model` must be a number"),
+            ({"d_model": "6"}, "d_model` must be a positive integer"),
             ({"emb_dim": 4}, "filter_emb_dim"),
             ({"architectures": ["Other"]}, "architectures"),
         ],
