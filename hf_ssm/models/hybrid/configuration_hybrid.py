@@ -115,6 +115,19 @@ class HybridConfig(SSMConfig):
             self.num_key_value_heads = self.num_attention_heads
         if self.mixers is None:
             self.mixers = {}
+        if "linoss" in self.mixer_types and isinstance(self.mixers.get("linoss", {}), Mapping):
+            # In files, too: those of before have LinOSS's former default, see `from_dict`.
+            settings = {"hidden_act": LinOSSConfig.hidden_act, **self.mixers.get("linoss", {})}
+            self.mixers = {**self.mixers, "linoss": settings}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in `SSMConfig`; layers of LinOSS without an activation in a saved file have the exact GELU, as before."""
+        mixers = config_dict.get("mixers") or {}
+        if "transformers_version" in config_dict and "linoss" in (config_dict.get("mixer_types") or ()):
+            settings = {"hidden_act": "gelu", **(mixers.get("linoss") or {})}
+            config_dict = {**config_dict, "mixers": {**mixers, "linoss": settings}}
+        return super().from_dict(config_dict, **kwargs)
 
     def validate_layer_type(self) -> None:
         """Accept the names of families, which transformers does not know."""

@@ -32,7 +32,8 @@ class LinOSSConfig(SSMConfig):
             frequencies √A.
         time_step_min, time_step_max (`float`, default to 0.5 and 0.73): Range of the step sizes Δ.
         use_skip (`bool`, defaults to `True`): Feed-through D u.
-        hidden_act (`str`, defaults to `"gelu"`): Activation a after the state space model; `"linear"` for none.
+        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation a after the state space model, GELU by the
+            approximation of the public code (JAX); `"linear"` for none.
         output_gate (`str`, defaults to `"glu"`): `"glu"`: a linear map to twice the width and a gated linear unit, as
             in the paper; `"sigmoid"`: a ⊙ σ(W a); `"none"`: a linear map.
         use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
@@ -75,7 +76,7 @@ class LinOSSConfig(SSMConfig):
     time_step_min: float | int = 0.5
     time_step_max: float | int = 0.73
     use_skip: bool = True
-    hidden_act: str = "gelu"
+    hidden_act: str = "gelu_pytorch_tanh"
     output_gate: str = "glu"
     use_final_norm: bool = True
 

@@ -17,8 +17,9 @@ class S5Config(SSMConfig):
         num_blocks (`int`, defaults to 1): Number J of equal blocks of A at initialisation, each of size P / J.
         use_skip (`bool`, defaults to `True`): Feed-through D u.
         hidden_act (`str`, defaults to `"gelu"`): Activation a after the state space model; `"linear"` for none.
-        output_gate (`str`, defaults to `"sigmoid"`): `"sigmoid"`: a ⊙ σ(W a), as in the paper; `"glu"`: a linear map to
-            twice the width and a gated linear unit, as in S4; `"none"`: a linear map.
+        output_gate (`str`, defaults to `"sigmoid"`): `"sigmoid"`: a ⊙ σ(W a), as in the paper; `"half_glu2"`:
+            y ⊙ σ(W a) with the output y of the state space model, as in the public code; `"glu"`: a linear map to twice
+            the width and a gated linear unit, as in S4; `"none"`: a linear map.
         use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
@@ -32,7 +33,7 @@ class S5Config(SSMConfig):
     model_type = "hf_ssm_s5"
     field_choices: ClassVar[dict[str, tuple[str | None, ...]]] = {
         **SSMConfig.field_choices,
-        "output_gate": ("sigmoid", "glu", "none"),
+        "output_gate": ("sigmoid", "half_glu2", "glu", "none"),
     }
     positive_fields: ClassVar[tuple[str, ...]] = (*SSMConfig.positive_fields, "num_blocks")
 
