@@ -26,6 +26,7 @@ def run_convert(args: argparse.Namespace) -> None:
         norm_first=args.norm_first,
         discretization=args.discretization,
         pooling=args.pooling,
+        A_activation=args.A_activation,
     )
     count = sum(parameter.numel() for parameter in model.parameters())
     print(

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import Converter, check_names, check_tensor, check_tensors, widest
-from hf_ssm.models.s4.configuration_s4 import S4Config
+from hf_ssm.models.base.converter import EMPTY, Converter, check_tensors, rename
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
 from hf_ssm.ops.lti.discretize import bilinear_dense
 from hf_ssm.ops.lti.dplr import dplr_dense
@@ -37,10 +36,6 @@ class _Layout(NamedTuple):
     length: str | None = None
     # Sign of the stored imaginary part.
     sign: int = 1
-
-    @property
-    def low_rank(self) -> bool:
-        return self.length is not None
 
     @property
     def names(self) -> list[str]:
@@ -69,7 +64,7 @@ _LAYER = re.compile(r"s4_layers\.(\d+)\.")
 
 
 class ConvertedLayer(NamedTuple):
-    """One converted layer.
+    """A converted layer.
 
     Attributes:
         parameters: By their names in `S4Mixer`.
@@ -81,70 +76,62 @@ class ConvertedLayer(NamedTuple):
 
 
 class S4Converter(Converter):
-    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`)."""
+    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`).
+
+    The classifier reads `input_values` `(B, L, C)`. It has an encoder, layers with residual sums and layer norms, the
+    mean over the sequence, and a decoder. Dropout, which the file does not record, is 0.
+
+    Options: `norm_first`, whether the norms precede the layers (`--prenorm` of the example); `discretization`, `"zoh"`
+    or `"bilinear"`, by default that of the version.
+    """
 
     name = "state-spaces/s4"
     options = ("norm_first", "discretization")
+    heads = {"": S4ForSequenceClassification}
+    names = {
+        r"^encoder\.": "model.input_projection.",
+        r"^norms\.(\d+)\.": r"model.layers.\1.norm1.",
+        r"^decoder\.": "classifier.",
+    }
 
     def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
         return any(_STEP.search(name) for name in names)
 
-    def convert(
-        self,
-        state_dict: Mapping[str, Tensor],
-        config: Mapping[str, Any] | None = None,
-        *,
-        norm_first: bool = False,
-        discretization: str | None = None,
-        **unused: Any,
-    ) -> S4ForSequenceClassification:
-        """Convert a state dict to a classifier that reads `input_values` `(B, L, C)`.
-
-        The classifier has an encoder, layers with residual sums and layer norms, the mean over the sequence, and a
-        decoder. Dropout, which the file does not record, is 0. The type is that of the tensors, at least float32.
-
-        Args:
-            state_dict: `encoder.weight` `(H, C)`, `encoder.bias`, `norms.i.weight`, `norms.i.bias`, `decoder.weight`
-                `(K, H)`, `decoder.bias`, and the layers `s4_layers.i.`, see `layer_from_state_dict`. All names may
-                begin with `module.`.
-            config: Unused.
-            norm_first: Whether the norms precede the layers (`--prenorm` of the example).
-            discretization: `"zoh"` or `"bilinear"`; default: that of the version.
+    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+        """Return the arguments of the `S4Config`.
 
         Raises:
             ValueError: Tensors that are missing, unknown, of another shape or not finite; layers of different kinds.
         """
-        if state_dict and all(name.startswith("module.") for name in state_dict):
-            state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-        layers = _layers_of(state_dict)
-        outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
+        layers = _layers_of(tensors, config.get("discretization"))
+        for index, layer in enumerate(layers):
+            if layer.options != layers[0].options:
+                raise ValueError(
+                    f"s4_layers.{index} differs from the first layer: {layer.options} and {layers[0].options}"
+                )
         shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
         for index in range(len(layers)):
             shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
         shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
-        check_names(outside, shapes, "the example of state-spaces/s4")
-        parts = [
-            layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
-            for index, layer in enumerate(layers)
-        ]
-        options = parts[0].options
-        for index, part in enumerate(parts):
-            if part.options != options:
-                raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
-        sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
-        arguments: dict[str, Any] = {
+        outside = {name: tensor for name, tensor in tensors.items() if not _LAYER.match(name)}
+        sizes = check_tensors(outside, shapes, "the example of state-spaces/s4")
+        return {
+            **layers[0].options,
             "num_input_channels": sizes["C"],
-            "num_hidden_layers": len(parts),
+            "num_hidden_layers": len(layers),
             "num_labels": sizes["K"],
             "pooling": "mean",
-            "norm_first": norm_first,
+            "norm_first": config.get("norm_first", False),
             "use_final_norm": False,
         }
-        model = S4ForSequenceClassification(S4Config(**arguments, **options))
-        if widest(state_dict.values()) == torch.float64:
-            model.double()
-        model.load_state_dict(_rename(outside, [part.parameters for part in parts]))
-        return model.eval()
+
+    def convert_weights(
+        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
+    ) -> dict[str, Tensor]:
+        weights = rename({name: tensor for name, tensor in tensors.items() if not _LAYER.match(name)}, self.names)
+        for index, layer in enumerate(_layers_of(tensors)):
+            weights |= {f"model.layers.{index}.mixer.{name}": tensor for name, tensor in layer.parameters.items()}
+        return weights
 
 
 def layer_from_state_dict(
@@ -172,20 +159,18 @@ def layer_from_state_dict(
 
     Source: Gu, Goel & Ré 2022 (S4), Section 3; Gu et al. 2022 (S4D), Section 3.
     """
-    tensors = _canonical(state_dict, prefix)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        short = name.removeprefix("layer.").replace("kernel.kernel.", "kernel.", 1)
+        if short in tensors:
+            raise ValueError(f"{prefix}{name} occurs twice, under two names")
+        if short not in _DERIVED:
+            tensors[short] = _without_ones(short, tensor)
     layout = _layout_of(tensors)
-    glu = "output_linear.weight" not in tensors
-    output = "output_linear.0" if glu else "output_linear"
-    expected = ["D", f"{output}.weight", f"{output}.bias", *(f"kernel.{name}" for name in layout.names)]
-    check_names(
-        (prefix + name for name in tensors.keys() - _DERIVED), (prefix + name for name in expected), "a layer of S4"
-    )
-    tensors = {name: _without_ones(name, tensors[name]) for name in expected}
-    sizes = _check_layer(tensors, layout, output, glu, prefix)
-    two_sided = sizes["M"] == 2
-    filter_parameters = _filter(tensors, layout, sizes, prefix)
+    output = "output_linear" if "output_linear.weight" in tensors else "output_linear.0"
+    sizes = _check_layer(tensors, layout, output, prefix)
     parameters = {
-        **{f"long_conv.filter.{name}": value for name, value in filter_parameters.items()},
+        **{f"long_conv.filter.{name}": value for name, value in _filter(tensors, layout, sizes, prefix).items()},
         "long_conv.D": tensors["D"][0],
         "out_proj.weight": tensors[f"{output}.weight"],
         "out_proj.bias": tensors[f"{output}.bias"],
@@ -193,28 +178,17 @@ def layer_from_state_dict(
     options = {
         "hidden_size": sizes["H"],
         "state_size": 2 * sizes["P"],
-        "kernel_type": "s4" if layout.low_rank else "s4d",
+        "kernel_type": "s4" if layout.length else "s4d",
         "n_ssm": None if sizes["S"] == sizes["H"] else sizes["S"],
         "discretization": discretization or layout.discretization,
-        "bidirectional": two_sided,
-        "output_glu": glu,
+        "bidirectional": sizes["M"] == 2,
+        "output_glu": output == "output_linear.0",
     }
     return ConvertedLayer({name: value.contiguous() for name, value in parameters.items()}, options)
 
 
-def _canonical(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Tensors by the names that all versions share."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in state_dict.items():
-        short = name.removeprefix("layer.").replace("kernel.kernel.", "kernel.", 1)
-        if short in found:
-            raise ValueError(f"{prefix}{name} occurs twice, under two names")
-        found[short] = tensor
-    return found
-
-
 def _layout_of(tensors: Mapping[str, Tensor]) -> _Layout:
-    """The layout with the most names in common and the fewest missing."""
+    """Return the layout with the most names in common and the fewest missing."""
     kernel = {name.removeprefix("kernel.") for name in tensors if name.startswith("kernel.")}
     return max(_LAYOUTS, key=lambda layout: len(kernel & {*layout.names}) - len({*layout.names} - kernel))
 
@@ -230,8 +204,9 @@ def _without_ones(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, glu: bool, prefix: str) -> dict[str, int]:
-    """Sizes by their letters."""
+def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, prefix: str) -> dict[str, int]:
+    """Return the sizes by their letters."""
+    length = tensors.get(f"kernel.{layout.length}")
     shapes: dict[str, tuple[str | int, ...]] = {
         "kernel.C": ("M", "H", "P", 2),
         "D": ("heads", "H"),
@@ -240,14 +215,15 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
         f"kernel.{layout.imag}": ("S", "P"),
         f"{output}.weight": ("W", "H"),
         f"{output}.bias": ("W",),
+        **({"kernel.B": ("S", "P", 2)} if layout.inputs else {}),
+        **({"kernel.P": ("R", "S", "P", 2)} if layout.length else {}),
     }
-    if layout.inputs:
-        shapes["kernel.B"] = ("S", "P", 2)
-    if layout.low_rank:
-        shapes["kernel.P"] = ("R", "S", "P", 2)
+    # An integer, which is read apart; without it, it is named as missing.
+    shapes |= {f"kernel.{layout.length}": ()} if layout.length and length is None else {}
     sizes = check_tensors(
-        {prefix + name: tensor for name, tensor in tensors.items()},
+        {prefix + name: tensor for name, tensor in tensors.items() if tensor is not length},
         {prefix + name: letters for name, letters in shapes.items()},
+        "a layer of S4",
     )
     if sizes["heads"] != 1 or sizes["M"] not in (1, 2):
         raise ValueError(
@@ -258,7 +234,7 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
         raise ValueError(f"{prefix}kernel.P has the rank {sizes['R']}: only rank 1 can be converted")
     if sizes["H"] % sizes["S"]:
         raise ValueError(f"{prefix}kernel.{layout.real} has {sizes['S']} rows, which do not divide {sizes['H']}")
-    if sizes["W"] != sizes["H"] * (2 if glu else 1):
+    if sizes["W"] != sizes["H"] * (2 if output == "output_linear.0" else 1):
         raise ValueError(
             f"{prefix}{output}.weight has {sizes['W']} rows for {sizes['H']} channels: only a gated linear unit (twice "
             "as many, `output_linear.0`) or a linear map alone (as many, `output_linear`) can be converted"
@@ -267,7 +243,7 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
 
 
 def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, int], prefix: str) -> dict[str, Tensor]:
-    """The parameters of the `StateSpaceFilter`; channel h uses the system h mod S in both libraries."""
+    """Return the parameters of the `StateSpaceFilter`; channel h uses the system h mod S in both libraries."""
     real = tensors[f"kernel.{layout.real}"]
     found = {
         "log_dt": tensors[f"kernel.{layout.step}"],
@@ -286,7 +262,7 @@ def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, 
 
 
 def _taps(length: Tensor, name: str) -> int:
-    """The number of taps in a tensor."""
+    """Return the number of taps in a tensor."""
     if length.numel() != 1 or length.is_meta or length.is_floating_point() or length.is_complex():
         raise ValueError(f"{name} must be one integer, got {tuple(length.shape)} of {length.dtype}")
     taps = int(length.item())
@@ -296,7 +272,7 @@ def _taps(length: Tensor, name: str) -> int:
 
 
 def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: str) -> Tensor:
-    """C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
+    """Return C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
 
     `copies` is H / S.
 
@@ -319,16 +295,16 @@ def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: s
     except torch.linalg.LinAlgError as error:
         raise ValueError(f"{name} does not determine a kernel of any length: 1 - Ā^{taps} is singular") from error
     found = torch.view_as_real(solved).to(filter["C"].dtype)
-    check_tensor(f"{name}, for any length,", found)
+    if not found.isfinite().all():
+        raise ValueError(f"{name}, for any length, holds NaN or infinite values")
     return found
 
 
-def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors of each layer, without the prefix."""
+def _layers_of(tensors: Mapping[str, Tensor], discretization: str | None = None) -> list[ConvertedLayer]:
+    """Convert the layers."""
     found: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in state_dict.items():
-        match = _LAYER.match(name)
-        if match:
+    for name, tensor in tensors.items():
+        if match := _LAYER.match(name):
             found.setdefault(int(match[1]), {})[name[match.end() :]] = tensor
     if not found:
         raise ValueError(
@@ -337,19 +313,10 @@ def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         )
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"`s4_layers` must be numbered from 0 without gaps, got {sorted(found)}")
-    return [found[index] for index in range(len(found))]
-
-
-def _rename(outside: Mapping[str, Tensor], layers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    found = {}
-    for name in ("weight", "bias"):
-        found[f"model.input_projection.{name}"] = outside[f"encoder.{name}"]
-        found[f"classifier.{name}"] = outside[f"decoder.{name}"]
-        for index in range(len(layers)):
-            found[f"model.layers.{index}.norm1.{name}"] = outside[f"norms.{index}.{name}"]
-    for index, layer in enumerate(layers):
-        found |= {f"model.layers.{index}.mixer.{name}": tensor for name, tensor in layer.items()}
-    return found
+    return [
+        layer_from_state_dict(found[index], prefix=f"s4_layers.{index}.", discretization=discretization)
+        for index in range(len(found))
+    ]
 
 
 CONVERTERS = (S4Converter(),)
