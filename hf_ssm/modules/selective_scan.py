@@ -247,7 +247,6 @@ class SelectiveScan(FilteredScan):
                 factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
             if state is None:
-                # `ops/selective_scan/reference.py` has the loop over positions that this computes.
                 split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
                 return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
             before = state.get("scan", is_complex=A.is_complex())

@@ -75,7 +75,7 @@ def block_shapes(w: BlockWeights) -> BlockShapes:
     return BlockShapes(weights, (taps - 1, channels), (channels, states), size)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"))
+_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.cpu.selective_decoding", "BlocksStep"))
 
 find_blocks_step = partial(find_step, _BLOCKS_STEP)
 """`find_step` of Mamba blocks, with `pasts` `(number of blocks, B, K - 1, D)` and `states` `(..., B, D, N)`."""
