@@ -119,4 +119,4 @@ def observing(blocks: Sequence[nn.Module], observer: Observer) -> Iterator[None]
         yield
     finally:
         for block, earlier in zip(blocks, before, strict=True):
-            block.observer = earlier
+            block.observer = earlier  # type: ignore[assignment]

@@ -44,17 +44,17 @@ class Bucket(NamedTuple):
 
     Attributes:
         numbers: Which documents, `(n,)`, on the CPU.
-        index: Position in the flattened packed rows, `(n, M)`; padding repeats the first token of its document.
+        positions: Where in the flattened packed rows, `(n, M)`; padding repeats the first token of its document.
         mask: `(n, M)`, true at tokens; `None` where there is no padding.
     """
 
     numbers: Tensor
-    index: Tensor
+    positions: Tensor
     mask: Tensor | None
 
     def take(self, packed: Tensor) -> Tensor:
         """From packed rows `(B, L, ...)` to rows of documents, `(n, M, ...)`."""
-        index = self.index.to(packed.device)
+        index = self.positions.to(packed.device)
         return packed.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, tuple(index.shape))
 
 
@@ -121,7 +121,7 @@ class Documents:
         place = torch.full((size,), sum(output.shape[0] * output.shape[1] for output in outputs), device=device)
         first = 0
         for bucket in buckets:
-            index = bucket.index.to(device)
+            index = bucket.positions.to(device)
             slots = first + torch.arange(index.numel(), device=device).view_as(index)
             first += index.numel()
             # Padding has the position of the first token, which is written last.

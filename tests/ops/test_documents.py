@@ -43,7 +43,7 @@ def _pieces(row: Tensor, counts: list[int]) -> list[tuple[int, Tensor]]:
 
 
 def test_documents_of_similar_length_are_read_together() -> None:
-    sizes = [tuple(bucket.index.shape) for bucket in documents_of([[1000, 700, 500, 64, 3, 20]], 2300).buckets()]
+    sizes = [tuple(bucket.positions.shape) for bucket in documents_of([[1000, 700, 500, 64, 3, 20]], 2300).buckets()]
     assert sizes == [(2, 1000), (1, 500), (3, 64)]
 
 

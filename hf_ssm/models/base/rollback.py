@@ -4,6 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class PastRecording:
         cut = max(hidden_states.shape[1] - LONGEST_DRAFT, 0)
         outputs = []
         for place in (slice(cut), slice(cut, None)) if cut else (slice(None),):
-            piece = hidden_states[:, place], rows.moved(lambda values, place=place: values[:, place])
+            piece = hidden_states[:, place], rows.moved(itemgetter((slice(None), place)))
             self._pieces.append((cache.snapshot(), cache.get_seq_length(), *piece))
             outputs.append(read(*piece))
         return [torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)] if cut else outputs[0]

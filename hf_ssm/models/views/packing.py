@@ -170,13 +170,13 @@ def read_packed_with_cache(
         if not before and bool(keeps_state.any()):
             # Without history, a row without tokens gets a state of its own as well.
             empty = keeps_state.nonzero().squeeze(1)
-            tokens = torch.ones_like(bucket.index, dtype=torch.bool) if bucket.mask is None else bucket.mask
-            index = torch.cat([bucket.index, bucket.index[:1].expand(len(empty), -1)])
+            tokens = torch.ones_like(bucket.positions, dtype=torch.bool) if bucket.mask is None else bucket.mask
+            index = torch.cat([bucket.positions, bucket.positions[:1].expand(len(empty), -1)])
             mask = torch.cat([tokens, torch.zeros_like(tokens[:1]).expand(len(empty), -1)])
             taken, owners = Bucket(bucket.numbers, index, mask), torch.cat([owners, empty])
         read = rows.moved(taken.take)._replace(mask=taken.mask)
         outputs = read_with_cache(run, taken.take(hidden_states), read, fresh)
-        restored = [documents.restore([bucket], [output[: len(bucket.index)]]) for output in outputs]
+        restored = [documents.restore([bucket], [output[: len(bucket.positions)]]) for output in outputs]
         pieces.append((_positions(documents, is_new, device), restored))
         # The cache holds the last document of each row.
         kept = (owners >= 0).nonzero().squeeze(1)
