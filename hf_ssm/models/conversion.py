@@ -108,7 +108,7 @@ def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedMod
 
 
 def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collection[str] | None) -> Converter:
-    """Find the converter of a folder, or of a file with tensors of these names."""
+    """Return the converter of a folder, or of a file with tensors of these names."""
     known = [converter for family in FAMILIES.values() for converter in converters_of(family.config_class)]
     for converter in known:
         if converter.recognises(config, names or ()):

@@ -100,6 +100,8 @@ class Converter:
 
     def head_of(self, config: Fields, names: Collection[str]) -> Any:
         """Return the model class of a checkpoint."""
+        if len(self.heads) == 1:
+            return next(iter(self.heads.values()))
         found = config.get("architectures") or [next(iter(self.heads))]
         name = found[0] if isinstance(found, list) else found
         if not isinstance(name, str) or name not in self.heads:
@@ -137,7 +139,7 @@ class Converter:
         return model
 
     def read_config(self, source: str | Path, config: Fields, **fetching: Any) -> dict[str, Any]:
-        """As `convert_config`, of a folder or Hub id."""
+        """Return the arguments of the family's configuration for a folder or Hub id."""
         files = weight_files(source, weight_names(), **fetching) if self.needs_shapes else ()
         return self.convert_config(config, {name: t for file in files for name, t in read_shapes(file).items()})
 
@@ -167,7 +169,7 @@ class Converter:
         return own
 
     def _converted(self, tensors: Tensors, found: Fields, head: Any = None) -> dict[str, Any]:
-        """Configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
+        """Return configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
         model_class = head or self.backbone_class
         config = model_class.config_class.from_dict(self.convert_config(found, tensors))
         weights = self.convert_weights(tensors, found, config)

@@ -1,4 +1,4 @@
-"""What the checkpoints of the package mamba_ssm have in common: `config.json`, and the names around the mixers.
+"""Fields and names that all checkpoints of the package mamba_ssm share, around the mixers.
 
 A `config.json` has the fields of `MambaConfig` (`d_model`, `n_layer`, `vocab_size`, ...), the options of the layers
 under `ssm_cfg`, and no `model_type`; the tensors have the vocabulary rounded up to `pad_vocab_size_multiple`. A folder

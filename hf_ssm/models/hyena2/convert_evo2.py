@@ -83,9 +83,6 @@ class Evo2Converter(Converter):
     def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return _LAYERS.keys() <= config.keys() and str(config.get("model_type")) != Hyena2Config.model_type
 
-    def head_of(self, config: Fields, names: Collection[str]) -> Any:
-        return self.heads["Evo2"]
-
     def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         """Read `*.pt`, or its parts, of a folder; otherwise as other checkpoints."""
         folder = Path(source)
