@@ -23,16 +23,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import (
-    EMPTY,
-    Converter,
-    Fields,
-    Tensors,
-    field_value,
-    find_file,
-    load_state_dict,
-    rename,
-)
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, load_state_dict, rename
+from hf_ssm.models.base.weights import find_file
 from hf_ssm.models.hyena.modeling_hyena import HyenaForCausalLM, HyenaForSequenceClassification, HyenaModel
 from hf_ssm.tokenization import build_dna_tokenizer
 

@@ -68,12 +68,8 @@ class Mamba3Converter(Converter):
         width = config.get("d_intermediate")
         if not width:
             return outer | mixer
-        layers = ["mamba3"] * outer["num_hidden_layers"]
-        return outer | {
-            "layer_types": layers,
-            "mixers": {"mamba3": mixer},
-            "intermediate_size": width + -width % _MULTIPLE,
-        }
+        layers, width = ["mamba3"] * outer["num_hidden_layers"], width + -width % _MULTIPLE
+        return outer | {"layer_types": layers, "mixers": {"mamba3": mixer}, "intermediate_size": width}
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)

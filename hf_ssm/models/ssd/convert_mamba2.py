@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import Mamba2Config
 from transformers.utils import logging
 
 from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, load_state_dict, rename
@@ -39,29 +40,13 @@ logger = logging.get_logger(__name__)
 MIXER_NAMES = {r"\.mixer\.(reverse_)?(A_log|D|dt_bias)$": r".mixer.\1scan.\2"}
 """Names in a mixer, and in a second direction, as regular expressions, and the names here."""
 
-# Fields of transformers' layout, with the values that absent fields stand for.
-_FIELDS: dict[str, Any] = {
-    "num_heads": 128,
-    "head_dim": 64,
-    "vocab_size": 32768,
-    "hidden_size": 4096,
-    "state_size": 128,
-    "num_hidden_layers": 64,
-    "layer_norm_epsilon": 1e-5,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "expand": 2,
-    "conv_kernel": 4,
-    "n_groups": 8,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "initializer_range": 0.1,
-    "residual_in_fp32": True,
-    "rescale_prenorm_residual": False,
-    "tie_word_embeddings": False,
-}
+# Fields that transformers' layout may leave out.
+_FIELDS = (
+    *("num_heads", "head_dim", "vocab_size", "hidden_size", "state_size", "num_hidden_layers", "layer_norm_epsilon"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "expand", "conv_kernel", "n_groups", "use_bias"),
+    *("use_conv_bias", "hidden_act", "initializer_range", "residual_in_fp32", "rescale_prenorm_residual"),
+    "tie_word_embeddings",
+)
 # Fields about code, or without effect on a loaded model: norms are always applied, after the gate. The size of chunks
 # is that of other kernels.
 _UNUSED_FIELDS = frozenset(
@@ -125,7 +110,9 @@ class Mamba2Converter(Converter):
         is_typed = config.get("model_type") is not None
         if is_typed:
             given = {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
-            own = {**_FIELDS, **given, "time_step_limit": step_limit(config.get("time_step_limit"))}
+            defaults = Mamba2Config()
+            own = {name: getattr(defaults, name) for name in _FIELDS} | given
+            own["time_step_limit"] = step_limit(config.get("time_step_limit"))
             if not any(name.endswith("embedding.weight") for name in tensors):
                 return own
         else:
