@@ -191,12 +191,13 @@ class TestMamba3:
         ids=["one input", "softplus, norm", "MLPs", "rank 1", "rank 2, all states", "rank 3, MLPs"],
     )
     @torch.no_grad()
-    def test_logits(self, layer, mlp, tmp_path):
+    def test_logits(self, layer, mlp, tmp_path, capsys):
         tensors, ids = draw(layer.shapes(), mlp), torch.randint(0, ROWS, (1, 13))
         expected = logits_by_loops(tensors, ids[0], layer)
         config = outer_config(layer.options, d_intermediate=mlp and 100)
         command = ["convert", str(write(tmp_path / "source", tensors, config)), str(tmp_path / "target")]
         assert cli.main([*command, *(["--A-activation", "softplus"] if layer.activation == "softplus" else [])]) == 0
+        assert f"does not record A_activation; its value is {layer.activation!r}" in capsys.readouterr().out
         model_class: Any = HybridForCausalLM if mlp else Mamba3ForCausalLM
         model = model_class.from_pretrained(tmp_path / "target")
         # Products of two numbers of single precision are exact in double precision.

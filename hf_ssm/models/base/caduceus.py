@@ -17,14 +17,14 @@ Source: Schiff et al. 2024 (Caduceus); Zhai et al. 2025 (PlantCaduceus).
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from hf_ssm.models.base.converter import EMPTY, Converter, field_value, find_file, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, find_file, rename
 from hf_ssm.models.base.mamba_ssm import convert_outer, object_of
 from hf_ssm.models.views.strands import complement_list
 from hf_ssm.tokenization.dna import build_dna_tokenizer, build_plant_dna_tokenizer
@@ -64,17 +64,17 @@ class CaduceusLayout(Converter):
     version: ClassVar[str]
 
     @abstractmethod
-    def convert_ssm(self, options: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
+    def convert_ssm(self, options: Fields, hidden_size: int) -> dict[str, Any]:
         """Return the arguments of the family's configuration for an `ssm_cfg`.
 
         Raises:
             ValueError: An unknown option, or one that the models here do not have.
         """
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) and _version(config) == self.version
 
-    def head_of(self, config: Mapping[str, Any], names: Collection[str]) -> Any:
+    def head_of(self, config: Fields, names: Collection[str]) -> Any:
         """Return the class by the tensors, as published files say `Caduceus` for language models."""
         architectures = config.get("architectures")
         if any(name.startswith("score.") for name in names):
@@ -83,7 +83,7 @@ class CaduceusLayout(Converter):
             architectures = ["CaduceusForMaskedLM"]
         return super().head_of({"architectures": architectures}, names)
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the configuration.
 
         Raises:
@@ -124,9 +124,7 @@ class CaduceusLayout(Converter):
         own |= self.convert_ssm(object_of(config, "ssm_cfg"), own["hidden_size"])
         return {**{name: value for name, value in config.items() if name not in _READ}, **own}
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         is_tied = config.bidirectional and getattr(config, "bidirectional_weight_tie", True)
         is_ps = config.rc_equivariant
         inner, table = (r"submodule\.", r"embedding\.") if is_ps else ("", "")
@@ -156,7 +154,7 @@ class CaduceusLayout(Converter):
             weights |= {name: 2 * t for name, t in weights.items() if name.endswith(".mixer.out_proj.bias")}
         return weights
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any | None:
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
         """Build a tokenizer with the ids of Caduceus' or PlantCaduceus', which is Python code beside the checkpoint.
 
         Caduceus' pads on the left and ends each sequence with [SEP]; that of PlantCaduceus pads on the right. A
@@ -184,7 +182,7 @@ def _build_caduceus(model_max_length: int | None, padding_side: str) -> PreTrain
     return build_dna_tokenizer(model_max_length, padding_side, add_eos=True, keep_whitespace=True, keep_ambiguity=True)
 
 
-def _version(config: Mapping[str, Any]) -> Any:
+def _version(config: Fields) -> Any:
     """Return `"v1"` for the layout of Caduceus; for the nested one, the `version`."""
     if config.get("layer_cfg") is None and config.get("norm_cfg") is None:
         return "v1"
@@ -195,7 +193,7 @@ def _version(config: Mapping[str, Any]) -> Any:
     return version
 
 
-def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _flat(config: Fields) -> Fields:
     """Return a configuration in the layout of Caduceus, from either."""
     layer, norm = object_of(config, "layer_cfg"), object_of(config, "norm_cfg")
     mamba = object_of(layer, "mamba_cfg", "layer_cfg.")

@@ -22,9 +22,15 @@ from transformers.modeling_utils import load_state_dict as load_weights
 
 from hf_ssm.models.base.weights import compare, find_file, read_shapes, weight_files, weight_names
 
-__all__ = ["EMPTY", "Converter", "check_tensors", "field_value", "load_state_dict", "rename"]
+__all__ = ["EMPTY", "Converter", "Fields", "Tensors", "check_tensors", "field_value", "load_state_dict", "rename"]
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
+Fields = Mapping[str, Any]
+"""Content of a configuration, and options."""
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
+
+EMPTY: Fields = MappingProxyType({})
 """No fields, or no tensors."""
 
 # Keys of training checkpoints that hold the state dict.
@@ -38,7 +44,7 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 class Converter:
     """A converter of checkpoints to models of one family.
 
-    A subclass sets the attributes and defines `convert_config`, and `convert_weights` where more than names differs.
+    A subclass defines `convert_config`, and `convert_weights` where more than names differs.
 
     Attributes:
         name: What messages call the checkpoints.
@@ -54,14 +60,14 @@ class Converter:
 
     name: ClassVar[str]
     model_type: ClassVar[str | None] = None
-    heads: ClassVar[Mapping[str, Any]]
+    heads: ClassVar[Fields]
     backbone_class: ClassVar[Any] = None
-    names: ClassVar[Mapping[str, Any]] = EMPTY
+    names: ClassVar[Fields] = EMPTY
     options: ClassVar[tuple[str, ...]] = ()
     reads_untyped: ClassVar[bool] = False
     needs_shapes: ClassVar[bool] = False
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         """Return whether a checkpoint is one that this converter reads.
 
         Args:
@@ -70,7 +76,7 @@ class Converter:
         """
         return self.model_type is not None and config.get("model_type") == self.model_type
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the family's configuration.
 
         Args:
@@ -82,9 +88,7 @@ class Converter:
         """
         raise NotImplementedError
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         """Return the weights by their names in a model with a head. The caller reports unknown ones, which stay.
 
         Args:
@@ -94,8 +98,10 @@ class Converter:
         """
         return rename(tensors, self.names)
 
-    def head_of(self, config: Mapping[str, Any], names: Collection[str]) -> Any:
+    def head_of(self, config: Fields, names: Collection[str]) -> Any:
         """Return the model class of a checkpoint."""
+        if len(self.heads) == 1:
+            return next(iter(self.heads.values()))
         found = config.get("architectures") or [next(iter(self.heads))]
         name = found[0] if isinstance(found, list) else found
         if not isinstance(name, str) or name not in self.heads:
@@ -104,11 +110,11 @@ class Converter:
             )
         return self.heads[name]
 
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         """Read the tensors of a folder or Hub id."""
         return _read_weights(source)
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any | None:
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
         """Load the tokenizer of a folder or Hub id; `None` if it has none."""
         # Without these files, AutoTokenizer makes one up from the model type.
         if not any(find_file(source, name) for name in ("tokenizer.json", "tokenizer_config.json")):
@@ -119,9 +125,7 @@ class Converter:
             # Each kind of tokenizer has errors of its own.
             raise ValueError(f"the tokenizer of {str(source)!r} cannot be read: {error}") from error
 
-    def convert(
-        self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY, **options: Any
-    ) -> PreTrainedModel:
+    def convert(self, state_dict: Tensors, config: Fields = EMPTY, **options: Any) -> PreTrainedModel:
         """Convert all tensors of a checkpoint to a model in evaluation mode.
 
         Raises:
@@ -134,13 +138,13 @@ class Converter:
         model: PreTrainedModel = head.from_pretrained(None, **self._converted(state_dict, {**config, **options}, head))
         return model
 
-    def read_config(self, source: str | Path, config: Mapping[str, Any], **fetching: Any) -> dict[str, Any]:
-        """As `convert_config`, of a folder or Hub id."""
+    def read_config(self, source: str | Path, config: Fields, **fetching: Any) -> dict[str, Any]:
+        """Return the arguments of the family's configuration for a folder or Hub id."""
         files = weight_files(source, weight_names(), **fetching) if self.needs_shapes else ()
         return self.convert_config(config, {name: t for file in files for name, t in read_shapes(file).items()})
 
     def loading_arguments(
-        self, source: str | Path, config: Mapping[str, Any], fetching: Mapping[str, Any], arguments: Mapping[str, Any]
+        self, source: str | Path, config: Fields, fetching: Fields, arguments: Fields
     ) -> dict[str, Any]:
         """Return the arguments of `from_pretrained` that load the converted weights of a checkpoint.
 
@@ -164,8 +168,8 @@ class Converter:
             own["generation_config"] = GenerationConfig.from_pretrained(source, **fetching)
         return own
 
-    def _converted(self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], head: Any = None) -> dict[str, Any]:
-        """Configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
+    def _converted(self, tensors: Tensors, found: Fields, head: Any = None) -> dict[str, Any]:
+        """Return configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
         model_class = head or self.backbone_class
         config = model_class.config_class.from_dict(self.convert_config(found, tensors))
         weights = self.convert_weights(tensors, found, config)
@@ -214,7 +218,7 @@ def _remove_head(weights: dict[str, Tensor]) -> None:
         )
 
 
-def rename(state_dict: Mapping[str, Tensor], names: Mapping[str, Any], *, check: bool = True) -> dict[str, Tensor]:
+def rename(state_dict: Tensors, names: Fields, *, check: bool = True) -> dict[str, Tensor]:
     """Rename tensors.
 
     Args:
@@ -305,7 +309,7 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
-def field_value(config: Mapping[str, Any], name: str, default: Any, where: str = "") -> Any:
+def field_value(config: Fields, name: str, default: Any, where: str = "") -> Any:
     """Return the value of a field, which must be of the type of `default`; `default` if it is absent or null."""
     value, kind = config.get(name), type(default)
     if value is None or kind not in _KINDS:
@@ -316,9 +320,7 @@ def field_value(config: Mapping[str, Any], name: str, default: Any, where: str =
     return value
 
 
-def check_tensors(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[str | int, ...]], what: str
-) -> dict[str, int]:
+def check_tensors(tensors: Tensors, shapes: Mapping[str, tuple[str | int, ...]], what: str) -> dict[str, int]:
     """Check that a state dict has the expected tensors, which are dense, real and finite, and fit together.
 
     Args:

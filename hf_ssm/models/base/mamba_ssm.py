@@ -1,4 +1,4 @@
-"""What the checkpoints of the package mamba_ssm have in common: `config.json`, and the names around the mixers.
+"""Fields and names that all checkpoints of the package mamba_ssm share, around the mixers.
 
 A `config.json` has the fields of `MambaConfig` (`d_model`, `n_layer`, `vocab_size`, ...), the options of the layers
 under `ssm_cfg`, and no `model_type`; the tensors have the vocabulary rounded up to `pad_vocab_size_multiple`. A folder
@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hf_ssm.models.base.converter import field_value
+from hf_ssm.models.base.converter import Fields, field_value
 
 __all__ = ["INITIAL", "NAMES", "convert_options", "convert_outer", "layer_of", "object_of", "step_limit"]
 
@@ -44,7 +44,7 @@ _OUTER: dict[str, tuple[str, Any]] = {
 }
 
 
-def layer_of(config: Mapping[str, Any]) -> str | None:
+def layer_of(config: Fields) -> str | None:
     """Return the kind of the layers, `"Mamba1"`, `"Mamba2"` or `"Mamba3"`; `None` for other configurations."""
     if config.get("model_type") is not None or not {"d_model", "n_layer"} <= config.keys() or "layer" in config:
         return None
@@ -52,7 +52,7 @@ def layer_of(config: Mapping[str, Any]) -> str | None:
     return options.get("layer", "Mamba1") if isinstance(options, Mapping) else None
 
 
-def object_of(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+def object_of(config: Fields, name: str, where: str = "") -> Fields:
     """Return the object of a field, empty if it is absent or null."""
     value = config.get(name)
     if value is not None and not isinstance(value, Mapping):
@@ -60,7 +60,7 @@ def object_of(config: Mapping[str, Any], name: str, where: str = "") -> Mapping[
     return value or {}
 
 
-def convert_outer(config: Mapping[str, Any]) -> dict[str, Any]:
+def convert_outer(config: Fields) -> dict[str, Any]:
     """Return the fields here of everything but the options of layers.
 
     Raises:
@@ -82,7 +82,7 @@ def convert_outer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_options(
-    options: Mapping[str, Any], table: Mapping[str, tuple[str, Any]], kind: str, read: Collection[str] = ()
+    options: Fields, table: Mapping[str, tuple[str, Any]], kind: str, read: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the fields here of the options of layers.
 

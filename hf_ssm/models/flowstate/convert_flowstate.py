@@ -1,12 +1,11 @@
 """Converter of IBM's FlowState checkpoints; `docs/explanation/flowstate.md` lists their fields and tensors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, field_value, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, rename
 from hf_ssm.models.flowstate.modeling_flowstate import FlowStateForPrediction, FlowStateModel
 
 __all__ = ["CONVERTERS", "FlowStateConverter"]
@@ -49,7 +48,7 @@ class FlowStateConverter(Converter):
         r"\.ssm\.Lambda_imag$": ".ssm.A_imag",
     }
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `FlowStateConfig` of a checkpoint.
 
         Raises:
@@ -75,9 +74,7 @@ class FlowStateConverter(Converter):
             **{name: config[name] for name in ("dtype", "torch_dtype") if name in config},
         }
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
         for name in [name.removesuffix("_tilde_r") for name in weights if name.endswith("_tilde_r")]:
             real, imag = weights[f"{name}_tilde_r"], weights.get(f"{name}_tilde_i")

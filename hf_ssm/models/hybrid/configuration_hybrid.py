@@ -109,7 +109,7 @@ class HybridConfig(LayerTypesConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in `SSMConfig`; layers of LinOSS without an activation in a saved file have the exact GELU, as before."""
+        """Build the configuration of a file; LinOSS layers without an activation in saved files have the exact GELU."""
         mixers = config_dict.get("mixers") or {}
         if "transformers_version" in config_dict and "linoss" in (config_dict.get("mixer_types") or ()):
             settings = {"hidden_act": "gelu", **(mixers.get("linoss") or {})}

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import EMPTY, Converter, field_value, find_file, load_state_dict, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, load_state_dict, rename
+from hf_ssm.models.base.weights import find_file
 from hf_ssm.models.hyena.modeling_hyena import HyenaForCausalLM, HyenaForSequenceClassification, HyenaModel
 from hf_ssm.tokenization import build_dna_tokenizer
 
@@ -124,14 +125,14 @@ class HyenaDNAConverter(Converter):
         r"\.implicit_filter\.(\d*[02468])\.(weight|bias)$": lambda match: f".{match[2]}_{int(match[1]) // 2}",
     }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) or _is_original(config)
 
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         weights = find_file(source, "weights.ckpt") if _is_original(config) else None
         return super().read(source, config) if weights is None else load_state_dict(weights)
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any | None:
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
         """Build a tokenizer with the ids of HyenaDNA's, which is Python code beside the checkpoint.
 
         HyenaDNA's pads on the left, and ends each sequence with [SEP].
@@ -141,7 +142,7 @@ class HyenaDNAConverter(Converter):
         longest = self.convert_config(config)["max_position_embeddings"]
         return build_dna_tokenizer(longest, "left", add_eos=True, keep_ambiguity=True)
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `HyenaConfig` that computes what HyenaDNA's model computes, of either layout.
 
         The vocabulary has the size of the embedding, which HyenaDNA pads. The positional embedding of the filters is
@@ -161,9 +162,7 @@ class HyenaDNAConverter(Converter):
             "classifier_bias": False,
         }
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         # Without token counters of Lightning.
         weights = rename({name: t for name, t in tensors.items() if "_torchmetrics." not in name}, self.names)
         if not config.filter_train_frequency:
@@ -193,12 +192,12 @@ class HyenaDNAConverter(Converter):
 CONVERTERS = (HyenaDNAConverter(),)
 
 
-def _is_original(config: Mapping[str, Any]) -> bool:
+def _is_original(config: Fields) -> bool:
     layer = config.get("layer")
     return "model_type" not in config and "d_model" in config and isinstance(layer, Mapping) and "l_max" in layer
 
 
-def _from_hub(config: Mapping[str, Any]) -> dict[str, Any]:
+def _from_hub(config: Fields) -> dict[str, Any]:
     found = _rename_fields(config, _HUB_FIELDS)
     for name, own, value in (
         # HyenaDNA's code on the Hub always pads for 3 taps, and uses the epsilon for the last norm only.
@@ -215,7 +214,7 @@ def _from_hub(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **found, "filter_positions": "learned", "pooling": "last"}
 
 
-def _from_original(config: Mapping[str, Any]) -> dict[str, Any]:
+def _from_original(config: Fields) -> dict[str, Any]:
     layer = config["layer"]
     unknown = sorted(layer.keys() - _LAYER_FIELDS.keys() - _LAYER_FIXED.keys() - _LAYER_UNUSED)
     if unknown:
@@ -242,7 +241,7 @@ def _warn_of_dropout(probability: Any) -> None:
         )
 
 
-def _rename_fields(config: Mapping[str, Any], fields: Mapping[str, tuple[str, Any]], where: str = "") -> dict[str, Any]:
+def _rename_fields(config: Fields, fields: Mapping[str, tuple[str, Any]], where: str = "") -> dict[str, Any]:
     found = {new: field_value(config, name, default, where) for name, (new, default) in fields.items()}
     missing = next((name for name, (new, _) in fields.items() if found[new] is ...), None)
     if missing is not None:

@@ -6,13 +6,13 @@ The layers are those of StripedHyena 2 with two differences: all convolutions ar
 Legend: `D` hidden size, `N` exponentials.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY
+from hf_ssm.models.base.converter import EMPTY, Fields, Tensors
 from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
 
 __all__ = ["CONVERTERS", "Evo1Converter"]
@@ -26,10 +26,10 @@ class Evo1Converter(Evo2Converter):
 
     name = "Evo 1"
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return config.keys() >= _OWN
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `Hyena2Config`, from the fields of the YAML file or `config.json`.
 
         Raises:
@@ -56,9 +56,7 @@ class Evo1Converter(Evo2Converter):
         }
         return {**super().convert_config(as_second, _without_prefix(tensors)), "complex_state": True}
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         stored = _without_prefix(tensors)
         for name in [name for name in stored if name.endswith(".filter.poles")]:
             # The logarithm of the precision that the tensor has, as in the public code.
@@ -78,5 +76,5 @@ class Evo1Converter(Evo2Converter):
 CONVERTERS = (Evo1Converter(),)
 
 
-def _without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_prefix(tensors: Tensors) -> dict[str, Tensor]:
     return {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}

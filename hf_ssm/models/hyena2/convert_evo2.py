@@ -10,7 +10,7 @@ Legend: `D` hidden size.
 
 import io
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import EMPTY, Converter, load_state_dict, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, load_state_dict, rename
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.models.hyena2.modeling_hyena2 import Hyena2ForCausalLM
 from hf_ssm.tokenization import build_evo2_tokenizer
@@ -80,13 +80,10 @@ class Evo2Converter(Converter):
         r"\.mlp\.l3\.": ".mlp.down_proj.",
     }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return _LAYERS.keys() <= config.keys() and str(config.get("model_type")) != Hyena2Config.model_type
 
-    def head_of(self, config: Mapping[str, Any], names: Collection[str]) -> Any:
-        return self.heads["Evo2"]
-
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         """Read `*.pt`, or its parts, of a folder; otherwise as other checkpoints."""
         folder = Path(source)
         whole = sorted(folder.glob("*.pt"))
@@ -113,11 +110,11 @@ class Evo2Converter(Converter):
                     f"{error}: a part is damaged, or {following} is missing; fetch the parts again"
                 ) from error
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any:
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any:
         """Build the tokenizer, which is Python code in the public package."""
         return build_evo2_tokenizer()
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `Hyena2Config` of a checkpoint, from the fields of its YAML file.
 
         The precision is that of the embedding. The public code computes with the rotary frequencies that a checkpoint
@@ -166,9 +163,7 @@ class Evo2Converter(Converter):
             "dtype": str(dtype).removeprefix("torch."),
         }
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         # Checkpoints hold a head beside the embedding, which the public code does not read if both are tied.
         skipped = ("._extra_state", ".inv_freq", *(("unembed.weight",) if config.tie_word_embeddings else ()))
         weights = rename({name: t for name, t in tensors.items() if not name.endswith(skipped)}, self.names)
@@ -190,7 +185,7 @@ class Evo2Converter(Converter):
         return weights | _zeros(weights, config)
 
 
-def _layer_types(config: Mapping[str, Any]) -> list[str]:
+def _layer_types(config: Fields) -> list[str]:
     """Return the types of the layers."""
     # In the order in which the public code looks a layer up.
     types: dict[int, str] = {}
@@ -215,7 +210,7 @@ def _theta(stored: list[Tensor], claimed: float) -> float:
     return float(f"{theta:.6g}")
 
 
-def _order_of_streams(flags: Mapping[str, Any], config: Hyena2Config) -> Tensor:
+def _order_of_streams(flags: Fields, config: Hyena2Config) -> Tensor:
     """Return where the rows of [gate behind, gate before, value] are stored, `(3 D,)`."""
     order = torch.arange(3 * config.hidden_size)
     if flags["interleave"]:
@@ -233,7 +228,7 @@ def _order_of_heads(config: Hyena2Config) -> Tensor:
     return torch.arange(3 * config.hidden_size).view(config.num_attention_heads, 3, -1).transpose(0, 1).flatten()
 
 
-def _zeros(weights: Mapping[str, Tensor], config: Hyena2Config) -> dict[str, Tensor]:
+def _zeros(weights: Tensors, config: Hyena2Config) -> dict[str, Tensor]:
     """Return zeros for biases that only one kind of layer has, and for D of medium filters too short to have one."""
     zeros = torch.zeros(config.hidden_size)
     layers = [f"model.layers.{layer}.mixer" for layer in range(config.num_hidden_layers)]

@@ -5,13 +5,13 @@ Legend: `N` states, `K` pairs of states that turn.
 Source: Lahoti et al. 2026 (Mamba-3), and its code in state-spaces/mamba.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, field_value, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, rename
 from hf_ssm.models.base.mamba_ssm import INITIAL, NAMES, convert_options, convert_outer, layer_of, object_of
 from hf_ssm.models.hybrid.modeling_hybrid import HybridForCausalLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
@@ -47,13 +47,13 @@ class Mamba3Converter(Converter):
         r"\.mlp\.fc2\.": ".mlp.down_proj.",
     }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return layer_of(config) == "Mamba3"
 
-    def head_of(self, config: Mapping[str, Any], names: Collection[str]) -> Any:
+    def head_of(self, config: Fields, names: Collection[str]) -> Any:
         return self.heads["hybrid" if config.get("d_intermediate") else "Mamba3"]
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `Mamba3Config`, or of the `HybridConfig`.
 
         Raises:
@@ -68,16 +68,10 @@ class Mamba3Converter(Converter):
         width = config.get("d_intermediate")
         if not width:
             return outer | mixer
-        layers = ["mamba3"] * outer["num_hidden_layers"]
-        return outer | {
-            "layer_types": layers,
-            "mixers": {"mamba3": mixer},
-            "intermediate_size": width + -width % _MULTIPLE,
-        }
+        layers, width = ["mamba3"] * outer["num_hidden_layers"], width + -width % _MULTIPLE
+        return outer | {"layer_types": layers, "mixers": {"mamba3": mixer}, "intermediate_size": width}
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
         mixer = config.mixer_config("mamba3") if found.get("d_intermediate") else config
         exact = _stored_type(tensors)
@@ -93,7 +87,7 @@ class Mamba3Converter(Converter):
 CONVERTERS = (Mamba3Converter(),)
 
 
-def _stored_type(tensors: Mapping[str, Tensor]) -> torch.dtype:
+def _stored_type(tensors: Tensors) -> torch.dtype:
     """Return the type of the weights: of those that are products, one that holds the products exactly."""
     first = next((t for name, t in tensors.items() if name.endswith("embedding.weight")), torch.zeros(()))
     is_folded = any(name.endswith(".mimo_x") and tensor.shape[1:2] == (1,) for name, tensor in tensors.items())

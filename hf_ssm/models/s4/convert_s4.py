@@ -2,17 +2,18 @@
 
 Legend: `H` channels, `P` stored conjugate pairs (half of the state size), `S` systems, each shared by `H / S` channels,
 `M` kernels per channel, `R` rank of the low-rank term, `W` width of the output's linear map, `C` input channels, `K`
-classes.
+classes. The real part of the eigenvalues is -exp(`log_A_real`), and the step size exp(`log_dt`): the defaults of that
+library, which its files do not record.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, check_tensors, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, check_tensors, rename
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
 from hf_ssm.ops.lti.discretize import bilinear_dense
 from hf_ssm.ops.lti.dplr import dplr_dense
@@ -20,42 +21,16 @@ from hf_ssm.ops.lti.dplr import dplr_dense
 __all__ = ["CONVERTERS", "ConvertedLayer", "S4Converter", "layer_from_state_dict"]
 
 
-class _Layout(NamedTuple):
-    """Names of the kernel's parameters in one version of `state-spaces/s4`.
-
-    The real part of the eigenvalues is -exp(`real`), and the step size exp(`step`): the defaults of that library, which
-    its files do not record. The discretisation is not recorded either; `discretization` is the default of the version.
-    """
-
-    step: str
-    real: str
-    imag: str
-    discretization: str = "zoh"
-    inputs: bool = True
-    # Number of taps L for which C is stored as C (1 - Ā^L).
-    length: str | None = None
-    # Sign of the stored imaginary part.
-    sign: int = 1
-
-    @property
-    def names(self) -> list[str]:
-        found = ["C", self.step, self.real, self.imag]
-        return found + ["B"] * self.inputs + (["P", self.length] if self.length is not None else [])
-
-
-_LAYOUTS = (
-    # models/s4/s4d.py, and before it the first stand-alone S4D.
-    _Layout("log_dt", "log_A_real", "A_imag", inputs=False),
-    _Layout("log_dt", "log_w_real", "w_imag", inputs=False),
-    # Versions 3 and 4 of S4D.
-    _Layout("log_dt", "inv_A_real", "A_imag", "bilinear"),
-    _Layout("inv_dt", "A_real", "A_imag", sign=-1),
-    # Versions 2, 3 and 4 of S4.
-    _Layout("log_dt", "log_w_real", "w_imag", "bilinear", length="L"),
-    _Layout("log_dt", "inv_w_real", "w_imag", "bilinear", length="L"),
-    _Layout("inv_dt", "A_real", "A_imag", "bilinear", length="l_kernel", sign=-1),
-)
-
+# Names of a layer in any version of `state-spaces/s4`, as regular expressions, and one name for each.
+_LAYER_NAMES = {
+    r"^layer\.": "",
+    r"^kernel\.kernel\.": "kernel.",
+    r"^kernel\.inv_dt$": "kernel.log_dt",
+    r"^kernel\.(log_w|inv_w|inv_A|A)_real$": "kernel.log_A_real",
+    r"^kernel\.w_imag$": "kernel.A_imag",
+    # The number of taps L for which S4 stores C as C (1 - Ā^L).
+    r"^kernel\.l_kernel$": "kernel.L",
+}
 # Computed from other tensors, or never read.
 _DERIVED = frozenset({"kernel.omega", "kernel.z", "kernel.A"})
 
@@ -94,10 +69,10 @@ class S4Converter(Converter):
         r"^decoder\.": "classifier.",
     }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return any(_STEP.search(name) for name in names)
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `S4Config`.
 
         Raises:
@@ -125,9 +100,7 @@ class S4Converter(Converter):
             "use_final_norm": False,
         }
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename({name: tensor for name, tensor in tensors.items() if not _LAYER.match(name)}, self.names)
         for index, layer in enumerate(_layers_of(tensors)):
             weights |= {f"model.layers.{index}.mixer.{name}": tensor for name, tensor in layer.parameters.items()}
@@ -135,7 +108,7 @@ class S4Converter(Converter):
 
 
 def layer_from_state_dict(
-    state_dict: Mapping[str, Tensor], *, prefix: str = "", discretization: str | None = None
+    state_dict: Tensors, *, prefix: str = "", discretization: str | None = None
 ) -> ConvertedLayer:
     """Convert one layer of `state-spaces/s4`: S4D or S4 with its feed-through and its (gated) linear output.
 
@@ -161,41 +134,55 @@ def layer_from_state_dict(
     """
     tensors: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
-        short = name.removeprefix("layer.").replace("kernel.kernel.", "kernel.", 1)
+        short = name
+        for pattern, replacement in _LAYER_NAMES.items():
+            short = re.sub(pattern, replacement, short)
         if short in tensors:
             raise ValueError(f"{prefix}{name} occurs twice, under two names")
         if short not in _DERIVED:
             tensors[short] = _without_ones(short, tensor)
-    layout = _layout_of(tensors)
+    kernel = {name.rpartition("kernel.")[2] for name in state_dict}
+    is_s4 = bool({"P", "L", "l_kernel"} & kernel)
     output = "output_linear" if "output_linear.weight" in tensors else "output_linear.0"
-    sizes = _check_layer(tensors, layout, output, prefix)
+    # Only the first versions of S4D have no B.
+    has_inputs = is_s4 or not {"log_A_real", "log_w_real"} & kernel
+    sizes = _check_layer(tensors, output, is_s4, has_inputs, prefix)
+    real = tensors["kernel.log_A_real"]
+    parts = {
+        "log_dt": tensors["kernel.log_dt"],
+        "log_A_real": real,
+        # The last versions store the other one of each conjugate pair.
+        "A_imag": (-1 if "inv_dt" in kernel else 1) * tensors["kernel.A_imag"],
+        "B": tensors["kernel.B"] if has_inputs else torch.stack([torch.ones_like(real), torch.zeros_like(real)], -1),
+        "C": tensors["kernel.C"],
+    }
+    if is_s4:
+        parts["P"] = tensors["kernel.P"][0]
+        taps = _taps(tensors["kernel.L"], f"{prefix}kernel.L")
+        parts["C"] = _of_any_length(parts, sizes["H"] // sizes["S"], taps, f"{prefix}kernel.C")
     parameters = {
-        **{f"long_conv.filter.{name}": value for name, value in _filter(tensors, layout, sizes, prefix).items()},
+        **{f"long_conv.filter.{name}": value for name, value in parts.items()},
         "long_conv.D": tensors["D"][0],
         "out_proj.weight": tensors[f"{output}.weight"],
         "out_proj.bias": tensors[f"{output}.bias"],
     }
+    # The defaults of the versions, which the files do not record.
+    is_bilinear = is_s4 or "inv_A_real" in kernel
     options = {
         "hidden_size": sizes["H"],
         "state_size": 2 * sizes["P"],
-        "kernel_type": "s4" if layout.length else "s4d",
+        "kernel_type": "s4" if is_s4 else "s4d",
         "n_ssm": None if sizes["S"] == sizes["H"] else sizes["S"],
-        "discretization": discretization or layout.discretization,
+        "discretization": discretization or ("bilinear" if is_bilinear else "zoh"),
         "bidirectional": sizes["M"] == 2,
         "output_glu": output == "output_linear.0",
     }
     return ConvertedLayer({name: value.contiguous() for name, value in parameters.items()}, options)
 
 
-def _layout_of(tensors: Mapping[str, Tensor]) -> _Layout:
-    """Return the layout with the most names in common and the fewest missing."""
-    kernel = {name.removeprefix("kernel.") for name in tensors if name.startswith("kernel.")}
-    return max(_LAYOUTS, key=lambda layout: len(kernel & {*layout.names}) - len({*layout.names} - kernel))
-
-
 def _without_ones(name: str, tensor: Tensor) -> Tensor:
     """Add or remove the dimension of size 1 in which versions differ."""
-    wanted = {"D": 2, "kernel.C": 4, "kernel.B": 3, "kernel.log_dt": 1, "kernel.inv_dt": 1}
+    wanted = {"D": 2, "kernel.C": 4, "kernel.B": 3, "kernel.log_dt": 1}
     dimensions = 2 if name.endswith(".weight") else wanted.get(name, tensor.dim())
     if tensor.dim() == dimensions - 1:
         return tensor.unsqueeze(0)
@@ -204,61 +191,40 @@ def _without_ones(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, prefix: str) -> dict[str, int]:
+def _check_layer(tensors: Tensors, output: str, is_s4: bool, has_inputs: bool, prefix: str) -> dict[str, int]:
     """Return the sizes by their letters."""
-    length = tensors.get(f"kernel.{layout.length}")
+    length = tensors.get("kernel.L") if is_s4 else None
     shapes: dict[str, tuple[str | int, ...]] = {
         "kernel.C": ("M", "H", "P", 2),
         "D": ("heads", "H"),
-        f"kernel.{layout.step}": ("H",),
-        f"kernel.{layout.real}": ("S", "P"),
-        f"kernel.{layout.imag}": ("S", "P"),
+        "kernel.log_dt": ("H",),
+        "kernel.log_A_real": ("S", "P"),
+        "kernel.A_imag": ("S", "P"),
         f"{output}.weight": ("W", "H"),
         f"{output}.bias": ("W",),
-        **({"kernel.B": ("S", "P", 2)} if layout.inputs else {}),
-        **({"kernel.P": ("R", "S", "P", 2)} if layout.length else {}),
+        **({"kernel.B": ("S", "P", 2)} if has_inputs else {}),
+        **({"kernel.P": ("R", "S", "P", 2)} if is_s4 else {}),
+        # An integer, which is read apart; without it, it is named as missing.
+        **({"kernel.L": ()} if is_s4 and length is None else {}),
     }
-    # An integer, which is read apart; without it, it is named as missing.
-    shapes |= {f"kernel.{layout.length}": ()} if layout.length and length is None else {}
     sizes = check_tensors(
         {prefix + name: tensor for name, tensor in tensors.items() if tensor is not length},
         {prefix + name: letters for name, letters in shapes.items()},
         "a layer of S4",
     )
-    if sizes["heads"] != 1 or sizes["M"] not in (1, 2):
+    if sizes["heads"] != 1 or sizes["M"] not in (1, 2) or sizes.get("R", 1) != 1:
         raise ValueError(
-            f"{prefix}kernel.C has {sizes['M']} and {prefix}D {sizes['heads']} rows: a layer of several heads "
-            "(`channels`) cannot be converted"
+            f"{prefix}kernel.C has {sizes['M']} and {prefix}D {sizes['heads']} rows, {prefix}kernel.P has the rank "
+            f"{sizes.get('R', 0)}: a layer of several heads (`channels`), or of a rank above 1, cannot be converted"
         )
-    if sizes.get("R", 1) != 1:
-        raise ValueError(f"{prefix}kernel.P has the rank {sizes['R']}: only rank 1 can be converted")
     if sizes["H"] % sizes["S"]:
-        raise ValueError(f"{prefix}kernel.{layout.real} has {sizes['S']} rows, which do not divide {sizes['H']}")
+        raise ValueError(f"{prefix}kernel.log_A_real has {sizes['S']} rows, which do not divide {sizes['H']}")
     if sizes["W"] != sizes["H"] * (2 if output == "output_linear.0" else 1):
         raise ValueError(
             f"{prefix}{output}.weight has {sizes['W']} rows for {sizes['H']} channels: only a gated linear unit (twice "
             "as many, `output_linear.0`) or a linear map alone (as many, `output_linear`) can be converted"
         )
     return sizes
-
-
-def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, int], prefix: str) -> dict[str, Tensor]:
-    """Return the parameters of the `StateSpaceFilter`; channel h uses the system h mod S in both libraries."""
-    real = tensors[f"kernel.{layout.real}"]
-    found = {
-        "log_dt": tensors[f"kernel.{layout.step}"],
-        "log_A_real": real,
-        "A_imag": layout.sign * tensors[f"kernel.{layout.imag}"],
-        "B": tensors["kernel.B"]
-        if layout.inputs
-        else torch.stack([torch.ones_like(real), torch.zeros_like(real)], dim=-1),
-        "C": tensors["kernel.C"],
-    }
-    if layout.length is not None:
-        found["P"] = tensors["kernel.P"][0]
-        taps = _taps(tensors[f"kernel.{layout.length}"], f"{prefix}kernel.{layout.length}")
-        found["C"] = _of_any_length(found, sizes["H"] // sizes["S"], taps, f"{prefix}kernel.C")
-    return found
 
 
 def _taps(length: Tensor, name: str) -> int:
@@ -271,7 +237,7 @@ def _taps(length: Tensor, name: str) -> int:
     return taps
 
 
-def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: str) -> Tensor:
+def _of_any_length(filter: Tensors, copies: int, taps: int, name: str) -> Tensor:
     """Return C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
 
     `copies` is H / S.
@@ -300,7 +266,7 @@ def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: s
     return found
 
 
-def _layers_of(tensors: Mapping[str, Tensor], discretization: str | None = None) -> list[ConvertedLayer]:
+def _layers_of(tensors: Tensors, discretization: str | None = None) -> list[ConvertedLayer]:
     """Convert the layers."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

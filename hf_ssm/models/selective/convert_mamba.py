@@ -3,13 +3,13 @@
 Legend: `V` vocabulary, `D` channels, `N` states.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, check_tensors, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, check_tensors, rename
 from hf_ssm.models.base.mamba_ssm import INITIAL, NAMES, convert_options, convert_outer, layer_of, object_of
 from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMForCausalLM,
@@ -78,10 +78,10 @@ class MambaConverter(Converter):
     backbone_class = SelectiveSSMModel
     names = MAMBA_NAMES
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) or layer_of(config) == "Mamba1"
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         if config.get("model_type") is not None:
             return {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
         if config.get("d_intermediate"):
@@ -110,10 +110,10 @@ class HonarpishehConverter(Converter):
         r"^SSM\.w$": "classifier.weight",
     }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return any(name.startswith("SSM.") for name in names)
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         sizes = check_tensors(tensors, _PLAIN_SHAPES, "the selective SSM of Honarpisheh et al.")
         return {
             "block": "plain",
@@ -126,9 +126,7 @@ class HonarpishehConverter(Converter):
             "problem_type": "multi_label_classification",
         }
 
-    def convert_weights(
-        self, tensors: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
         step, *matrices = (weights.pop(f"SSM.ssm.{name}") for name in ("q_delta", "W_B", "W_C"))
         weights["model.layers.0.mixer.scan.x_proj.weight"] = torch.cat([step.unsqueeze(0), *matrices])
@@ -136,7 +134,7 @@ class HonarpishehConverter(Converter):
         return weights
 
 
-def plain_classifier_from_state_dict(state_dict: Mapping[str, Tensor]) -> Any:
+def plain_classifier_from_state_dict(state_dict: Tensors) -> Any:
     """Convert a state dict of Honarpisheh et al. to a `SelectiveSSMForSequenceClassification`."""
     return HonarpishehConverter().convert(state_dict)
 

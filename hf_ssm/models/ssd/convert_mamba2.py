@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import Mamba2Config
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import EMPTY, Converter, load_state_dict, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, load_state_dict, rename
 from hf_ssm.models.base.mamba_ssm import (
     INITIAL,
     NAMES,
@@ -39,29 +40,13 @@ logger = logging.get_logger(__name__)
 MIXER_NAMES = {r"\.mixer\.(reverse_)?(A_log|D|dt_bias)$": r".mixer.\1scan.\2"}
 """Names in a mixer, and in a second direction, as regular expressions, and the names here."""
 
-# Fields of transformers' layout, with the values that absent fields stand for.
-_FIELDS: dict[str, Any] = {
-    "num_heads": 128,
-    "head_dim": 64,
-    "vocab_size": 32768,
-    "hidden_size": 4096,
-    "state_size": 128,
-    "num_hidden_layers": 64,
-    "layer_norm_epsilon": 1e-5,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "expand": 2,
-    "conv_kernel": 4,
-    "n_groups": 8,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "initializer_range": 0.1,
-    "residual_in_fp32": True,
-    "rescale_prenorm_residual": False,
-    "tie_word_embeddings": False,
-}
+# Fields that transformers' layout may leave out.
+_FIELDS = (
+    *("num_heads", "head_dim", "vocab_size", "hidden_size", "state_size", "num_hidden_layers", "layer_norm_epsilon"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "expand", "conv_kernel", "n_groups", "use_bias"),
+    *("use_conv_bias", "hidden_act", "initializer_range", "residual_in_fp32", "rescale_prenorm_residual"),
+    "tie_word_embeddings",
+)
 # Fields about code, or without effect on a loaded model: norms are always applied, after the gate. The size of chunks
 # is that of other kernels.
 _UNUSED_FIELDS = frozenset(
@@ -84,7 +69,7 @@ _SSM_FIELDS: dict[str, tuple[str, Any]] = {
 _OUTER = {"d_model": "hidden_size", "n_layer": "num_hidden_layers", "vocab_size": "vocab_size"}
 
 
-def convert_mixer(options: Mapping[str, Any], hidden_size: int, read: Collection[str] = ()) -> dict[str, Any]:
+def convert_mixer(options: Fields, hidden_size: int, read: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields here of an `ssm_cfg`; `read` as in `convert_options`."""
     own = convert_options(options, _SSM_FIELDS, "Mamba-2", ("d_ssm", "dt_limit", *read))
     if options.get("d_ssm") not in (None, own["expand"] * hidden_size):
@@ -105,18 +90,18 @@ class Mamba2Converter(Converter):
     backbone_class = SSDModel
     names = {**NAMES, **MIXER_NAMES}
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         is_bare = not config and {"A_log", "dt_bias", "D"} <= {name.rpartition(".mixer.")[2] for name in names}
         is_original = layer_of(config) == "Mamba2" or _is_mistral(config)
         # Mamba-3 has no convolution.
         is_bare = is_bare and any(name.endswith(".mixer.conv1d.weight") for name in names)
         return super().recognises(config, names) or is_original or is_bare
 
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         weights = find_file(source, "consolidated.safetensors") if _is_mistral(config) else None
         return super().read(source, config) if weights is None else load_state_dict(weights)
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         """Return the arguments of the `SSDConfig`, with the sizes of the tensors in the original layouts.
 
         Raises:
@@ -125,7 +110,9 @@ class Mamba2Converter(Converter):
         is_typed = config.get("model_type") is not None
         if is_typed:
             given = {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
-            own = {**_FIELDS, **given, "time_step_limit": step_limit(config.get("time_step_limit"))}
+            defaults = Mamba2Config()
+            own = {name: getattr(defaults, name) for name in _FIELDS} | given
+            own["time_step_limit"] = step_limit(config.get("time_step_limit"))
             if not any(name.endswith("embedding.weight") for name in tensors):
                 return own
         else:
@@ -156,11 +143,11 @@ class Mamba2Converter(Converter):
 CONVERTERS = (Mamba2Converter(),)
 
 
-def _is_mistral(config: Mapping[str, Any]) -> bool:
+def _is_mistral(config: Fields) -> bool:
     return "model_type" not in config and {"dim", "n_layers"} <= config.keys()
 
 
-def _from_mistral(config: Mapping[str, Any]) -> dict[str, Any]:
+def _from_mistral(config: Fields) -> dict[str, Any]:
     """Return the configuration in the schema of mamba_ssm; the tensors have the other sizes."""
     options = {"ngroups": config["n_groups"]} if "n_groups" in config else {}
     ties = {"tie_embeddings": config["tie_embeddings"]} if "tie_embeddings" in config else {}
@@ -168,7 +155,7 @@ def _from_mistral(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"d_model": config["dim"], "n_layer": config["n_layers"], "ssm_cfg": options, **ties, **ids}
 
 
-def _sizes(shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Any], is_typed: bool) -> dict[str, Any]:
+def _sizes(shapes: Mapping[str, tuple[int, ...]], given: Fields, is_typed: bool) -> dict[str, Any]:
     """Return the fields that the shapes of the tensors determine, by their names here.
 
     Args:

@@ -7,13 +7,10 @@ always 1e-5 there, and that of all norms here.
 Source: Zhai et al. 2025 (PlantCAD2); public code of the checkpoints' configuration and model classes.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from hf_ssm.models.base.caduceus import CaduceusLayout
-from hf_ssm.models.base.converter import EMPTY
+from hf_ssm.models.base.converter import EMPTY, Fields, Tensors
 from hf_ssm.models.ssd.convert_mamba2 import MIXER_NAMES, convert_mixer
 from hf_ssm.models.ssd.modeling_ssd import SSDForMaskedLM, SSDForSequenceClassification, SSDModel
 
@@ -35,7 +32,7 @@ class PlantCAD2Converter(CaduceusLayout):
     backbone_class = SSDModel
     names = MIXER_NAMES
 
-    def convert_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor] = EMPTY) -> dict[str, Any]:
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         own = super().convert_config(config, tensors)
         strategy, is_tied = own.pop("bidirectional_strategy"), own.pop("bidirectional_weight_tie")
         if strategy != "add" or not is_tied:
@@ -50,7 +47,7 @@ class PlantCAD2Converter(CaduceusLayout):
             )
         return own | {"bidirectional_norm_tie": not (own["bidirectional"] and own["rms_norm"])}
 
-    def convert_ssm(self, options: Mapping[str, Any], hidden_size: int) -> dict[str, Any]:
+    def convert_ssm(self, options: Fields, hidden_size: int) -> dict[str, Any]:
         return convert_mixer(options, hidden_size)
 
 
