@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,16 +50,14 @@ class ScanBound:
     layer: int
     direction: str
     assumptions: list[Assumption]
-    norms: SelectiveNorms | None
+    norms: SelectiveNorms
     log_capacity: float | None
-    contraction: dict[str, float | None]
+    contraction: dict[str, float]
     output: dict[str, float | None]
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and mappings."""
-        values = dataclasses.asdict(self)
-        log10_capacity = _log10(values.pop("log_capacity"))
-        return {**values, "norms": {} if self.norms is None else _named(self.norms), "log10_capacity": log10_capacity}
+        """Plain values for a JSON file."""
+        return _plain(self) | {"norms": _named(self.norms)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +96,9 @@ class ModelBound:
     @property
     def capacity(self) -> float | None:
         """C; infinite if it exceeds the range of float64."""
-        return _exp(self.log_capacity)
+        return (
+            None if self.log_capacity is None else math.exp(self.log_capacity) if self.log_capacity < 709 else math.inf
+        )
 
     @property
     def bound(self) -> float | None:
@@ -105,25 +106,22 @@ class ModelBound:
         return None if self.gap is None else self.gap.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and mappings; capacities as decimal logarithms."""
-        gap = {} if self.gap is None else dataclasses.asdict(self.gap)
-        needed = gap.pop("log_sequences_needed", None)
-        return {
-            "theorem": self.theorem,
-            "assumptions": [dataclasses.asdict(assumption) for assumption in self.assumptions],
-            "norms": self.norms,
-            "log10_capacity": _log10(self.log_capacity),
-            "log10_capacity_at_length": _log10(self.log_capacity_at_length),
-            "log10_leading_terms": _log10(self.log_leading_terms),
-            "bound": self.bound,
-            "bound_at_length": None if self.gap_at_length is None else self.gap_at_length.value,
-            "gap": gap,
-            "log10_sequences_needed": _log10(needed),
-            "longest": self.longest,
-            "num_sequences": self.num_sequences,
-            "scans": [scan.to_dict() for scan in self.scans],
-            "notes": self.notes,
-        }
+        """Plain values for a JSON file; capacities as decimal logarithms."""
+        values = _plain(self) | {"bound": self.bound, "scans": [scan.to_dict() for scan in self.scans]}
+        values["gap"] = {} if self.gap is None else _plain(self.gap)
+        values["log10_sequences_needed"] = values["gap"].pop("log10_sequences_needed", None)
+        values["bound_at_length"] = (values.pop("gap_at_length") or {}).get("value")
+        return values
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    """Convert a result to plain values, natural logarithms (`log_...`) to decimal ones (`log10_...`)."""
+    return {
+        name.replace("log_", "log10_", 1) if name.startswith("log_") else name: _log10(value)
+        if name.startswith("log_")
+        else value
+        for name, value in dataclasses.asdict(result).items()
+    }
 
 
 @dataclasses.dataclass
@@ -154,8 +152,11 @@ class _Observer:
             decay = scan.state_matrix().real.double().max(dim=1).values
         self.rows += len(inputs)
         self.longest = max(self.longest, int(present.sum(1).max()))
-        self.input_norm = _larger(self.input_norm, _largest_norm(inputs[present]))
-        self.output_norm = _larger(self.output_norm, _largest_norm(output[present]))
+        # NaN stays.
+        self.input_norm, self.output_norm = (
+            float(np.maximum(known, _largest_norm(sequences[present])))
+            for known, sequences in ((self.input_norm, inputs), (self.output_norm, output))
+        )
         if gate is not None:
             self.gate = max(self.gate, nn.functional.silu(gate[present].double()).abs().max().item())
         step = step[present].double()
@@ -173,15 +174,13 @@ def generalization_bound(
     *,
     input_bound: float | None = None,
     num_sequences: int | None = None,
-    loss_bound: float = 1.0,
-    lipschitz: float = 1.0,
-    failure_probability: float = 0.05,
 ) -> ModelBound:
-    """The bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
+    """Compute the bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
 
     The class of models is the smallest one that contains the trained weights: each norm bound is the norm itself. Two
     logits are replaced by their difference, whose logistic loss is their cross-entropy. A learnt embedding adds one
-    more cover. This is an extension: the theorem takes u as given.
+    more cover. This is an extension: the theorem takes u as given. The loss is the ramp loss with margin 1, which is at
+    least the classification error; for another, call `gap_bound` with the capacity.
 
     Args:
         model: A selective model of hf_ssm.
@@ -190,16 +189,14 @@ def generalization_bound(
             the whole embedding.
         num_sequences: m; default: the rows of the batches. Below d_2 of Lemma C.4 (the Nd states, or the tokens of a
             learnt embedding), there is no bound.
-        loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are for the ramp loss
-            with margin 1, which is at least the classification error.
 
     Returns:
         See `ModelBound`; `bound` is `None` if an assumption fails.
 
     Raises:
         TypeError: An argument of another type.
-        ValueError: The model has no selective scan, or one that the theorems do not cover; no
-            batch; `input_bound` below the measured norm.
+        ValueError: The model has no selective scan, or one that the theorems do not cover; no batch; `input_bound`
+            below the measured norm.
 
     Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6.
     """
@@ -222,8 +219,7 @@ def generalization_bound(
             log_at_length = combine_covers(capacity_covers(norms, first.longest))
         if all(assumption.holds for assumption in numbers) and log_at_length is not None:
             log_capacity, log_leading = combine_covers(capacity_covers(norms)), leading_term(norms)
-            loss = {"loss_bound": loss_bound, "lipschitz": lipschitz, "failure_probability": failure_probability}
-            gap, gap_at_length = gap_bound(log_capacity, m, **loss), gap_bound(log_at_length, m, **loss)
+            gap, gap_at_length = gap_bound(log_capacity, m), gap_bound(log_at_length, m)
     return ModelBound(
         theorem="4.5" if first.scan.rank == 0 else "4.6",
         assumptions=assumptions,
@@ -236,7 +232,7 @@ def generalization_bound(
         longest=first.longest,
         num_sequences=m,
         scans=scans,
-        notes=_notes(norms, gap, loss_bound),
+        notes=_notes(norms, gap),
     )
 
 
@@ -280,7 +276,7 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     projection = getattr(getattr(model, "model", model), "input_projection", None)
     learnt = projection is not None and any(weight.requires_grad for weight in projection.parameters())
     bias = None if outputs is None else model.classifier.bias
-    checks: list[tuple[str, bool, float | str | None, str]] = [
+    checks = [
         ("block", scan.block == "plain", scan.block, "block='plain'; `scans` describes each scan"),
         ("one layer", config.num_hidden_layers == 1, config.num_hidden_layers, "num_hidden_layers=1"),
         ("one direction", not config.bidirectional, str(bool(config.bidirectional)), "bidirectional=False"),
@@ -322,21 +318,16 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
 def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
     """The adaptation to one scan."""
     scan = seen.scan
-    assumptions = [
-        _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
-    ]
-    low, high = seen.steps
-    contraction: dict[str, float | None] = {
-        "largest": math.exp(min(seen.log_largest, 709.0)),
+    needs = "one input for Δ, B, C and the scan"
+    assumptions = [_requirement("no Sobolev filter", not scan.has_sobolev_filter, None, needs)]
+    log_capacity, norms = None, scan.bound_norms(None, seen.input_norm)
+    contraction = {
+        **{"largest": math.exp(min(seen.log_largest, 709.0)), "bound": norms.rho_A},
         "mean": math.exp(min(seen.log_total / seen.tokens, 709.0)),
-        "smallest_step": low,
-        "largest_step": high,
+        **dict(zip(("smallest_step", "largest_step"), seen.steps, strict=True)),
+        **dict(zip(("smallest_step_bound", "largest_step_bound"), norms.step_range, strict=True)),
     }
     output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
-    log_capacity = None
-    norms = scan.bound_norms(None, seen.input_norm)
-    smallest, largest = norms.step_range
-    contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
     is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
     assumptions += norm_assumptions(norms, num_sequences)
     if is_bounded:
@@ -350,7 +341,7 @@ def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
     return ScanBound(*place, assumptions, norms, log_capacity, contraction, output)
 
 
-def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:
+def _notes(norms: SelectiveNorms | None, gap: GapBound | None) -> list[str]:
     """Explanations of the numbers."""
     if norms is None:
         return [
@@ -360,7 +351,7 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
     notes = []
     if gap is not None and gap.is_vacuous:
         notes.append(
-            f"The bound is vacuous: no gap exceeds the largest loss, {loss_bound:g}, and the bound is {gap.value:.3g}. "
+            f"The bound is vacuous: no gap exceeds the largest loss, 1, and the bound is {gap.value:.3g}. "
             "The bound would fall below the largest loss from about "
             f"10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
         )
@@ -387,18 +378,9 @@ def _largest_norm(rows: Tensor) -> float:
     return torch.linalg.vector_norm(rows.detach().double(), dim=-1).max().item()
 
 
-def _larger(one: float, other: float) -> float:
-    """The larger of two numbers; NaN if one of them is."""
-    return math.nan if math.isnan(other) else max(one, other)
-
-
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
 def _log10(log_value: float | None) -> float | None:
     return None if log_value is None or not math.isfinite(log_value) else log_value / math.log(10)
-
-
-def _exp(log_value: float | None) -> float | None:
-    return None if log_value is None else math.exp(log_value) if log_value < 709 else math.inf

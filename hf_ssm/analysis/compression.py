@@ -22,7 +22,7 @@ from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
-from hf_ssm.utils.checks import check_model
+from hf_ssm.utils.checks import check_finite, check_model
 
 __all__ = ["Compression", "LayerCompression", "compress", "compressible_operators"]
 
@@ -139,9 +139,7 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
             "model (for a PEFT model, the result of `merge_and_unload`)."
         )
     operators = compressible_operators(model)
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{name} holds NaN or infinite values: training diverged. Give an earlier checkpoint.")
+    check_finite(model)
     size = model.config.state_size
     if (state_size is None) == (tolerance is None):
         raise ValueError(

@@ -135,13 +135,15 @@ def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
     return operator.cpu().requires_grad_(False)
 
 
-def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
-    """The total variation of each kernel's response over bands of frequency.
+def band_total_variation(
+    response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4, kernels: Tensor | None = None
+) -> Tensor:
+    """Compute the total variation of each kernel's response over bands of frequency.
 
     Frequency bias means a larger variation at low frequencies than at high ones. The result is the variation of the
     kernel, not of the samples: the limit of the lengths of polygons on ever finer nodes. If the poles are known and the
-    response at a single frequency is cheap, nodes concentrate around each pole according to its width, so that no peak
-    is missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
+    response at a single frequency is cheap, nodes concentrate around each pole according to its width, so no peak is
+    missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
     (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without
     `operator`, the result is the variation of its samples, a lower bound.
 
@@ -149,6 +151,7 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
         response: An entry of the result of `frequency_responses`.
         edges: Ends of the bands, ascending, in radians per sample in [0, π].
         rtol: Relative accuracy.
+        kernels: Indices of the kernels; default: all C.
 
     Returns:
         `(C, len(edges) - 1)`, float64. Infinite where the response is infinite; NaN for a kernel that holds NaN.
@@ -158,11 +161,7 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 
     Source: Yu et al. 2025, Section 2, for the response of the discrete kernel.
     """
-    return variation_of_kernels(response, torch.arange(len(response.response)), edges, rtol)
-
-
-def variation_of_kernels(response: FrequencyResponse, kernels: Tensor, edges: Sequence[float], rtol: float) -> Tensor:
-    """`band_total_variation` of some kernels of a response, by their indices, `(len(kernels), len(edges) - 1)`."""
+    kernels = torch.arange(len(response.response)) if kernels is None else kernels
     samples, operator = response.response[kernels], response.operator
     polygon = sampled_total_variation(samples, response.omega, edges)
     if operator is None:
@@ -194,12 +193,6 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
     return limit
 
 
-def _features(operator: SequenceOperator, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Centres and widths, `(R, n)`, of the peaks of a response; `None` if unknown."""
-    features: tuple[Tensor, Tensor] | None = operator.response_features(rows)
-    return None if features is None else (features[0], features[1].clamp(_NARROWEST, math.pi))
-
-
 def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
     """Ascending nodes `(R, M)` with the ends; the spacing grows with the width of a peak and the distance to it."""
     reach = torch.asinh(math.pi / widths).unsqueeze(-1)
@@ -214,11 +207,18 @@ def _lengths_on_graded_nodes(
     operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths `(R, bands)` of polygons on `_graded_nodes`, repeatedly refined by midpoints."""
-    features = _features(operator, rows)
+    features = operator.response_features(rows)
     assert features is not None
     centres, widths = features
-    nodes = _graded_nodes(centres, widths, ends)
-    values = _evaluate_by_row(operator, nodes, rows, centres.shape[-1])
+    nodes = _graded_nodes(centres, widths.clamp(_NARROWEST, math.pi), ends)
+    # A handful of numbers each for every node and pole.
+    at_once = _AT_ONCE // (4 * centres.shape[-1])
+
+    def evaluate(nodes: Tensor) -> Tensor:
+        blocks = zip(*(t.split(max(1, at_once // nodes.shape[-1])) for t in (nodes, rows)), strict=True)
+        return torch.cat([operator.frequency_response(*block) for block in blocks])
+
+    values = evaluate(nodes)
     while True:
         middle = (nodes[:, 1:] + nodes[:, :-1]) / 2
         # Each cell belongs to one band.
@@ -229,17 +229,9 @@ def _lengths_on_graded_nodes(
         yield torch.where(finite, length, 0.0), size
         if nodes.shape[-1] > _FINEST_GRADED:
             return
-        between = _evaluate_by_row(operator, middle, rows, centres.shape[-1])
+        between = evaluate(middle)
         nodes, order = torch.cat([nodes, middle], dim=-1).sort(dim=-1, stable=True)
         values = torch.cat([values, between], dim=-1).gather(-1, order)
-
-
-def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
-    """The response at nodes `(R, M)`, different for each row, in blocks of rows."""
-    # A handful of numbers each for every node and pole.
-    at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
-    blocks = zip(nodes.split(at_once), rows.split(at_once), strict=True)
-    return torch.cat([operator.frequency_response(*block) for block in blocks])
 
 
 def _lengths_on_even_nodes(
@@ -247,9 +239,9 @@ def _lengths_on_even_nodes(
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths of polygons on finer and finer grids; the first resolves the last tap and the narrowest pole."""
     count = max(_COARSEST, 4 * next_fast_len(operator.support or 1))
-    features = _features(operator, rows)
+    features = operator.response_features(rows)
     if features is not None:
-        narrowest = features[1].min().item()
+        narrowest = max(features[1].min().item(), _NARROWEST)
         count = min(_FINEST // 2, max(count, next_fast_len(math.ceil(2 * math.pi / narrowest))))
     finest = max(2 * count, _FINEST)
     while count <= finest:

@@ -20,7 +20,7 @@ from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["OperatorRecord", "batches_of", "model_inputs", "record_operators", "sequence_operators"]
+__all__ = ["OperatorRecord", "batches_of", "model_inputs", "record_operators", "run_observed", "sequence_operators"]
 
 # Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
@@ -213,16 +213,23 @@ def record_operators(
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to record: give a model of hf_ssm."
         )
-    inner = unwrapped(model)
-    device = next(inner.parameters()).device
-    blocks = [block for block in model.modules() if isinstance(block, Block)]
-    with observing(blocks, recorder), evaluating(model):
-        for batch in batches:
-            inner(**model_inputs(batch, device), use_cache=False)
-        records = list(recorder.records())
+    run_observed(model, batches, recorder)
+    records = list(recorder.records())
     if not records:
         raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
     return records
+
+
+def run_observed(model: nn.Module, batches: Iterable[Mapping[str, Any]], observer: Observer) -> None:
+    """Show the operators of a model to an observer, batch by batch, until the observer has `is_full`."""
+    inner = unwrapped(model)
+    device = next(inner.parameters()).device
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
+    with observing(blocks, observer), evaluating(model):
+        for batch in batches:
+            inner(**model_inputs(batch, device), use_cache=False)
+            if getattr(observer, "is_full", False):
+                break
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -45,10 +45,6 @@ class Remembrance:
     rows: list[int]
     reach: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts and lists."""
-        return dataclasses.asdict(self)
-
 
 def effective_remembrance(
     model: Any, batches: Iterable[Mapping[str, Any]], distances: Sequence[int] | None = None

@@ -31,12 +31,12 @@ from hf_ssm.analysis.frequency import (
 from hf_ssm.analysis.hankel import HankelSpectrum, hankel_spectra, hankel_table
 from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
-from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, spectra_table
+from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, special_token_ids, spectra_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.utils.checks import check_batch, check_iterable, check_model
+from hf_ssm.utils.checks import check_batch, check_finite, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["BANDS", "FEWEST_SEQUENCES", "TheoryReport", "tables_of", "theory_report"]
@@ -111,27 +111,18 @@ class TheoryReport:
     is_time_invariant: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the responses, as plain values for a JSON file; numbers that are not finite are `None`."""
+        """Plain values for a JSON file, without the responses; numbers that are not finite are `None`."""
+        measured = {name: getattr(self, name) for name in ("hankel", "alpha", "bound", "remembrance")}
+        measured |= self.alpha_of_layers
+        measured = {name: {"none": value} if isinstance(value, str) else value for name, value in measured.items()}
         return _as_json(
             {
                 "versions": _versions(),
-                "settings": self.settings,
-                "model": self.model,
-                "data": self.data,
-                "complexity": [
-                    {**dataclasses.asdict(layer), "tau_of_channels": layer.tau_of_channels.tolist()}
-                    for layer in self.complexity
-                ],
-                "assumption": [dataclasses.asdict(layer) for layer in self.assumption],
-                "bands": list(self.bands),
-                "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
-                "hankel": _as_dict(self.hankel) if isinstance(self.hankel, str) else [_as_dict(s) for s in self.hankel],
-                "spectra": [spectrum.to_dict() for spectrum in self.spectra],
-                "alpha": _as_dict(self.alpha),
-                "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
-                "bound": _as_dict(self.bound),
-                "remembrance": _as_dict(self.remembrance),
+                **{name: getattr(self, name) for name in ("settings", "model", "data", "complexity", "assumption")},
+                **{"bands": self.bands, "total_variation": self.variation, "spectra": self.spectra},
+                "alpha_of_layers": {layer: measured.pop(layer) for layer in self.alpha_of_layers},
                 "movement": self.parameter_change,
+                **measured,
             }
         )
 
@@ -187,12 +178,12 @@ def _versions() -> dict[str, str]:
     return {package: sys.modules[package].__version__, **{name: version(name) for name in ("torch", "transformers")}}
 
 
-def _as_dict(result: Any) -> Any:
-    return {"none": result} if isinstance(result, str) else result.to_dict()
-
-
 def _as_json(value: Any) -> Any:
-    """A value as JSON types."""
+    """Convert tensors, dataclasses and collections to JSON types."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    elif dataclasses.is_dataclass(value):
+        value = value.to_dict() if hasattr(value, "to_dict") else vars(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -238,7 +229,7 @@ def theory_report(
     """
     check_model(model)
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
-    _check_finite(model)
+    check_finite(model)
     batches = list(batches)
     for batch in batches:
         check_batch("batches", batch)
@@ -252,7 +243,7 @@ def theory_report(
     base = getattr(unwrapped(model), "config", None)
     family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
     if special_tokens is None:
-        special_tokens = _special_tokens(base)
+        special_tokens = special_token_ids(base)
     spectrum, positions = data_spectrum(batches, special_tokens, num_frequencies)
     layers = [
         InputSpectrum(f"layer {each.layer}", layer_power(records, each.layer).sum(0).cpu()) for each in complexity
@@ -294,12 +285,6 @@ def theory_report(
     )
 
 
-def _check_finite(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{name} holds NaN or infinite values: training diverged, and no report is possible.")
-
-
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
     """A grid from 0 to π that holds the spectrum of the longest row."""
     longest = max(
@@ -312,13 +297,6 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
         default=1,
     )
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
-
-
-def _special_tokens(config: Any) -> set[int]:
-    """The ids of the tokens for padding, beginning and end that a configuration names."""
-    named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
-    groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
-    return {token for group in groups for token in group}
 
 
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:

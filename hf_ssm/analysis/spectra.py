@@ -15,7 +15,7 @@ from hf_ssm.analysis.recording import OperatorRecord
 from hf_ssm.analysis.tables import Table
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 
-__all__ = ["InputSpectrum", "data_spectrum", "layer_power", "spectra_table"]
+__all__ = ["InputSpectrum", "data_spectrum", "layer_power", "special_token_ids", "spectra_table"]
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -83,6 +83,13 @@ def data_spectrum(
         energy, positions = energy + power.cpu() * number, positions + number
     spectrum = InputSpectrum("data", energy / max(positions, 1))
     return (spectrum, positions) if spectrum.has_power else (None, 0)
+
+
+def special_token_ids(config: Any) -> set[int]:
+    """Ids of the tokens for padding, beginning and end that a configuration names."""
+    named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
+    groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+    return {token for group in groups for token in group}
 
 
 def layer_power(records: Sequence[OperatorRecord], layer: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from hf_ssm.analysis.spectra import special_token_ids
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.roles import ParameterRole, parameter_roles
 from hf_ssm.theory import time_scales
@@ -35,7 +36,6 @@ RULES = ("autocorrelation", "spectrum", "length")
 
 # Largest number of values (rows times positions times channels) from which scales are computed.
 _MOST_VALUES = 2**23
-_SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,8 +283,7 @@ def propose_time_steps(
         )
     if scales is None:
         if ignored_ids is None:
-            ids = [getattr(config, name, None) for name in _SPECIAL_IDS]
-            ignored_ids = {value for value in ids if isinstance(value, int)}
+            ignored_ids = special_token_ids(config)
         scales = data_scales(batch, ignored_ids)
     length = scales.length
     if rule == "length":

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis.frequency import FrequencyResponse, variation_of_kernels
+from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
 
 __all__ = ["Variation", "layer_variations"]
 
-_RTOL = 1e-4
 # Largest number of taps evaluated per model (minutes), and least number of kernels for a meaningful mean.
 _MOST_TAPS, _FEWEST_KERNELS = 2**24, 4
 
@@ -40,7 +39,7 @@ class Variation:
 
 
 def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[float]) -> list[Variation]:
-    """The total variation of each layer and direction over bands of frequency; see `band_total_variation`.
+    """Compute the total variation of each layer and direction over bands of frequency; see `band_total_variation`.
 
     Args:
         responses: From `frequency_responses`, of a whole model.
@@ -54,14 +53,14 @@ def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[flo
     variations = []
     places = {(response.layer, response.direction) for response in responses}
     for layer, direction in sorted(places, key=lambda place: (place[0], place[1] == "backward")):
-        of_layer = [response for response in responses if (response.layer, response.direction) == (layer, direction)]
-        chosen = [_chosen(response, _MOST_TAPS // len(responses)) for response in of_layer]
+        own = [response for response in responses if (response.layer, response.direction) == (layer, direction)]
+        chosen = [_chosen(response, _MOST_TAPS // len(responses)) for response in own]
         lengths = [
-            variation_of_kernels(response, kernels, bands, _RTOL)
-            for response, kernels in zip(of_layer, chosen, strict=True)
+            band_total_variation(response, bands, kernels=kernels)
+            for response, kernels in zip(own, chosen, strict=True)
             if len(kernels)
         ]
-        total, measured = sum(len(response.response) for response in of_layer), sum(map(len, chosen))
+        total, measured = sum(len(response.response) for response in own), sum(map(len, chosen))
         mean = torch.cat(lengths).mean(0).tolist() if measured else [math.nan] * (len(bands) - 1)
         variations.append(Variation(layer, direction, mean, total, measured))
     return variations

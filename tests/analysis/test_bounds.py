@@ -93,11 +93,9 @@ class TestPlain:
 
     def test_arguments(self, weights, batch):
         model = plain_classifier_from_state_dict(weights)
-        options = {"loss_bound": 2.0, "lipschitz": 0.5, "failure_probability": 0.01, "num_sequences": 10**9}
-        found = generalization_bound(model, [batch], input_bound=100.0, **options)
+        found = generalization_bound(model, [batch], input_bound=100.0, num_sequences=10**9)
         norms = expected_norms(weights, 100.0, weights["embedding.weight"])
-        options.pop("num_sequences")
-        assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9, **options)
+        assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9)
         with pytest.raises(ValueError, match=r"`input_bound`=0\.1 is below"):
             generalization_bound(model, [batch], input_bound=0.1)
         with pytest.raises(ValueError, match="`batches` is empty"):
