@@ -6,7 +6,7 @@ Legend: `C` kernels of one convolution in one direction, `F` frequencies.
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,14 +82,12 @@ class FrequencyResponse:
 
 
 def has_frequency_responses(model: nn.Module) -> bool:
-    """Whether a model has a long convolution, or another operator with a frequency response."""
+    """Check whether an operator of a model has a frequency response."""
     return any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
-    """The frequency responses of all operators of a model that have a frequency response.
-
-    Selective scans have none: their kernel changes from token to token.
+    """Compute the frequency responses of all operators of a model but selective scans, whose kernel varies.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
@@ -308,10 +306,8 @@ class AlphaRecommendation:
         """
         if self.band is None or self.flatness is None or self.flatness < self.flat_below or self.band <= self.reach[1]:
             return None
-        step, size = self.time_steps[1], self.state_size
-        return alpha_max_from_spectrum(
-            self.band, size, step, discretization=self.discretization, largest_frequency=self.largest_frequency
-        )
+        options: dict[str, Any] = {"discretization": self.discretization, "largest_frequency": self.largest_frequency}
+        return alpha_max_from_spectrum(self.band, self.state_size, self.time_steps[1], **options)
 
     @property
     def verdict(self) -> str:
@@ -331,26 +327,9 @@ class AlphaRecommendation:
             f"{self.frequency_scale:g} on validation data."
         )
 
-    @property
-    def paper_note(self) -> str | None:
-        """The difference from the limits of Yu et al.; `None` unless `init` is "lin", as in the paper."""
-        if self.init != "lin":
-            return None
-        factor = self.largest_frequency / (self.state_size * math.pi / 2)
-        return (
-            f"The fastest of n = {self.state_size} poles is (n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, "
-            f"as Yu et al. print it, the limits are {factor:.4g} times as large."
-        )
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file; an infinite limit is `None`."""
-        values = dataclasses.asdict(self)
-        values |= {"trial": self.trial, "verdict": self.verdict}
-        values["edges"] = {f"{q:g}": edge for q, edge in self.edges.items()}
-        values["from_data"] = {
-            f"{q:g}": [value if math.isfinite(value) else None for value in pair] for q, pair in self.from_data.items()
-        }
-        return values
+        """Fields, trial and verdict, for a JSON file."""
+        return {**dataclasses.asdict(self), "trial": self.trial, "verdict": self.verdict}
 
 
 def alpha_recommendation(
@@ -360,18 +339,15 @@ def alpha_recommendation(
     quantiles: Sequence[float] = _QUANTILES,
     positions: int | None = None,
 ) -> AlphaRecommendation:
-    """The upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
+    """Compute the upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
 
-    The upper ends depend on the state size, the initialisation and the discretization, and on the range of step sizes
-    [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The limit on Im a is the same for all
-    initialisations, and α follows from the fastest pole of the initialisation. The fastest pole of "lin" is (n/2 - 1)π,
-    where the paper prints nπ/2: for n = 64 and Δ = 0.01 the bilinear limit is 25.93, and 25.12 with the paper's
-    frequency.
+    The limit on Im a is the same for all initialisations; α follows from the fastest pole of the initialisation, with
+    `frequency_shift` taken as 0. The fastest pole of "lin" is (n/2 - 1)π, where the paper prints nπ/2: for n = 64 and
+    Δ = 0.01 the bilinear limit is 25.93, and 25.12 with the paper's frequency.
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
-        power: Power of the inputs, `(F,)` or `(..., F)`, such as the result of `power_spectrum` (summed over the other
-            axes); default: only the limits without data.
+        power: Power of the inputs, `(F,)` or `(..., F)`, which is summed over the other axes; default: no data.
         quantiles: Shares q of the power.
         positions: Number of positions from which the power was computed: a spectrum that white noise of this number of
             positions may have counts as nearly flat (Bartlett's test at 1 %). Default: a large number.
@@ -395,29 +371,25 @@ def alpha_recommendation(
             f"`state_size`={config.block_size} with `init`={config.init!r} has only the frequency 0, and α does not "
             "change the frequency 0: use 4 states or more."
         )
-    steps = float(config.time_step_max), float(config.time_step_min)
-    edges: Mapping[float, float] = {}
+    size, low, high = config.block_size, float(config.time_step_min), float(config.time_step_max)
+    options: dict[str, Any] = {"discretization": config.discretization, "largest_frequency": fastest}
+    edges: dict[float, float] = {}
     band = flatness = None
     if power is not None:
         total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
         edges = {q: spectral_edge(total, q).item() for q in quantiles}
         band, flatness = spectral_edge(total, _BAND).item(), distance_from_flat(total)
-    size, rule = config.block_size, config.discretization
-    free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
-    limits = {
-        q: [alpha_max_from_spectrum(edge, size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
-        for q, edge in edges.items()
-    }
     return AlphaRecommendation(
-        state_size=size,
-        init=config.init,
-        discretization=rule,
-        time_steps=(steps[1], steps[0]),
-        largest_frequency=fastest,
+        **{"state_size": size, "init": config.init, "time_steps": (low, high), **options, "edges": edges},
         frequency_scale=float(config.frequency_scale),
-        data_free=(free[0], free[1]),
-        edges=dict(edges),
-        from_data={q: (pair[0], pair[1]) for q, pair in limits.items()},
+        data_free=(alpha_max(size, high, **options), alpha_max(size, low, **options)),
+        from_data={
+            q: (
+                alpha_max_from_spectrum(edge, size, high, **options),
+                alpha_max_from_spectrum(edge, size, low, **options),
+            )
+            for q, edge in edges.items()
+        },
         band=band,
         flatness=flatness,
         flat_below=_FLAT if not positions else max(_FLAT, 1.63 / math.sqrt(positions / 2)),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.tables import Table
-from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
+from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator, materialized
@@ -84,7 +84,7 @@ class HankelSpectrum:
 
 
 def hankel_spectra(model: Any) -> list[HankelSpectrum]:
-    """The Hankel singular values of each operator of a model.
+    """Compute the Hankel singular values of each operator of a model.
 
     Args:
         model: A model of hf_ssm, bare or with a head.
@@ -106,16 +106,15 @@ def hankel_spectra(model: Any) -> list[HankelSpectrum]:
 
 
 def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
-    """The section of the theory report: how many states each layer uses."""
+    """Section of the theory report: how many states each layer uses."""
     title = "Hankel singular values"
     if isinstance(spectra, str):
         return Table(title, notes=[f"None: {spectra}"])
     header = ("layer", "states", "99 %, mean", "99 %, most", "dropped at N/2", "dropped at N/4")
     rows = []
-    for spectrum in spectra:
-        orders = spectrum.order().double()
-        shares = [spectrum.dropped(spectrum.states // parts) for parts in (2, 4)]
-        rows.append((spectrum.layer, spectrum.states, orders.mean().item(), int(orders.max()), *shares))
+    for values in (spectrum.to_dict() for spectrum in spectra):
+        orders, shares = values["order_of_99_percent"], (values[f"dropped_at_{part}"] for part in ("half", "a_quarter"))
+        rows.append((values["layer"], values["states"], orders["mean"], orders["largest"], *shares))
     notes = [
         "The columns with 99 % have the number of states that hold 99 % of the sum of the Hankel singular values of a "
         "channel (of a layer, for S5). The last two columns have the share of the sum that is dropped with half and "
@@ -128,7 +127,7 @@ def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
 
 
 def no_balanced_form(operator: SequenceOperator) -> str | None:
-    """Why an operator is not a linear time-invariant system with a finite state; `None` if it is one."""
+    """Say why an operator is not a linear time-invariant system with a finite state; `None` if it is one."""
     if isinstance(operator, MIMOStateSpace):
         return operator.no_decay
     if not isinstance(operator, LongConvolution):
@@ -136,13 +135,9 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
         if operator.is_time_invariant:
             return f"the state of {kind} is an image."
         return f"the system of {kind} depends on the input at each position."
-    if operator.filter(_is_state_space):
+    if operator.filter(lambda filter: isinstance(filter, StateSpaceFilter)):
         return None
     return "its filter is a function of the lag without a state ('s4d' and 's4' have a state)."
-
-
-def _is_state_space(filter: LongFilter) -> bool:
-    return isinstance(filter, StateSpaceFilter)
 
 
 def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) -> BalancedSystem:
@@ -159,14 +154,14 @@ def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) ->
         R = C systems with one input and K outputs, or for S5 R = 1 system with D inputs and K D outputs.
     """
     with torch.no_grad(), materialized(operator):
-        if isinstance(operator, LongConvolution):
-            system: BalancedSystem = operator.filter(lambda filter: _of_filter(filter, chosen))
-            return system
-        assert isinstance(operator, MIMOStateSpace)
-        return _of_shared_state(operator)
+        if isinstance(operator, MIMOStateSpace):
+            return _of_shared_state(operator)
+        system: BalancedSystem = operator.filter(lambda filter: _of_filter(filter, chosen))
+        return system
 
 
 def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSystem:
+    """The systems of some channels of S4, S4D or Hyena."""
     chosen = torch.arange(filter.channels) if chosen is None else chosen
     model = {name: matrix.cpu() for name, matrix in filter.state_space(torch.float64).items()}
     c = model.pop("c")[:, chosen].transpose(0, 1)
@@ -182,6 +177,7 @@ def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSyste
 
 
 def _of_shared_state(operator: MIMOStateSpace) -> BalancedSystem:
+    """The single system of S5."""
     systems = [operator.system(direction, dtype=torch.float64) for direction in range(operator.directions)]
     a, step = operator.eigenvalues(torch.float64), operator.log_dt.double().exp()
     exponents, _ = discrete_exponents(a, step, operator.discretization)

@@ -379,7 +379,6 @@ def _alpha_table(report: TheoryReport) -> Table:
         "of a layer's inputs lies (Yu et al. 2025, Section 5.1). The limits are not values to aim at. The step sizes Δ "
         f"range from {low:g} to {high:g}."
     ]
-    notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
     notes.append(report.alpha.verdict)
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
 
