@@ -48,18 +48,9 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
-_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE = (
-    f"{name}.png" for name in ("tau", "responses", "hankel", "spectrum", "movement")
-)
-FILES = (
-    REPORT_NAME,
-    *(
-        f"{name[:-3]}{form}"
-        for name in (_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE)
-        for form in ("png", "svg")
-    ),
-)
-"""What `save_json` and `save_pictures` write."""
+_FIGURES = ("tau", "responses", "hankel", "spectrum", "movement")
+FILES = (REPORT_NAME, *(f"{name}.{form}" for name in _FIGURES for form in ("png", "svg")))
+"""Names of all files of `save_json` and `save_pictures`."""
 
 FEWEST_SEQUENCES = 16
 """Number of sequences whose variance, and therefore τ, is within a tenth of that of many sequences."""
@@ -115,9 +106,11 @@ class TheoryReport:
         measured = {name: getattr(self, name) for name in ("hankel", "alpha", "bound", "remembrance")}
         measured |= self.alpha_of_layers
         measured = {name: {"none": value} if isinstance(value, str) else value for name, value in measured.items()}
+        # Parts of the package may not import the package itself.
+        versions = {"hf_ssm": sys.modules["hf_ssm"].__version__}
         return _as_json(
             {
-                "versions": _versions(),
+                "versions": versions | {name: version(name) for name in ("torch", "transformers")},
                 **{name: getattr(self, name) for name in ("settings", "model", "data", "complexity", "assumption")},
                 **{"bands": self.bands, "total_variation": self.variation, "spectra": self.spectra},
                 "alpha_of_layers": {layer: measured.pop(layer) for layer in self.alpha_of_layers},
@@ -127,11 +120,11 @@ class TheoryReport:
         )
 
     def to_text(self) -> str:
-        """Tables for a terminal."""
+        """Format the tables for a terminal."""
         return plain_text(tables_of(self))
 
     def to_markdown(self) -> str:
-        """The section "Theory report" of a model card, its tables below headings of the third level."""
+        """Format the section "Theory report" of a model card, with headings of the third level for its tables."""
         return "## Theory report\n\n" + markdown(tables_of(self))
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
@@ -144,38 +137,29 @@ class TheoryReport:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        folder = Path(folder)
-        plotting.plot_tau(self.complexity, folder / _TAU)
-        written = [folder / _TAU]
+        tau, responses, hankel, spectrum, movement = (Path(folder) / f"{name}.png" for name in _FIGURES)
+        plotting.plot_tau(self.complexity, tau)
         if self.responses:
-            title = "Frequency response of each convolution"
-            length = self.data["longest"]
-            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE, title, length=length, unit=unit)
-            written.append(folder / _RESPONSE)
+            title, length = "Frequency response of each convolution", self.data["longest"]
+            plotting.plot_frequency_responses([], self.responses, responses, title, length=length, unit=unit)
         if not isinstance(self.hankel, str):
-            plotting.plot_hankel(self.hankel, folder / _HANKEL)
-            written.append(folder / _HANKEL)
+            plotting.plot_hankel(self.hankel, hankel)
         if self.spectra:
-            power = {spectrum.name: spectrum.power for spectrum in self.spectra}
+            power = {entry.name: entry.power for entry in self.spectra}
             alpha = None if isinstance(self.alpha, str) or self.alpha.band is None else self.alpha
-            title = "Power of the data and of the inputs of the layers"
-            plotting.plot_spectrum(power, folder / _SPECTRUM, alpha, title, unit=unit)
-            written.append(folder / _SPECTRUM)
+            plotting.plot_spectrum(
+                power, spectrum, alpha, "Power of the data and of the inputs of the layers", unit=unit
+            )
         if self.parameter_change:
             changes = {QUANTITIES[group]: change for group, change in self.parameter_change.items()}
-            plotting.plot_parameter_change(changes, folder / _PARAMETER_CHANGE)
-            written.append(folder / _PARAMETER_CHANGE)
-        return written
+            plotting.plot_parameter_change(changes, movement)
+        drawn = {tau: True, responses: self.responses, hankel: not isinstance(self.hankel, str)}
+        drawn |= {spectrum: self.spectra, movement: self.parameter_change}
+        return [path for path, is_drawn in drawn.items() if is_drawn]
 
     def save_json(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _versions() -> dict[str, str]:
-    # Parts of the package may not import the package itself.
-    package = __name__.partition(".")[0]
-    return {package: sys.modules[package].__version__, **{name: version(name) for name in ("torch", "transformers")}}
 
 
 def _as_json(value: Any) -> Any:
@@ -231,29 +215,22 @@ def theory_report(
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
     check_finite(model)
     batches = list(batches)
-    for batch in batches:
-        check_batch("batches", batch)
     shown = logging.tqdm(batches, unit="batch", disable=not progress)
     num_frequencies = _enough_frequencies(batches)
     records = record_operators(model, shown, num_frequencies=num_frequencies)
     complexity = layer_complexities(records, num_sequences)
-    rows = records[0].num_sequences
-    n = rows if num_sequences is None else num_sequences
+    rows, n = records[0].num_sequences, complexity[0].num_sequences
     responses = frequency_responses(model) if has_frequency_responses(model) else []
     base = getattr(unwrapped(model), "config", None)
-    family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
-    if special_tokens is None:
-        special_tokens = special_token_ids(base)
+    special_tokens = special_token_ids(base) if special_tokens is None else special_tokens
     spectrum, positions = data_spectrum(batches, special_tokens, num_frequencies)
-    layers = [
-        InputSpectrum(f"layer {each.layer}", layer_power(records, each.layer).sum(0).cpu()) for each in complexity
-    ]
-    layers = [layer for layer in layers if layer.has_power]
+    powers = {each.layer: layer_power(records, each.layer).sum(0).cpu() for each in complexity}
+    layers = [each for each in (InputSpectrum(f"layer {i}", p) for i, p in powers.items()) if each.has_power]
     shares = [layer.power / layer.power.sum() for layer in layers]
     return TheoryReport(
         model={
             "class": type(model).__name__,
-            "family": family,
+            "family": str(getattr(base, "model_type", "")).removeprefix("hf_ssm_"),
             "layers": len(complexity),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "rescaled": bool(getattr(base, "rescaled", False)),
@@ -268,15 +245,9 @@ def theory_report(
         hankel=_or_reason(hankel_spectra, unwrapped(model)),
         spectra=[*([] if spectrum is None else [spectrum]), *layers],
         alpha=_or_reason(
-            alpha_recommendation,
-            base,
-            torch.stack(shares).mean(0) if shares else None,
-            positions=positions or None,
+            alpha_recommendation, base, torch.stack(shares).mean(0) if shares else None, positions=positions or None
         ),
-        alpha_of_layers={
-            layer.layer: _or_reason(alpha_recommendation, base, layer_power(records, layer.layer))
-            for layer in complexity
-        },
+        alpha_of_layers={i: _or_reason(alpha_recommendation, base, power) for i, power in powers.items()},
         bound=_or_reason(generalization_bound, unwrapped(model), batches, num_sequences=n),
         remembrance=_or_reason(effective_remembrance, model, batches),
         parameter_change=dict(parameter_change or {}),
@@ -286,21 +257,16 @@ def theory_report(
 
 
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
-    """A grid from 0 to π that holds the spectrum of the longest row."""
-    longest = max(
-        (
-            value.shape[1]
-            for batch in batches
-            for value in batch.values()
-            if isinstance(value, Tensor) and value.dim() > 1
-        ),
-        default=1,
-    )
+    """Size of a grid from 0 to π that holds the spectrum of the longest row."""
+    for batch in batches:
+        check_batch("batches", batch)
+    values = [value for batch in batches for value in batch.values() if isinstance(value, Tensor) and value.dim() > 1]
+    longest = max((value.shape[1] for value in values), default=1)
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
 
 
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:
-    """The result of a function, or the message of its `ValueError`."""
+    """Return the result of a function, or the message of its `ValueError`."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -308,7 +274,7 @@ def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str
 
 
 def tables_of(report: TheoryReport) -> list[Table]:
-    """All parts of a report, in the order of reading."""
+    """Tables of all parts of a report, in the order of reading."""
     return [
         _complexity_table(report),
         assumption_table(report.assumption),
@@ -323,10 +289,8 @@ def tables_of(report: TheoryReport) -> list[Table]:
 
 
 def _complexity_table(report: TheoryReport) -> Table:
-    rows = [
-        (layer.layer, layer.tau, layer.measure, layer.squared_l1_norm, layer.squared_l2_norm)
-        for layer in report.complexity
-    ]
+    names = ("layer", "tau", "measure", "squared_l1_norm", "squared_l2_norm")
+    rows = [[getattr(layer, name) for name in names] for layer in report.complexity]
     notes = [
         f"The values are means over channels, for {report.data['rows']} sequences of up to {report.data['longest']} "
         f"positions; n = {report.data['num_sequences']} is the number of training sequences. τ is that of Liu & Li "
@@ -372,24 +336,18 @@ def _alpha_table(report: TheoryReport) -> Table:
         if not isinstance(alpha, str):
             rows.append((f"inputs of layer {layer}", alpha.edges[_SHARE], *alpha.from_data[_SHARE]))
     low, high = report.alpha.time_steps
-    scale = report.model["frequency_scale"]
+    scale, limits = report.model["frequency_scale"], report.alpha.data_free
+    place, which = ("above the", "every step size") if scale > limits[1] else ("below the", "every step size")
+    if limits[0] < scale <= limits[1]:
+        which = "small step sizes and above this limit for large step sizes"
     notes = [
-        f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit from data is the α "
+        f"The configuration has α = {scale:g}, {place} limit without data for {which}. A limit from data is the α "
         f"that puts the fastest pole at ω, the frequency in radians per sample below which {_SHARE:.0%} of the power "
         "of a layer's inputs lies (Yu et al. 2025, Section 5.1). The limits are not values to aim at. The step sizes Δ "
         f"range from {low:g} to {high:g}."
     ]
     notes.append(report.alpha.verdict)
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
-
-
-def _verdict(scale: float, limits: tuple[float, float]) -> str:
-    """α compared with the limits for the largest and the smallest step size."""
-    if scale <= limits[0]:
-        return "below the limit without data for every step size"
-    if scale > limits[1]:
-        return "above the limit without data for every step size"
-    return "below the limit without data for small step sizes and above this limit for large step sizes"
 
 
 def _bound_tables(report: TheoryReport) -> list[Table]:
