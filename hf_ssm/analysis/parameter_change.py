@@ -26,7 +26,7 @@ _SNAPSHOT_NAME = "initial_parameters.safetensors"
 
 
 def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterRole]) -> Iterator[tuple[str, Tensor]]:
-    """Quantity and value of each parameter, in float64 on the CPU."""
+    """Yield quantity and value of each parameter, in float64 on the CPU."""
     for name, role in roles.items():
         value = parameters[name].detach().to("cpu", torch.float64)
         if role.parts:
@@ -49,10 +49,7 @@ def relative_change(
     *,
     elementwise: bool = False,
 ) -> dict[str, float | None]:
-    """‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
-
-    With `elementwise`, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, a mean that
-    a few elements near zero can dominate.
+    """Compute ‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
 
     θ are the quantities of the theory, not the stored values: Δ instead of its logarithm, Re A = -exp(log_A_real), and
     in addition to B and C of a state space filter their product B∘C, on which alone its kernel depends. `x_proj` of a
@@ -62,7 +59,8 @@ def relative_change(
         roles: `parameter_roles(model)`.
         before: Parameters by name, such as `dict(model.named_parameters())`; names without a role are ignored.
         after: Parameters of the same model later in training.
-        elementwise: Average over elements instead of a ratio of norms; default False. An element of B∘C is complex.
+        elementwise: Instead, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, which
+            a few elements near zero can dominate.
 
     Returns:
         The changes by quantity, in the order of `QUANTITIES`; `None` if the quantity was zero before (a trainable
@@ -81,26 +79,23 @@ def relative_change(
         if tensor.shape != after[name].shape:
             shapes = tuple(tensor.shape), tuple(after[name].shape)
             raise ValueError(f"{name} has the shape {shapes[0]} in `before` and {shapes[1]} in `after`.")
-    sums: dict[str, tuple[float, float]] = {}
+    sums: dict[str, Tensor] = {}
     for (group, first), (_, last) in zip(_quantities(before, roles), _quantities(after, roles), strict=True):
         size, change = first.abs(), (last - first).abs()
         if elementwise:
             present = size > 0
-            pair = (change[present] / size[present]).sum().item(), float(present.sum())
+            pair = [(change[present] / size[present]).sum(), present.sum()]
         else:
-            pair = change.square().sum().item(), size.square().sum().item()
-        before_now = sums.get(group, (0.0, 0.0))
-        sums[group] = before_now[0] + pair[0], before_now[1] + pair[1]
-    power = 1.0 if elementwise else 0.5
-    return {
-        group: (sums[group][0] / sums[group][1]) ** power if sums[group][1] > 0 else None
-        for group in QUANTITIES
-        if group in sums
-    }
+            pair = [change.square().sum(), size.square().sum()]
+        sums[group] = sums.get(group, torch.zeros(2, dtype=torch.float64)) + torch.stack(pair)
+    ratios = {group: (change / size if size > 0 else None) for group, (change, size) in sums.items()}
+    if not elementwise:
+        ratios = {group: None if ratio is None else ratio.sqrt() for group, ratio in ratios.items()}
+    return {group: r if (r := ratios[group]) is None else r.item() for group in QUANTITIES if group in ratios}
 
 
 def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The relative changes in the last entry of a Trainer's log that has them, by quantity.
+    """Read the relative changes in the last entry of a Trainer's log that has them, by quantity.
 
     Empty if there is none, or if the changes are measured from a resumption instead of the start of training.
     """
@@ -182,7 +177,7 @@ class ParameterMovement(TrainerCallback):
 
     @contextmanager
     def start(self, model: nn.Module) -> Iterator[None]:
-        """Context manager: the model has its initial parameters, if they are known in this process."""
+        """Context manager that gives the model its initial parameters, if they are known in this process."""
         present = _parameters(model)
         kept = {name: present[name].detach().clone() for name in self.initial}
         try:
@@ -192,15 +187,15 @@ class ParameterMovement(TrainerCallback):
             _assign(present, kept)
 
     def changes(self, model: nn.Module) -> dict[str, float]:
-        """The relative change since the start of each quantity that was not zero at the start.
+        """Compute the relative change of each quantity that was not zero at the start; empty if the start is unknown.
 
-        Empty if the start is unknown, as in all processes but the first; for a sharded model, all processes must call
-        this method.
+        It is known in the first process; for a sharded model, all processes must call this method.
         """
         parameters = _whole(_parameters(model))
         if not self.initial:
             return {}
-        changes = relative_change(_roles(model), self.initial, parameters)
+        roles = {_bare_name(name): role for name, role in parameter_roles(model).items()}
+        changes = relative_change(roles, self.initial, parameters)
         return {group: value for group, value in changes.items() if value is not None}
 
     def _entry(self, model: nn.Module) -> dict[str, float]:
@@ -223,14 +218,8 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _whole(parameters: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Parameters whose parts in all processes are joined, on the CPU; those that are not sharded as they are."""
-    return {
-        name: value.detach().full_tensor().cpu() if is_sharded(value) else value for name, value in parameters.items()
-    }
-
-
-def _roles(model: nn.Module) -> dict[str, ParameterRole]:
-    return {_bare_name(name): role for name, role in parameter_roles(model).items()}
+    """Join the parts of sharded parameters of all processes, on the CPU."""
+    return {name: p.detach().full_tensor().cpu() if is_sharded(p) else p for name, p in parameters.items()}
 
 
 @torch.no_grad()
@@ -240,7 +229,7 @@ def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
 
 
 def _stored_snapshot(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The initial parameters stored in a checkpoint, if they fit this model."""
+    """Load the initial parameters stored in a checkpoint, if they fit this model."""
     if not (folder / _SNAPSHOT_NAME).is_file():
         return None
     stored = load_file(folder / _SNAPSHOT_NAME)

@@ -122,12 +122,7 @@ class _MergedMoments:
 
 
 class _Recorder(Observer):
-    """Collects the moments of what the kernels of all operators of a model convolve.
-
-    Args:
-        places: Path, number of the block and operator.
-        num_frequencies: Also record the power of the inputs, if given.
-    """
+    """Collects the moments of the inputs of all operators of a model, and their power at `num_frequencies`, if given."""
 
     def __init__(self, places: Iterable[tuple[str, int, SequenceOperator]], num_frequencies: int | None):
         self.places = {operator: (name, layer) for name, layer, operator in places}
@@ -149,7 +144,7 @@ class _Recorder(Observer):
                     moments.add(batch, mask)
 
     def records(self) -> Iterator[OperatorRecord]:
-        """One record for each kernel seen so far, by layer, operator and group, forward first."""
+        """Yield a record for each kernel seen so far, by layer, operator and group, forward first."""
         order = {operator: index for index, operator in enumerate(self.places)}
         for (operator, group, direction), (inputs, statistics) in sorted(
             self.seen.items(), key=lambda item: (order[item[0][0]], item[0][1], item[0][2] == "backward")
@@ -176,10 +171,7 @@ def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
-    """Path within the backbone, number of the block, and each long convolution or scan of a model of hf_ssm.
-
-    The model may be bare, have a head, or be inside wrappers.
-    """
+    """Yield path within the backbone, number of the block, and operator of a model, with or without head and wrappers."""
     layers = [(name, block) for name, block in model.named_modules() if isinstance(block, Block)]
     for layer, (path, block) in enumerate(layers):
         for name, part in operators_in(block):
@@ -189,15 +181,13 @@ def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOpe
 def record_operators(
     model: Any, batches: Iterable[Mapping[str, Any]], *, num_frequencies: int | None = None
 ) -> list[OperatorRecord]:
-    """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
+    """Record the kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches, and do not include padding. The model is in
-    evaluation mode during the call.
+    The moments are those of the whole data set, not means over batches, and do not include padding.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
-        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. The batches
-            are read once.
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; read once, without labels.
         num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
@@ -233,10 +223,7 @@ def run_observed(model: nn.Module, batches: Iterable[Mapping[str, Any]], observe
 
 
 def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The entries of a batch without labels, with tensors on the device."""
+    """Select the entries of a batch without labels, and move its tensors to the device."""
     check_batch("batches", batch)
-    return {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-        if name not in _NOT_NEEDED
-    }
+    kept = {name: value for name, value in batch.items() if name not in _NOT_NEEDED}
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in kept.items()}

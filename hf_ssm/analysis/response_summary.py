@@ -24,7 +24,7 @@ _DIGITS = 5
 
 
 def response_summary(before: Sequence[FrequencyResponse], after: Sequence[FrequencyResponse]) -> dict[str, Any]:
-    """Quantiles over the channels of |response|, as plain values for a JSON file.
+    """Compute quantiles over the channels of |response|, as plain values for a JSON file.
 
     Returns `omega` `(F,)` in radians per sample, `quantiles`, and for each convolution under `responses` its `name`,
     `layer`, `direction`, `group`, and `before` and `after`: for each quantile `(F,)`, five digits, infinite as `None`.
@@ -49,7 +49,7 @@ def response_summary(before: Sequence[FrequencyResponse], after: Sequence[Freque
 
 
 def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]:
-    """Centroid and peak of the power |response|² of each convolution, mean over its channels, in cycles per sample.
+    """Compute centroid and peak of the power |response|², mean over the channels, in cycles per sample.
 
     Returns `centroid_layer_<i>` and `peak_layer_<i>`, with the suffix "_backward" for the kernel of the other direction
     and "_<group>" for further convolutions of a layer. Infinite values of a response are left out.

@@ -51,9 +51,7 @@ class InputSpectrum:
 def data_spectrum(
     batches: Iterable[Mapping[str, Any]], special_tokens: Collection[int], num_frequencies: int
 ) -> tuple[InputSpectrum | None, int]:
-    """The spectrum of the inputs of a model, and the number of positions it was computed from.
-
-    The power of texts is that of the indicators of their tokens.
+    """Compute the spectrum of the inputs of a model, and the number of positions; of texts, that of their indicators.
 
     Args:
         batches: Keyword inputs of a model.
@@ -93,13 +91,13 @@ def special_token_ids(config: Any) -> set[int]:
 
 
 def layer_power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
-    """The power of the inputs of the operators of a layer by channel, `(D, F)`."""
+    """Power of the inputs of the operators of a layer by channel, `(D, F)`."""
     forward = [record for record in records if record.layer == layer and record.direction == "forward"]
     return torch.cat([record.power for record in forward if record.power is not None])
 
 
 def spectra_table(spectra: Sequence[InputSpectrum]) -> Table:
-    """Band edges and strongest lines."""
+    """Section of the theory report: band edges and strongest lines."""
     title = "Frequencies of the data and of the inputs of the layers"
     if not spectra:
         return Table(title, notes=["None: the inputs are constant."])
