@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_ssm.analysis.recording import model_inputs, sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
 from hf_ssm.modules.operator import materialized
-from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
+from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term
 from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions
 from hf_ssm.utils.checks import check_iterable, check_model
 from hf_ssm.utils.evaluation import evaluating, unwrapped
@@ -33,8 +33,7 @@ class ScanBound:
 
     In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
     channel, and Δ is a diagonal matrix: the proof holds with the largest q_j, the range of the p_j, and a cover of Q
-    and b instead of q and p. The function is one coordinate of the scan's output at the last token. Skip D and gate
-    SiLU(z) enter the bound on the output by max |D| and the largest observed gate.
+    and b instead of q and p. The function is one coordinate of the scan's output at the last token.
 
     Attributes:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
@@ -43,7 +42,6 @@ class ScanBound:
         log_capacity: Natural logarithm of the capacity of the single scan; `None` if an assumption fails.
         contraction: Contraction per token: `bound` (ρ_A), and the measured `largest` and `mean` (geometric) of ‖exp(Δ_t
             A)‖₂; the measured `smallest_step` and `largest_step`, with their bounds.
-        output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption other than m >= d_2 fails), and the measured `largest`.
     """
 
     name: str
@@ -53,7 +51,6 @@ class ScanBound:
     norms: SelectiveNorms
     log_capacity: float | None
     contraction: dict[str, float]
-    output: dict[str, float | None]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
@@ -126,7 +123,7 @@ def _plain(result: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _Observer:
-    """Norms of the inputs and outputs of one scan; a forward hook."""
+    """Norms of the inputs and steps of one scan; a forward hook."""
 
     name: str
     layer: int
@@ -135,8 +132,6 @@ class _Observer:
     longest: int = 0
     tokens: float = 0.0
     input_norm: float = 0.0
-    output_norm: float = 0.0
-    gate: float = 0.0
     log_largest: float = -math.inf
     log_total: float = 0.0
     steps: tuple[float, float] = (math.inf, 0.0)
@@ -144,7 +139,7 @@ class _Observer:
     def __call__(self, scan: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         bound = inspect.signature(type(scan).forward).bind(scan, *args, **kwargs)
         bound.apply_defaults()
-        inputs, gate, rows = (bound.arguments[name] for name in ("inputs", "gate", "rows"))
+        inputs, rows = bound.arguments["inputs"], bound.arguments["rows"]
         mask = rows.mask
         present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
         with materialized(scan):
@@ -153,12 +148,7 @@ class _Observer:
         self.rows += len(inputs)
         self.longest = max(self.longest, int(present.sum(1).max()))
         # NaN stays.
-        self.input_norm, self.output_norm = (
-            float(np.maximum(known, _largest_norm(sequences[present])))
-            for known, sequences in ((self.input_norm, inputs), (self.output_norm, output))
-        )
-        if gate is not None:
-            self.gate = max(self.gate, nn.functional.silu(gate[present].double()).abs().max().item())
+        self.input_norm = float(np.maximum(self.input_norm, _largest_norm(inputs[present])))
         step = step[present].double()
         low, high = (extreme.item() for extreme in step.aminmax())
         self.steps = min(self.steps[0], low), max(self.steps[1], high)
@@ -316,7 +306,7 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
 
 
 def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
-    """The adaptation to one scan."""
+    """Adapt the theorem to one scan."""
     scan = seen.scan
     needs = "one input for Δ, B, C and the scan"
     assumptions = [_requirement("no Sobolev filter", not scan.has_sobolev_filter, None, needs)]
@@ -327,18 +317,10 @@ def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
         **dict(zip(("smallest_step", "largest_step"), seen.steps, strict=True)),
         **dict(zip(("smallest_step_bound", "largest_step_bound"), norms.step_range, strict=True)),
     }
-    output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
-    is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
     assumptions += norm_assumptions(norms, num_sequences)
-    if is_bounded:
-        skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
-        total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
-        output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
-        # The covers need m >= d_2, the bound on the output does not.
-        if all(assumption.holds for assumption in assumptions):
-            log_capacity = combine_covers(capacity_covers(norms))
-    place = seen.name, seen.layer, scan.direction
-    return ScanBound(*place, assumptions, norms, log_capacity, contraction, output)
+    if all(assumption.holds for assumption in assumptions):
+        log_capacity = combine_covers(capacity_covers(norms))
+    return ScanBound(seen.name, seen.layer, scan.direction, assumptions, norms, log_capacity, contraction)
 
 
 def _notes(norms: SelectiveNorms | None, gap: GapBound | None) -> list[str]:
@@ -376,10 +358,6 @@ def _named(norms: SelectiveNorms) -> dict[str, float | int | None]:
 
 def _largest_norm(rows: Tensor) -> float:
     return torch.linalg.vector_norm(rows.detach().double(), dim=-1).max().item()
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
 
 
 def _log10(log_value: float | None) -> float | None:

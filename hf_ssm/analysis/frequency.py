@@ -18,7 +18,7 @@ from hf_ssm.modules.operator import SequenceOperator, materialized
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.transfer import frequency_grid
-from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
+from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, checked_edges, sampled_total_variation
 from hf_ssm.theory.spectrum import distance_from_flat, spectral_edge
 
 __all__ = [
@@ -75,8 +75,7 @@ class FrequencyResponse:
     @property
     def rows(self) -> Tensor:
         """Indices of the kernels among the rows of `LongFilter.response`."""
-        if self.operator is None:
-            raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
+        assert self.operator is not None
         channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
         return channels + (self.direction == "backward") * self.operator.channels
 
@@ -142,11 +141,10 @@ def band_total_variation(
     kernel, not of the samples: the limit of the lengths of polygons on ever finer nodes. If the poles are known and the
     response at a single frequency is cheap, nodes concentrate around each pole according to its width, so no peak is
     missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
-    (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without
-    `operator`, the result is the variation of its samples, a lower bound.
+    (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed.
 
     Args:
-        response: An entry of the result of `frequency_responses`.
+        response: An entry of the result of `frequency_responses`, with its `operator`.
         edges: Ends of the bands, ascending, in radians per sample in [0, π].
         rtol: Relative accuracy.
         kernels: Indices of the kernels; default: all C.
@@ -160,12 +158,9 @@ def band_total_variation(
     Source: Yu et al. 2025, Section 2, for the response of the discrete kernel.
     """
     kernels = torch.arange(len(response.response)) if kernels is None else kernels
-    samples, operator = response.response[kernels], response.operator
-    polygon = sampled_total_variation(samples, response.omega, edges)
-    if operator is None:
-        return polygon
-    rows = response.rows[kernels]
-    ends = torch.tensor(list(edges), dtype=torch.float64).clamp(0, math.pi)
+    samples, operator, rows = response.response[kernels], response.operator, response.rows[kernels]
+    assert operator is not None
+    ends = checked_edges(edges, 0.0, math.pi)
     within = (response.omega >= ends[:-1, None]) & (response.omega <= ends[1:, None])
     undefined = torch.isnan(samples).any(-1, keepdim=True)
     finite = ~((torch.isinf(samples).unsqueeze(1) & within).any(-1) | undefined)

@@ -122,7 +122,7 @@ class _MergedMoments:
 
 
 class _Recorder(Observer):
-    """Collects the moments of the inputs of all operators of a model, and their power at `num_frequencies`, if given."""
+    """Collects the moments of the inputs of all operators, and their power at `num_frequencies`, if given."""
 
     def __init__(self, places: Iterable[tuple[str, int, SequenceOperator]], num_frequencies: int | None):
         self.places = {operator: (name, layer) for name, layer, operator in places}
@@ -171,7 +171,7 @@ def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor
 
 
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
-    """Yield path within the backbone, number of the block, and operator of a model, with or without head and wrappers."""
+    """Yield path within the backbone, number of the block, and operator of a model with any head and wrappers."""
     layers = [(name, block) for name, block in model.named_modules() if isinstance(block, Block)]
     for layer, (path, block) in enumerate(layers):
         for name, part in operators_in(block):

@@ -380,12 +380,9 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
         lacking = [scan for scan in bound["scans"] if scan["log10_capacity"] is None]
         reasons = [entry["message"] for scan in lacking[:1] for entry in scan["assumptions"] if not entry["holds"]]
         notes += [f"The scans have no capacity: {'; '.join(reasons)}"] if reasons else []
-        header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
+        header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction")
         places = ("layer", "direction", "log10_capacity")
-        numbers = [
-            (*(scan[name] for name in places), scan["contraction"]["mean"], scan["output"]["largest"])
-            for scan in bound["scans"]
-        ]
+        numbers = [(*(scan[name] for name in places), scan["contraction"]["mean"]) for scan in bound["scans"]]
         scans = [Table("Each scan alone (an adaptation, not a bound for the network)", header, numbers)]
     return [Table(title, ("quantity", "value") if rows else (), rows, notes), *scans]
 

@@ -70,8 +70,6 @@ def _chosen(response: FrequencyResponse, most_taps: int) -> Tensor:
     """Indices of kernels with at most `most_taps` taps together: all, or evenly spaced ones."""
     kernels = len(response.response)
     # The time of the variation is proportional to the support of a kernel, if there is one.
-    taps = 1 if response.operator is None else response.operator.support or 1
-    count = min(kernels, most_taps // taps)
-    if count < min(kernels, _FEWEST_KERNELS):
-        count = 0
+    count = min(kernels, most_taps // (getattr(response.operator, "support", None) or 1))
+    count = 0 if count < min(kernels, _FEWEST_KERNELS) else count
     return torch.linspace(0, kernels - 1, count).round().long()

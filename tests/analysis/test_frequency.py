@@ -17,7 +17,7 @@ from hf_ssm.analysis.frequency import (
     frequency_responses,
 )
 from hf_ssm.ops.lti.dplr import dplr_dense
-from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum
+from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
 from hf_ssm.theory.spectrum import power_spectrum
 
 # Step sizes at which kernels fade within the length of the impulse response.
@@ -157,7 +157,7 @@ def test_variation_of_narrow_peaks_is_not_lost_between_samples(make_model):
 
         expected = [dense_sum(evaluate, *EDGES[i : i + 2], np.angle(a_bar)) for i in range(3)]
         np.testing.assert_allclose(found[channel], expected, rtol=1e-5)
-    by_samples = band_total_variation(FrequencyResponse("", 0, "forward", response.omega, response.response), EDGES)
+    by_samples = sampled_total_variation(response.response, response.omega, EDGES)
     assert (by_samples.sum(-1) < 0.5 * found.sum(-1)).all()
 
 
