@@ -64,7 +64,7 @@ class ModelBound:
     Attributes:
         theorem: "4.6", or "4.5" for a fixed step.
         assumptions: Each with the measured value and, if it fails, the requirement.
-        norms: Norms of the theorem by the paper's symbols, with ρ_A and 𝔐_Δ; empty if the theorem does not apply.
+        norms: By the paper's symbols, with ρ_A and 𝔐_Δ; empty if the theorem does not apply.
         log_capacity: Natural logarithm of the capacity with all logarithms and 𝔐; `None` if an assumption fails.
         log_capacity_at_length: The same with the finite sums of (69) and (100) for the longest row: smaller, and
             defined for unstable state matrices too (an extension).
@@ -199,15 +199,15 @@ def generalization_bound(
     m = first.rows if num_sequences is None else num_sequences
     scans = [_scan_bound(observer, m) for observer in observers]
     assumptions = _architecture(model, first)
-    fits = all(assumption.holds for assumption in assumptions)
-    norms = _theorem_norms(model, first, input_bound) if fits else None
+    norms = _theorem_norms(model, first, input_bound) if all(a.holds for a in assumptions) else None
     log_capacity = log_at_length = log_leading = gap = gap_at_length = None
     if norms is not None:
         numbers = norm_assumptions(norms, m)
         assumptions += numbers
-        if all(assumption.holds for assumption in numbers if assumption.name != "stable state matrix"):
+        failed = [assumption.name for assumption in numbers if not assumption.holds]
+        if failed in ([], ["stable state matrix"]):
             log_at_length = combine_covers(capacity_covers(norms, first.longest))
-        if all(assumption.holds for assumption in numbers) and log_at_length is not None:
+        if not failed and log_at_length is not None:
             log_capacity, log_leading = combine_covers(capacity_covers(norms)), leading_term(norms)
             gap, gap_at_length = gap_bound(log_capacity, m), gap_bound(log_at_length, m)
     return ModelBound(
@@ -227,12 +227,12 @@ def generalization_bound(
 
 
 def _observers(model: Any) -> list[_Observer]:
-    """An observer for each scan; an error says why a model has no bound."""
+    """Make an observer for each scan; an error says why a model has no bound."""
     operators = list(sequence_operators(model))
     observers = [_Observer(*place) for place in operators if place[-1].bound_norms is not None]
-    reason = next((operator.no_bound for _, _, operator in operators if operator.no_bound is not None), None)
-    if not observers and reason is not None:
-        raise ValueError(f"There is no bound for {type(model).__name__}: {reason}")
+    for _, _, operator in operators if not observers else ():
+        if operator.no_bound is not None:
+            raise ValueError(f"There is no bound for {type(model).__name__}: {operator.no_bound}")
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "
@@ -256,7 +256,7 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
 
 
 def _architecture(model: Any, first: _Observer) -> list[Assumption]:
-    """The requirements of the theorems on the architecture."""
+    """Check the requirements of the theorems on the architecture."""
     config, scan = model.config, first.scan
     pooling = config.pooling
     if isinstance(model, SSMForSequenceClassification):
@@ -290,7 +290,7 @@ def _requirement(name: str, holds: bool, value: float | str | None, needs: str) 
 
 
 def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> SelectiveNorms:
-    """The norms of a model of the theorem's architecture."""
+    """Read the norms off a model of the theorem's architecture."""
     embedding = None
     measured = first.input_norm
     if model.config.num_input_channels is None and model.get_input_embeddings().weight.requires_grad:

@@ -42,8 +42,7 @@ class HankelSpectrum:
         name: Path of the operator within the backbone, such as "layers.0.mixer.long_conv".
         systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (the directions are
             its outputs), and a single one for S5.
-        singular_values: `(measured, N)`, float64, descending; if there are more than 64 systems, the values of evenly
-            chosen ones.
+        singular_values: `(measured, N)`, float64, descending; of more than 64 systems, those of evenly chosen ones.
     """
 
     layer: int
@@ -57,12 +56,12 @@ class HankelSpectrum:
         return self.singular_values.shape[-1]
 
     def order(self, share: float = 0.99) -> Tensor:
-        """The fewest states of each system with this share of the sum of its singular values, `(measured,)`."""
+        """Count the fewest states of each system with this share of the sum of its singular values, `(measured,)`."""
         total = self.singular_values.sum(-1, keepdim=True)
         return (self.singular_values.cumsum(-1) < share * total).sum(-1) + (total.squeeze(-1) > 0)
 
     def dropped(self, order: int) -> float:
-        """The share of the sum of the singular values beyond `order`: the relative error bound of the layer."""
+        """Share of the sum of the singular values beyond `order`: the relative error bound of the layer."""
         return (self.singular_values[:, order:].sum() / self.singular_values.sum()).nan_to_num(0.0).item()
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,14 +140,14 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
 
 
 def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) -> BalancedSystem:
-    """The discrete state space models of an operator in balanced form, float64 on the CPU.
+    """Compute the discrete state space models of an operator in balanced form, float64 on the CPU.
 
     The models are those of the kernels without feed-through and Sobolev filter. Both directions share A and B, and are
-    therefore one system with two outputs (or two groups of outputs).
+    therefore one system with two (groups of) outputs.
 
     Args:
-        operator: An operator without `no_balanced_form`.
-        chosen: Which channels of a long convolution; default: all.
+        operator: An operator for which `no_balanced_form` is `None`.
+        chosen: Channels of a long convolution; default: all.
 
     Returns:
         R = C systems with one input and K outputs, or for S5 R = 1 system with D inputs and K D outputs.
@@ -186,7 +185,7 @@ def _of_shared_state(operator: MIMOStateSpace) -> BalancedSystem:
 
 
 def discrete_exponents(a: Tensor, step: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    """The logarithm of the discrete poles of a diagonal A, and `b_bar / b`, both of the shape of `a`."""
+    """Compute the logarithm of the discrete poles of a diagonal A, and `b_bar / b`, both of the shape of `a`."""
     _, factor = (bilinear if rule == "bilinear" else zoh)(a, torch.ones_like(a), step)
     if rule != "bilinear":
         return a * step, factor

@@ -30,9 +30,7 @@ _AT_ONCE = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """The quantities from which τ of one operator is computed, over a whole data set.
-
-    `tau(kernel, mean, variance)` is τ of the data set as a single batch.
+    """Kernel and moments of one operator over a whole data set: `tau(kernel, mean, variance)` is τ of one large batch.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -48,8 +46,7 @@ class OperatorRecord:
         power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
         longest: L.
 
-    For a kernel matrix (S5), `kernel` is `(D, D L)`, the rows of the matrix with all inputs and lags, and the moments
-    are `(D L, 1)`.
+    For a kernel matrix (S5), `kernel` is `(D, D L)`, rows with all inputs and lags, and the moments are `(D L, 1)`.
     """
 
     name: str

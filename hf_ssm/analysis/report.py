@@ -344,9 +344,9 @@ def _alpha_table(report: TheoryReport) -> Table:
         f"The configuration has α = {scale:g}, {place} limit without data for {which}. A limit from data is the α "
         f"that puts the fastest pole at ω, the frequency in radians per sample below which {_SHARE:.0%} of the power "
         "of a layer's inputs lies (Yu et al. 2025, Section 5.1). The limits are not values to aim at. The step sizes Δ "
-        f"range from {low:g} to {high:g}."
+        f"range from {low:g} to {high:g}.",
+        report.alpha.verdict,
     ]
-    notes.append(report.alpha.verdict)
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
 
 
@@ -368,8 +368,6 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
     )
     rows = [(name, value) for name, value in values if value is not None]
     notes = [f"The bound is that of Theorem {bound['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
-    if (bound["bound"] or 0) > 1:
-        notes.append("A bound above 1 is vacuous for such a loss.")
     if failed:
         notes.append("The theorem makes no claim for this model, because these assumptions fail:")
         notes += [f"- {entry['name']}: {entry['message']}" for entry in failed]

@@ -55,13 +55,11 @@ class TimeStepProposal:
 
 @dataclasses.dataclass(frozen=True)
 class StateScales:
-    """The step sizes of a layer, and how long its states remember.
+    """The step sizes of a layer (number of the block), and how long its states remember.
 
     Attributes:
-        layer: Number of the block.
         steps: Smallest and largest Δ (selective models: for a token whose step projection is 0).
-        memory: Smallest, median and largest 1 / (Δ |Re a|) of its states, in positions. For S4 with a low-rank part, a
-            are the eigenvalues of the diagonal part.
+        memory: Smallest, median and largest 1 / (Δ |Re a|), in positions; for S4, a is that of the diagonal part.
     """
 
     layer: int
