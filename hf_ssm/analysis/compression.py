@@ -60,12 +60,7 @@ class LayerCompression:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """The result of `compress`.
-
-    Attributes:
-        model: The compressed model, of the same class.
-        layers: One entry for each operator.
-    """
+    """The result of `compress`: the compressed model, of the same class, and an entry for each operator."""
 
     model: Any
     layers: list[LayerCompression]

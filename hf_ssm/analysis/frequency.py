@@ -48,10 +48,9 @@ _ROUNDING = 1e-12
 class FrequencyResponse:
     """The response of one long convolution in one direction of time, of the whole (untruncated) kernel.
 
-    It includes the feed-through (in the forward direction) and the Sobolev filter: (1 + s)^β in the causal mode, the
-    weight (1 + |s|)^β in the zero-phase mode. With `sobolev_frequency="bilinear"` and β > 0 the response at π is
-    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)). The response of S5 is
-    the gain of each output channel, the norm of its row of the transfer matrix.
+    It includes the feed-through (in the forward direction) and the Sobolev filter; with `sobolev_frequency="bilinear"`
+    and β > 0 the causal one is infinite at π. The response of a two-sided convolution is forward(ω) + e^{iω}
+    conj(backward(ω)). That of S5 is the gain of each output channel, the norm of its row of the transfer matrix.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -296,8 +295,7 @@ class AlphaRecommendation:
         """An α worth a trial, with which the largest Δ reaches 90 % of the power; `None` without a reason in the data.
 
         The data give a reason if the spectrum is not nearly flat, and more than a tenth of the power lies above the
-        fastest pole of every channel. The data never give a reason for a smaller α: each initialisation has slow poles,
-        whatever its fastest pole is.
+        fastest pole of every channel; never for a smaller α, as each initialisation has slow poles.
         """
         if self.band is None or self.flatness is None or self.flatness < self.flat_below or self.band <= self.reach[1]:
             return None

@@ -35,8 +35,7 @@ class Remembrance:
         values: The mean over rows for each distance d: the change of the output at the last position if everything more
             than d positions back (the position itself is the first of these d) is left out.
         rows: Number of rows that are longer than the distance, over which the mean is taken.
-        reach: The smallest of the distances from which on all values are below 0.01: positions further back have hardly
-            any effect. `None` if the last value is not below 0.01.
+        reach: The smallest distance from which on all values are below 0.01; `None` if the last value is not.
     """
 
     measure: str

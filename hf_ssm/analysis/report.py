@@ -31,7 +31,7 @@ from hf_ssm.analysis.frequency import (
 from hf_ssm.analysis.hankel import HankelSpectrum, hankel_spectra, hankel_table
 from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
-from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, special_token_ids, spectra_table
+from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, special_token_ids, spectra_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
@@ -75,7 +75,7 @@ class TheoryReport:
         hankel: Hankel singular values of each operator, or the reason why there are none.
         spectra: Spectra of the data and of the inputs of each layer, of those that are not constant.
         alpha: The useful range of `frequency_scale` for the mean of the layers' spectra (without data, if all inputs
-            are constant), and whether the data give a reason to change it; or the reason why there is none.
+            are constant), or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: The bound of Honarpisheh et al., or the reason why there is none.
         remembrance: How far back a causal model looks, or the reason why this was not measured.
@@ -224,7 +224,10 @@ def theory_report(
     base = getattr(unwrapped(model), "config", None)
     special_tokens = special_token_ids(base) if special_tokens is None else special_tokens
     spectrum, positions = data_spectrum(batches, special_tokens, num_frequencies)
-    powers = {each.layer: layer_power(records, each.layer).sum(0).cpu() for each in complexity}
+    powers: dict[int, Tensor] = {}
+    for record in records:
+        if record.direction == "forward" and record.power is not None:
+            powers[record.layer] = powers.get(record.layer, 0) + record.power.sum(0).cpu()
     layers = [each for each in (InputSpectrum(f"layer {i}", p) for i, p in powers.items()) if each.has_power]
     shares = [layer.power / layer.power.sum() for layer in layers]
     return TheoryReport(

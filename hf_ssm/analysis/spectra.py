@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis.recording import OperatorRecord
 from hf_ssm.analysis.tables import Table
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 
-__all__ = ["InputSpectrum", "data_spectrum", "layer_power", "special_token_ids", "spectra_table"]
+__all__ = ["InputSpectrum", "data_spectrum", "special_token_ids", "spectra_table"]
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -88,12 +87,6 @@ def special_token_ids(config: Any) -> set[int]:
     named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
     groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
     return {token for group in groups for token in group}
-
-
-def layer_power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
-    """Power of the inputs of the operators of a layer by channel, `(D, F)`."""
-    forward = [record for record in records if record.layer == layer and record.direction == "forward"]
-    return torch.cat([record.power for record in forward if record.power is not None])
 
 
 def spectra_table(spectra: Sequence[InputSpectrum]) -> Table:

@@ -69,14 +69,11 @@ class StateScales:
 
 @dataclasses.dataclass(frozen=True)
 class DataScales:
-    """The time scales of sequences.
+    """The time scales of `rows` sequences, of which the longest has `length` tokens.
 
     Attributes:
-        rows: Number of sequences from which the time scales were computed.
-        length: Tokens of the longest sequence.
         correlation_time: Integrated autocorrelation time, in positions: about 1 without dependence.
-        state_energy: See `theory.time_scales.largest_state_energy`: about L without autocorrelation, L² with the
-            largest possible autocorrelation.
+        state_energy: See `theory.time_scales.largest_state_energy`: from L without autocorrelation to L².
         power: `(F,)`, power spectrum of the centred sequences, summed over channels.
     """
 

@@ -27,8 +27,7 @@ class Variation:
         direction: "forward" or "backward".
         variation: Mean over the measured kernels for each band; NaN if none was measured.
         kernels: Kernels of the layer in this direction (all groups).
-        measured: Number of measured kernels, evenly chosen: fewer than all, or none, for long implicit or sinusoid
-            filters.
+        measured: Number of measured kernels, evenly chosen: fewer, or none, of long implicit or sinusoid filters.
     """
 
     layer: int
@@ -39,16 +38,11 @@ class Variation:
 
 
 def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[float]) -> list[Variation]:
-    """Compute the total variation of each layer and direction over bands of frequency; see `band_total_variation`.
+    """Compute the total variation of each layer and direction over bands of frequency.
 
     Args:
         responses: From `frequency_responses`, of a whole model.
-        bands: Ends of the bands, ascending, in radians per sample in [0, π].
-
-    Raises:
-        ValueError: Fewer than two ends, ends out of order or range.
-
-    Source: Yu et al. 2025, Section 2.
+        bands: As `edges` of `band_total_variation`.
     """
     variations = []
     places = {(response.layer, response.direction) for response in responses}
