@@ -67,7 +67,9 @@ class _Values(Observer):
 
     def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
         kept = self.rows.get((operator, reading.group))
-        for inputs, mask in () if kept is None else batches_of(reading.inputs, reading):
+        if kept is None:
+            return
+        for inputs, mask in batches_of(reading.inputs, reading):
             room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
             self.is_full = room <= len(inputs)
             if room > 0:
@@ -99,14 +101,14 @@ def layer_assumptions(
         ]
         sigmas, exponents, constants, sizes = zip(*measured, strict=True)
         sigma = torch.cat(sigmas).max().item()
-        sizes = [size for size in sizes if size is not None]
+        known = [size for size in sizes if size is not None]
         layers.append(
             LayerAssumption(
                 layer=layer,
                 sub_gaussian=sigma,
                 hoelder_exponent=torch.cat(exponents).nanmedian().item(),
                 hoelder_constant=torch.cat(constants).max().item(),
-                output_size=torch.cat(sizes).nanmean().item() if sizes else None,
+                output_size=torch.cat(known).nanmean().item() if known else None,
                 # Activations may overflow in a model whose parameters are finite.
                 output_bound=output_bound(records[0].longest, sigma) if math.isfinite(sigma) else math.nan,
                 num_sequences=sum(len(inputs) for inputs, _ in next(iter(values.rows.values()))),

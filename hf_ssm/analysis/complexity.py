@@ -57,7 +57,7 @@ def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | N
         own = [record for record in records if record.layer == layer]
         n = own[0].num_sequences if num_sequences is None else num_sequences
         measures = torch.cat([generalization_measure(r.kernel, n, r.mean, r.variance) for r in own])
-        norms = [torch.cat([filter_norm(r.kernel, order) for r in own]).mean().item() for order in (1, 2)]
+        l1, l2 = (torch.cat([filter_norm(r.kernel, order) for r in own]).mean().item() for order in (1, 2))
         taus = measures * math.sqrt(n)
-        layers.append(LayerComplexity(layer, taus.mean().item(), measures.mean().item(), *norms, n, taus))
+        layers.append(LayerComplexity(layer, taus.mean().item(), measures.mean().item(), l1, l2, n, taus))
     return layers

@@ -40,8 +40,7 @@ _AT_ONCE = 2**23
 # Nodes around a pole for each factor of e in the distance; additional even nodes; greatest number for a row.
 _NODES_PER_FOLD, _EVEN, _FINEST_GRADED = 2, 64, 2**17
 # Narrower peaks than this are beyond the spacing of double precision numbers.
-_NARROWEST = 1e-13
-_ROUNDING = 1e-12
+_NARROWEST, _ROUNDING = 1e-13, 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -153,14 +153,14 @@ def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) ->
         R = C systems with one input and K outputs, or for S5 R = 1 system with D inputs and K D outputs.
     """
     with torch.no_grad(), materialized(operator):
-        if isinstance(operator, MIMOStateSpace):
-            return _of_shared_state(operator)
-        system: BalancedSystem = operator.filter(lambda filter: _of_filter(filter, chosen))
-        return system
+        if isinstance(operator, LongConvolution):
+            system: BalancedSystem = operator.filter(lambda filter: _of_filter(filter, chosen))
+            return system
+        assert isinstance(operator, MIMOStateSpace)
+        return _of_shared_state(operator)
 
 
 def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSystem:
-    """The systems of some channels of S4, S4D or Hyena."""
     chosen = torch.arange(filter.channels) if chosen is None else chosen
     model = {name: matrix.cpu() for name, matrix in filter.state_space(torch.float64).items()}
     c = model.pop("c")[:, chosen].transpose(0, 1)
@@ -176,7 +176,6 @@ def _of_filter(filter: StateSpaceFilter, chosen: Tensor | None) -> BalancedSyste
 
 
 def _of_shared_state(operator: MIMOStateSpace) -> BalancedSystem:
-    """The single system of S5."""
     systems = [operator.system(direction, dtype=torch.float64) for direction in range(operator.directions)]
     a, step = operator.eigenvalues(torch.float64), operator.log_dt.double().exp()
     exponents, _ = discrete_exponents(a, step, operator.discretization)

@@ -103,7 +103,7 @@ class TheoryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file, without the responses; numbers that are not finite are `None`."""
-        measured = {name: getattr(self, name) for name in ("hankel", "alpha", "bound", "remembrance")}
+        measured: dict[Any, Any] = {name: getattr(self, name) for name in ("hankel", "alpha", "bound", "remembrance")}
         measured |= self.alpha_of_layers
         measured = {name: {"none": value} if isinstance(value, str) else value for name, value in measured.items()}
         # Parts of the package may not import the package itself.
@@ -269,7 +269,6 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:
-    """Return the result of a function, or the message of its `ValueError`."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:

@@ -9,8 +9,7 @@ from typing import Any
 
 __all__ = ["Table", "markdown", "plain_text"]
 
-_NOTHING = "–"
-_LINE = 100
+_NOTHING, _LINE = "–", 100
 
 
 @dataclasses.dataclass(frozen=True)
