@@ -7,7 +7,7 @@ from hf_ssm.models.base.configuration import SSMConfig, strict_config
 from hf_ssm.models.base.field_checks import DerivedStr
 
 LAYER_TYPES = ("short_conv", "medium_conv", "long_conv", "full_attention")
-"""What mixes positions in a layer."""
+"""Types of layers by their mixer of positions."""
 
 
 @strict_config

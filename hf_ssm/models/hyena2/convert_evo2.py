@@ -167,7 +167,7 @@ class Evo2Converter(CheckpointConverter):
         }
 
     def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """As `convert_config`, with the precision of the embedding, and the rotary frequencies of the tensors.
+        """Convert a configuration, with the precision of the embedding, and the rotary frequencies of the tensors.
 
         The public code computes with the frequencies that a checkpoint holds, whatever its configuration says.
         """
