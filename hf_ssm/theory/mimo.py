@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.linear_scan import linear_scan
+from hf_ssm.theory.complexity import standard_deviation
 
 __all__ = ["MIMOSystem", "kernel_matrix", "kernel_matrix_norm", "kernel_matrix_tau", "matrix_tau"]
 
@@ -70,10 +71,7 @@ def kernel_matrix_tau(
     Returns:
         `(D,)`.
     """
-    # Avoids the infinite slope of the square root at 0, the variance of a constant input.
-    deviation = None
-    if variance is not None:
-        deviation = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
+    deviation = None if variance is None else standard_deviation(variance)
     spread, centre = _matrix_sums(system, length, deviation, mean, square=False)
     return (spread + centre.abs()).square()
 

@@ -176,7 +176,7 @@ class SSMTrainer(PieceTrainer):
         self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator; raise errors for processes that would give wrong results, before anything is written."""
+        """Create the accelerator; before anything is written, refuse processes that would give wrong results."""
         # The main process would read a stream for all others, and fail at batches of different lengths.
         loading: Any = self.args.accelerator_config
         if loading.dispatch_batches is None:
