@@ -64,7 +64,7 @@ class BlockOptions(NamedTuple):
 
 
 def block_shapes(w: BlockWeights) -> BlockShapes:
-    """Of blocks like this one; they follow from the shapes of `A`, `dt_weight`, `out_weight` and `conv_weight`."""
+    """Shapes of blocks like this one, from those of `A`, `dt_weight`, `out_weight` and `conv_weight`."""
     (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
     size, taps = w.out_weight.shape[0], w.conv_weight.shape[-1]
     weights = (

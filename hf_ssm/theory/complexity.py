@@ -26,6 +26,7 @@ __all__ = [
     "rescaling_factor",
     "risk_bound",
     "selective_kernel",
+    "standard_deviation",
     "tau",
 ]
 
@@ -33,16 +34,16 @@ __all__ = [
 def _terms(kernel: Tensor, mean: Tensor | None, variance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Σ_ℓ |k_ℓ| √K_ℓ and |Σ_ℓ k_ℓ μ_ℓ| of kernels `(..., D, L)`, both `(..., D)`."""
     check_tensors(mean=mean, variance=variance)
-    if variance is None:
-        spread = kernel.abs().sum(dim=-1)
-    else:
-        # Avoids the infinite slope of the square root at 0, the variance of a constant input.
-        safe = torch.where(variance > 0, variance, 1.0)
-        deviation = torch.where(variance > 0, safe.sqrt(), 0.0)
-        spread = torch.linalg.vecdot(kernel.abs(), deviation.T)
+    size = kernel.abs()
+    spread = size.sum(dim=-1) if variance is None else torch.linalg.vecdot(size, standard_deviation(variance).T)
     if mean is None:
         return spread, torch.zeros_like(spread)
     return spread, torch.linalg.vecdot(kernel, mean.T).abs()
+
+
+def standard_deviation(variance: Tensor) -> Tensor:
+    """Compute √K without the infinite slope of the square root at 0, the variance of a constant input."""
+    return torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
 
 
 def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:

@@ -232,7 +232,7 @@ class RunSettings:
 
     @property
     def inputs(self) -> list[str]:
-        """What a run reads: files, folders, ids of the Hub and names of generators and tokenizers."""
+        """Inputs of a run: files, folders, ids of the Hub and names of generators and tokenizers."""
         named = (self.data["tokenizer"], self.model["checkpoint"])
         return [*self.data_paths, *(value for value in named if value is not None)]
 

@@ -176,7 +176,7 @@ class SSMTrainer(PieceTrainer):
         self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
+        """Create the accelerator; before anything is written, refuse processes that would give wrong results."""
         # The main process would read a stream for all others, and fail at batches of different lengths.
         loading: Any = self.args.accelerator_config
         if loading.dispatch_batches is None:
@@ -189,15 +189,15 @@ class SSMTrainer(PieceTrainer):
         self.is_fsdp_enabled = self._sharding is not None
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """As in transformers; processes that share their rows count once."""
+        """Count the rows of a step; processes that share their rows count once."""
         return super().get_total_train_batch_size(args) // self._context.size
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As in transformers; each of the processes that share their rows computes a part."""
+        """Estimate the operations; each of the processes that share their rows computes a part."""
         return super().floating_point_ops(inputs) // self._context.size
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
+        """Train as in transformers; rescale a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)
         if isinstance(self.train_dataset, RunStream):
             self.train_dataset.first_step = 0
@@ -217,7 +217,7 @@ class SSMTrainer(PieceTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in transformers; a stream gets the sizes of the run."""
+        """Make the loader; a stream gets the sizes of the run."""
         if isinstance(self.train_dataset, RunStream):
             if self.args.max_steps <= 0:
                 raise ValueError("`train_dataset` is a stream, whose length is unknown: set `max_steps`.")
@@ -245,7 +245,7 @@ class SSMTrainer(PieceTrainer):
             )
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """As in transformers; the model that `train` makes is rescaled if its configuration has `rescale_init=True`."""
+        """Make the model; rescale that of `train` if its configuration has `rescale_init=True`."""
         model = super().call_model_init(trial)
         self._context.split(model)
         # The constructor calls this too, for a model that train() replaces.
@@ -316,7 +316,7 @@ class SSMTrainer(PieceTrainer):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """As in transformers, which calls this method after accelerate has prepared model and optimizer."""
+        """Create the scheduler; transformers calls this after accelerate has prepared model and optimizer."""
         if self._sharding is not None and self.optimizer is not None:
             self._sharding.restore_groups(self.optimizer)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -339,7 +339,7 @@ class SSMTrainer(PieceTrainer):
         optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in transformers; stops at a loss that is not finite."""
+        """Train on a batch; stop at a loss that is not finite."""
         inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
         self._context.check_rows(inputs, training=True)
         with self._context.random_numbers():
@@ -350,7 +350,7 @@ class SSMTrainer(PieceTrainer):
         return loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
+        """Save finite weights only, so useless checkpoints do not replace others."""
         # The local part of a parameter sharded by FSDP2.
         weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._unwrapped.parameters())
         is_bad = not all(bool(torch.isfinite(weight).all()) for weight in weights)
@@ -438,13 +438,13 @@ class SSMTrainer(PieceTrainer):
         self.add_evaluated(loss.mean(), is_counted.sum() * bool(counted))
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with the outputs of all positions."""
+        """Predict, with the outputs of all positions."""
         self._context.check_rows(inputs, training=False)
         loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
         return loss, self._context.joined(outputs), labels
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
-        """As in transformers, without the labels that a loss leaves out.
+        """Count the labels without those that a loss leaves out.
 
         Our heads leave out those next to padding and between documents; a loss of one's own, those that are NaN.
         """
@@ -464,7 +464,7 @@ class SSMTrainer(PieceTrainer):
         return {**batch, "labels": counted(**batch)}
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with the parts of the training loss."""
+        """Log, with the parts of the training loss."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise self._divergence(f"the loss up to step {self.state.global_step} is {logs['loss']}")
         if "loss" in logs and self._tau.sums is not None:
