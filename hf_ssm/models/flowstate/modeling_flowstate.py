@@ -81,7 +81,8 @@ class FlowStateMixer(S5Mixer):
         super().__init__(config, layer_idx)
         self.activation, self.mlp = nn.SELU(), None
         if config.mlp_type == "transformer":
-            self.mlp, self.out_proj = ResidualMLP(config.hidden_size), None
+            self.mlp = ResidualMLP(config.hidden_size)
+            del self.out_proj
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:

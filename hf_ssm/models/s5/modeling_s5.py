@@ -1,5 +1,6 @@
 """The state space model S5: the mixer, and the names."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class S5Mixer(nn.Module):
     Source: Smith, Warrington & Linderman 2023, Section 3 and App. G.
     """
 
-    operator_class: ClassVar[type[SequenceOperator]] = S5StateSpace
+    operator_class: ClassVar[Callable[..., SequenceOperator]] = S5StateSpace
 
     def __init__(self, config, layer_idx: int):
         super().__init__()
