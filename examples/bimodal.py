@@ -28,10 +28,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from _experiment import experiment_parser, print_table, write_results
 from scipy.integrate import solve_ivp
 
-from hf_ssm.ops.sobolev import sobolev_weight
+from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.plotting.style import GREY, PALETTE, figure_style, finish_figure, new_figure
 
 TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
@@ -79,8 +80,8 @@ def grid(time_step: float = TIME_STEP) -> np.ndarray:
 
 def weights(power: float, time_step: float = TIME_STEP) -> np.ndarray:
     """(1 + |s|)^power times the spacing of the grid, `(nodes + 1,)`."""
-    half = sobolev_weight(_nodes(time_step), power, "radian", time_step).double().numpy()
-    return np.concatenate([half[:0:-1], half]) * SPACING
+    omega = torch.from_numpy(np.abs(grid(time_step)) * time_step)
+    return sobolev_response(omega, power, "radian", time_step, causal=False).real.numpy() * SPACING
 
 
 def _nodes(time_step: float) -> int:

@@ -135,7 +135,7 @@ def size_of(result: RunResult, factor: int, batches: list[dict[str, Any]]) -> di
     classes = [values.argmax(-1) for values in logits]
     return {
         "state_size": compression.model.config.state_size,
-        "parameters": compression.to_dict()["parameters"]["after"],
+        "parameters": sum(parameter.numel() for parameter in compression.model.parameters()),
         "accuracy": (classes[1] == labels).double().mean().item(),
         "loss": F.cross_entropy(logits[1], labels).item(),
         "agreement": (classes[0] == classes[1]).double().mean().item(),

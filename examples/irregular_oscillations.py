@@ -83,7 +83,7 @@ def run(name: str, seed: int, args: Any) -> dict[str, Any]:
     family, flags, reads_times = MODELS[name]
     started = time.perf_counter()
     torch.manual_seed(seed)
-    config = getattr(hf_ssm, f"{family}Config")(**SHARED, **flags)
+    config = getattr(hf_ssm, f"{family}Config")(hidden_act="gelu", **SHARED, **flags)
     model = getattr(hf_ssm, f"{family}ForSequenceClassification")(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ _LAZY = {
     "MaskingProbe": "hf_ssm.probes",
     "MaskingResult": "hf_ssm.probes",
     "MaskingResults": "hf_ssm.probes",
-    "ParameterMovement": "hf_ssm.analysis.parameter_change",
+    "ParameterMovement": "hf_ssm.training.movement",
     "OneHotModel": "hf_ssm.inference",
     "SSMCache": "hf_ssm.models.base.cache",
     "SSMTrainer": "hf_ssm.training",

@@ -152,6 +152,7 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
         ("--warmup_steps many", "training.warmup_steps must be of type"),
         ("--hub_model_id me/mine", "is determined by the command: use --push-to-hub"),
         ('--set training.activation_checkpointing_kwargs={"segments":16}', "`segments` is no longer supported"),
+        ("--set training.rescale_by=mixed", "training.rescale_by='mixed' is no longer supported: leave it out"),
     ],
 )
 def test_bad_fields_of_training(capsys, option, message):

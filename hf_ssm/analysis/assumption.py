@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_ssm.analysis.recording import OperatorRecord, batches_of, model_inputs, sequence_operators
+from hf_ssm.analysis.recording import OperatorRecord, run_observed, sequence_operators
 from hf_ssm.analysis.tables import Table
-from hf_ssm.modules.block import Block
-from hf_ssm.modules.observers import Observer, observing
+from hf_ssm.modules.observers import Observer
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Reading
 from hf_ssm.theory.complexity import output_bound, tau
@@ -26,7 +25,6 @@ from hf_ssm.theory.processes import (
     normalized_process,
     sub_gaussian_parameter,
 )
-from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["LayerAssumption", "assumption_table", "layer_assumptions"]
 
@@ -63,21 +61,19 @@ class LayerAssumption:
 class _Values(Observer):
     """Keeps the inputs of operators until there are enough of them."""
 
-    def __init__(self, records: Mapping[tuple[SequenceOperator, int], OperatorRecord]):
-        self.records = records
-        self.rows: dict[tuple[SequenceOperator, int], list[tuple[Tensor, Tensor | None]]] = {}
+    def __init__(self, places: Iterable[tuple[SequenceOperator, int]]):
+        self.rows: dict[tuple[SequenceOperator, int], list[tuple[Tensor, Tensor | None]]] = {p: [] for p in places}
         self.is_full = False
 
     def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
-        place = operator, reading.group
-        if place not in self.records:
+        kept = self.rows.get((operator, reading.group))
+        if kept is None:
             return
-        kept = self.rows.setdefault(place, [])
-        for inputs, mask in batches_of(reading.inputs, reading):
-            room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
-            self.is_full = room <= len(inputs)
-            if room > 0:
-                kept.append((inputs[:room].detach().double(), None if mask is None else mask[:room]))
+        inputs, mask = reading.whole(reading.inputs)
+        room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
+        self.is_full = room <= len(inputs)
+        if room > 0:
+            kept.append((inputs[:room].detach().double(), None if mask is None else mask[:room]))
 
 
 def layer_assumptions(
@@ -92,38 +88,39 @@ def layer_assumptions(
 
     Source: Liu & Li 2024, Assumption 4.1 and Proposition 4.3.
     """
-    places = {name: operator for name, _, operator in sequence_operators(model)}
-    forward = {(places[record.name], record.group): record for record in records if record.direction == "forward"}
-    values = _Values(forward)
-    inner = unwrapped(model)
-    device = next(inner.parameters()).device
-    blocks = [block for block in model.modules() if isinstance(block, Block)]
-    with observing(blocks, values), evaluating(model):
-        for batch in batches:
-            inner(**model_inputs(batch, device), use_cache=False)
-            if values.is_full:
-                break
-    measured = [(record.layer, _measure(*place, record, values.rows[place])) for place, record in forward.items()]
-    return [
-        _of_layer(layer, [found for other, found in measured if other == layer], records[0].longest)
-        for layer in sorted({layer for layer, _ in measured})
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """σ, H and L of each channel of one operator, |y| / √τ of its rows and channels, and the number of rows."""
-
-    sigma: Tensor
-    exponent: Tensor
-    constant: Tensor
-    size: Tensor | None
-    rows: int
+    operators = {name: operator for name, _, operator in sequence_operators(model)}
+    forward = [record for record in records if record.direction == "forward"]
+    values = _Values([(operators[record.name], record.group) for record in forward])
+    run_observed(model, batches, values)
+    layers = []
+    for layer in sorted({record.layer for record in forward}):
+        measured = [
+            _measure(operators[record.name], record, values.rows[operators[record.name], record.group])
+            for record in forward
+            if record.layer == layer
+        ]
+        sigmas, exponents, constants, sizes = zip(*measured, strict=True)
+        sigma = torch.cat(sigmas).max().item()
+        known = [size for size in sizes if size is not None]
+        layers.append(
+            LayerAssumption(
+                layer=layer,
+                sub_gaussian=sigma,
+                hoelder_exponent=torch.cat(exponents).nanmedian().item(),
+                hoelder_constant=torch.cat(constants).max().item(),
+                output_size=torch.cat(known).nanmean().item() if known else None,
+                # Activations may overflow in a model whose parameters are finite.
+                output_bound=output_bound(records[0].longest, sigma) if math.isfinite(sigma) else math.nan,
+                num_sequences=sum(len(inputs) for inputs, _ in next(iter(values.rows.values()))),
+            )
+        )
+    return layers
 
 
 def _measure(
-    operator: SequenceOperator, group: int, record: OperatorRecord, kept: Sequence[tuple[Tensor, Tensor | None]]
-) -> _Measured:
+    operator: SequenceOperator, record: OperatorRecord, kept: Sequence[tuple[Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """σ, H and L of each channel of one operator, and the mean of |y| / √τ over rows where it is defined."""
     inputs, mask = _joined(kept)
     channels = inputs.shape[-1]
     # A kernel matrix has its moments in one column, a spatial convolution in a column for each neighbour.
@@ -140,11 +137,11 @@ def _measure(
         taps = record.kernel.T[lags_of(inputs, mask).clamp(min=0)]
         output = (inputs * taps if mask is None else inputs * taps * mask.unsqueeze(-1)).sum(dim=1)
         size = output.abs().mean(dim=0) / tau(record.kernel, mean, variance).sqrt()
-    return _Measured(sub_gaussian_parameter(process, mask), exponent, constant, size, len(inputs))
+    return sub_gaussian_parameter(process, mask), exponent, constant, size
 
 
 def _joined(kept: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Batches of several lengths as one, padded on the left."""
+    """Join batches of several lengths, padded on the left."""
     longest = max(inputs.shape[1] for inputs, _ in kept)
     padded = [F.pad(inputs, (0, 0, longest - inputs.shape[1], 0)) for inputs, _ in kept]
     if all(mask is None and inputs.shape[1] == longest for inputs, mask in kept):
@@ -153,34 +150,9 @@ def _joined(kept: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tenso
     return torch.cat(padded), torch.cat([F.pad(mask.bool(), (longest - mask.shape[1], 0)) for mask in masks])
 
 
-def _of_layer(layer: int, operators: Sequence[_Measured], longest: int) -> LayerAssumption:
-    sigma = max(operator.sigma.max().item() for operator in operators)
-    sizes = [operator.size for operator in operators if operator.size is not None]
-    return LayerAssumption(
-        layer=layer,
-        sub_gaussian=sigma,
-        hoelder_exponent=torch.cat([operator.exponent for operator in operators]).nanmedian().item(),
-        hoelder_constant=max(operator.constant.max().item() for operator in operators),
-        output_size=torch.cat(sizes).nanmean().item() if sizes else None,
-        # Activations may overflow in a model whose parameters are finite.
-        output_bound=output_bound(longest, sigma) if math.isfinite(sigma) else math.nan,
-        num_sequences=operators[0].rows,
-    )
-
-
 def assumption_table(layers: Sequence[LayerAssumption]) -> Table:
     """The part of the theory report on Assumption 4.1."""
-    rows = [
-        (
-            layer.layer,
-            layer.sub_gaussian,
-            layer.hoelder_exponent if math.isfinite(layer.hoelder_exponent) else None,
-            layer.hoelder_constant,
-            layer.output_size,
-            layer.output_bound,
-        )
-        for layer in layers
-    ]
+    rows = [dataclasses.astuple(layer)[:-1] for layer in layers]
     notes = [
         "The values are measured on the inputs of each layer, normalised by their mean and variance at each position, "
         f"for {layers[0].num_sequences} sequences. σ is the sub-Gaussian parameter of the channel with the heaviest "

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_ssm.analysis.recording import model_inputs, sequence_operators
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression
 from hf_ssm.modules.operator import materialized
-from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term, log_output_bound
+from hf_ssm.theory.bounds import GapBound, capacity_covers, combine_covers, gap_bound, leading_term
 from hf_ssm.theory.selective_norms import Assumption, SelectiveNorms, norm_assumptions
 from hf_ssm.utils.checks import check_iterable, check_model
 from hf_ssm.utils.evaluation import evaluating, unwrapped
@@ -32,8 +33,7 @@ class ScanBound:
 
     In the block "mamba", u is the activated short convolution, Q = W_dt W_r has a row q_j and b an entry p_j for each
     channel, and Δ is a diagonal matrix: the proof holds with the largest q_j, the range of the p_j, and a cover of Q
-    and b instead of q and p. The function is one coordinate of the scan's output at the last token. Skip D and gate
-    SiLU(z) enter the bound on the output by max |D| and the largest observed gate.
+    and b instead of q and p. The function is one coordinate of the scan's output at the last token.
 
     Attributes:
         name, layer, direction: Path in the backbone, number of the block, "forward" or "backward".
@@ -42,23 +42,19 @@ class ScanBound:
         log_capacity: Natural logarithm of the capacity of the single scan; `None` if an assumption fails.
         contraction: Contraction per token: `bound` (ρ_A), and the measured `largest` and `mean` (geometric) of ‖exp(Δ_t
             A)‖₂; the measured `smallest_step` and `largest_step`, with their bounds.
-        output: `log10_bound` on ‖y_t‖₂ (`None` if an assumption other than m >= d_2 fails), and the measured `largest`.
     """
 
     name: str
     layer: int
     direction: str
     assumptions: list[Assumption]
-    norms: SelectiveNorms | None
+    norms: SelectiveNorms
     log_capacity: float | None
-    contraction: dict[str, float | None]
-    output: dict[str, float | None]
+    contraction: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and mappings."""
-        values = dataclasses.asdict(self)
-        log10_capacity = _log10(values.pop("log_capacity"))
-        return {**values, "norms": {} if self.norms is None else _named(self.norms), "log10_capacity": log10_capacity}
+        """Plain values for a JSON file."""
+        return _plain(self) | {"norms": _named(self.norms)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +64,7 @@ class ModelBound:
     Attributes:
         theorem: "4.6", or "4.5" for a fixed step.
         assumptions: Each with the measured value and, if it fails, the requirement.
-        norms: Norms of the theorem by the paper's symbols, with ρ_A and 𝔐_Δ; empty if the theorem does not apply.
+        norms: By the paper's symbols, with ρ_A and 𝔐_Δ; empty if the theorem does not apply.
         log_capacity: Natural logarithm of the capacity with all logarithms and 𝔐; `None` if an assumption fails.
         log_capacity_at_length: The same with the finite sums of (69) and (100) for the longest row: smaller, and
             defined for unstable state matrices too (an extension).
@@ -97,7 +93,9 @@ class ModelBound:
     @property
     def capacity(self) -> float | None:
         """C; infinite if it exceeds the range of float64."""
-        return _exp(self.log_capacity)
+        return (
+            None if self.log_capacity is None else math.exp(self.log_capacity) if self.log_capacity < 709 else math.inf
+        )
 
     @property
     def bound(self) -> float | None:
@@ -105,30 +103,27 @@ class ModelBound:
         return None if self.gap is None else self.gap.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts, lists and mappings; capacities as decimal logarithms."""
-        gap = {} if self.gap is None else dataclasses.asdict(self.gap)
-        needed = gap.pop("log_sequences_needed", None)
-        return {
-            "theorem": self.theorem,
-            "assumptions": [dataclasses.asdict(assumption) for assumption in self.assumptions],
-            "norms": self.norms,
-            "log10_capacity": _log10(self.log_capacity),
-            "log10_capacity_at_length": _log10(self.log_capacity_at_length),
-            "log10_leading_terms": _log10(self.log_leading_terms),
-            "bound": self.bound,
-            "bound_at_length": None if self.gap_at_length is None else self.gap_at_length.value,
-            "gap": gap,
-            "log10_sequences_needed": _log10(needed),
-            "longest": self.longest,
-            "num_sequences": self.num_sequences,
-            "scans": [scan.to_dict() for scan in self.scans],
-            "notes": self.notes,
-        }
+        """Plain values for a JSON file; capacities as decimal logarithms."""
+        values = _plain(self) | {"bound": self.bound, "scans": [scan.to_dict() for scan in self.scans]}
+        values["gap"] = {} if self.gap is None else _plain(self.gap)
+        values["log10_sequences_needed"] = values["gap"].pop("log10_sequences_needed", None)
+        values["bound_at_length"] = (values.pop("gap_at_length") or {}).get("value")
+        return values
+
+
+def _plain(result: Any) -> dict[str, Any]:
+    """Convert a result to plain values, natural logarithms (`log_...`) to decimal ones (`log10_...`)."""
+    return {
+        name.replace("log_", "log10_", 1) if name.startswith("log_") else name: _log10(value)
+        if name.startswith("log_")
+        else value
+        for name, value in dataclasses.asdict(result).items()
+    }
 
 
 @dataclasses.dataclass
 class _Observer:
-    """Norms of the inputs and outputs of one scan; a forward hook."""
+    """Norms of the inputs and steps of one scan; a forward hook."""
 
     name: str
     layer: int
@@ -137,8 +132,6 @@ class _Observer:
     longest: int = 0
     tokens: float = 0.0
     input_norm: float = 0.0
-    output_norm: float = 0.0
-    gate: float = 0.0
     log_largest: float = -math.inf
     log_total: float = 0.0
     steps: tuple[float, float] = (math.inf, 0.0)
@@ -146,7 +139,7 @@ class _Observer:
     def __call__(self, scan: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         bound = inspect.signature(type(scan).forward).bind(scan, *args, **kwargs)
         bound.apply_defaults()
-        inputs, gate, rows = (bound.arguments[name] for name in ("inputs", "gate", "rows"))
+        inputs, rows = bound.arguments["inputs"], bound.arguments["rows"]
         mask = rows.mask
         present = torch.ones(inputs.shape[:2], device=inputs.device).bool() if mask is None else mask.bool()
         with materialized(scan):
@@ -154,10 +147,8 @@ class _Observer:
             decay = scan.state_matrix().real.double().max(dim=1).values
         self.rows += len(inputs)
         self.longest = max(self.longest, int(present.sum(1).max()))
-        self.input_norm = _larger(self.input_norm, _largest_norm(inputs[present]))
-        self.output_norm = _larger(self.output_norm, _largest_norm(output[present]))
-        if gate is not None:
-            self.gate = max(self.gate, nn.functional.silu(gate[present].double()).abs().max().item())
+        # NaN stays.
+        self.input_norm = float(np.maximum(self.input_norm, _largest_norm(inputs[present])))
         step = step[present].double()
         low, high = (extreme.item() for extreme in step.aminmax())
         self.steps = min(self.steps[0], low), max(self.steps[1], high)
@@ -173,15 +164,13 @@ def generalization_bound(
     *,
     input_bound: float | None = None,
     num_sequences: int | None = None,
-    loss_bound: float = 1.0,
-    lipschitz: float = 1.0,
-    failure_probability: float = 0.05,
 ) -> ModelBound:
-    """The bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
+    """Compute the bound (27) of Theorems 4.5 and 4.6 for a trained selective model, or the assumptions that fail.
 
     The class of models is the smallest one that contains the trained weights: each norm bound is the norm itself. Two
     logits are replaced by their difference, whose logistic loss is their cross-entropy. A learnt embedding adds one
-    more cover. This is an extension: the theorem takes u as given.
+    more cover. This is an extension: the theorem takes u as given. The loss is the ramp loss with margin 1, which is at
+    least the classification error; for another, call `gap_bound` with the capacity.
 
     Args:
         model: A selective model of hf_ssm.
@@ -190,16 +179,14 @@ def generalization_bound(
             the whole embedding.
         num_sequences: m; default: the rows of the batches. Below d_2 of Lemma C.4 (the Nd states, or the tokens of a
             learnt embedding), there is no bound.
-        loss_bound, lipschitz, failure_probability: c_l, l_l and δ, see `gap_bound`. The defaults are for the ramp loss
-            with margin 1, which is at least the classification error.
 
     Returns:
         See `ModelBound`; `bound` is `None` if an assumption fails.
 
     Raises:
         TypeError: An argument of another type.
-        ValueError: The model has no selective scan, or one that the theorems do not cover; no
-            batch; `input_bound` below the measured norm.
+        ValueError: The model has no selective scan, or one that the theorems do not cover; no batch; `input_bound`
+            below the measured norm.
 
     Source: Honarpisheh et al. 2025, Theorems 4.5 and 4.6.
     """
@@ -212,18 +199,17 @@ def generalization_bound(
     m = first.rows if num_sequences is None else num_sequences
     scans = [_scan_bound(observer, m) for observer in observers]
     assumptions = _architecture(model, first)
-    fits = all(assumption.holds for assumption in assumptions)
-    norms = _theorem_norms(model, first, input_bound) if fits else None
+    norms = _theorem_norms(model, first, input_bound) if all(a.holds for a in assumptions) else None
     log_capacity = log_at_length = log_leading = gap = gap_at_length = None
     if norms is not None:
         numbers = norm_assumptions(norms, m)
         assumptions += numbers
-        if all(assumption.holds for assumption in numbers if assumption.name != "stable state matrix"):
+        failed = [assumption.name for assumption in numbers if not assumption.holds]
+        if failed in ([], ["stable state matrix"]):
             log_at_length = combine_covers(capacity_covers(norms, first.longest))
-        if all(assumption.holds for assumption in numbers) and log_at_length is not None:
+        if not failed and log_at_length is not None:
             log_capacity, log_leading = combine_covers(capacity_covers(norms)), leading_term(norms)
-            loss = {"loss_bound": loss_bound, "lipschitz": lipschitz, "failure_probability": failure_probability}
-            gap, gap_at_length = gap_bound(log_capacity, m, **loss), gap_bound(log_at_length, m, **loss)
+            gap, gap_at_length = gap_bound(log_capacity, m), gap_bound(log_at_length, m)
     return ModelBound(
         theorem="4.5" if first.scan.rank == 0 else "4.6",
         assumptions=assumptions,
@@ -236,17 +222,17 @@ def generalization_bound(
         longest=first.longest,
         num_sequences=m,
         scans=scans,
-        notes=_notes(norms, gap, loss_bound),
+        notes=_notes(norms, gap),
     )
 
 
 def _observers(model: Any) -> list[_Observer]:
-    """An observer for each scan; an error says why a model has no bound."""
+    """Make an observer for each scan; an error says why a model has no bound."""
     operators = list(sequence_operators(model))
     observers = [_Observer(*place) for place in operators if place[-1].bound_norms is not None]
-    reason = next((operator.no_bound for _, _, operator in operators if operator.no_bound is not None), None)
-    if not observers and reason is not None:
-        raise ValueError(f"There is no bound for {type(model).__name__}: {reason}")
+    for _, _, operator in operators if not observers else ():
+        if operator.no_bound is not None:
+            raise ValueError(f"There is no bound for {type(model).__name__}: {operator.no_bound}")
     if not observers:
         raise ValueError(
             f"{type(model).__name__} has no selective scan: this bound is for the selective models "
@@ -270,7 +256,7 @@ def _observe(model: Any, batches: Iterable[Mapping[str, Any]], observers: list[_
 
 
 def _architecture(model: Any, first: _Observer) -> list[Assumption]:
-    """The requirements of the theorems on the architecture."""
+    """Check the requirements of the theorems on the architecture."""
     config, scan = model.config, first.scan
     pooling = config.pooling
     if isinstance(model, SSMForSequenceClassification):
@@ -280,7 +266,7 @@ def _architecture(model: Any, first: _Observer) -> list[Assumption]:
     projection = getattr(getattr(model, "model", model), "input_projection", None)
     learnt = projection is not None and any(weight.requires_grad for weight in projection.parameters())
     bias = None if outputs is None else model.classifier.bias
-    checks: list[tuple[str, bool, float | str | None, str]] = [
+    checks = [
         ("block", scan.block == "plain", scan.block, "block='plain'; `scans` describes each scan"),
         ("one layer", config.num_hidden_layers == 1, config.num_hidden_layers, "num_hidden_layers=1"),
         ("one direction", not config.bidirectional, str(bool(config.bidirectional)), "bidirectional=False"),
@@ -304,7 +290,7 @@ def _requirement(name: str, holds: bool, value: float | str | None, needs: str) 
 
 
 def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> SelectiveNorms:
-    """The norms of a model of the theorem's architecture."""
+    """Read the norms off a model of the theorem's architecture."""
     embedding = None
     measured = first.input_norm
     if model.config.num_input_channels is None and model.get_input_embeddings().weight.requires_grad:
@@ -320,37 +306,24 @@ def _theorem_norms(model: Any, first: _Observer, input_bound: float | None) -> S
 
 
 def _scan_bound(seen: _Observer, num_sequences: int) -> ScanBound:
-    """The adaptation to one scan."""
+    """Adapt the theorem to one scan."""
     scan = seen.scan
-    assumptions = [
-        _requirement("no Sobolev filter", not scan.has_sobolev_filter, None, "one input for Δ, B, C and the scan"),
-    ]
-    low, high = seen.steps
-    contraction: dict[str, float | None] = {
-        "largest": math.exp(min(seen.log_largest, 709.0)),
+    needs = "one input for Δ, B, C and the scan"
+    assumptions = [_requirement("no Sobolev filter", not scan.has_sobolev_filter, None, needs)]
+    log_capacity, norms = None, scan.bound_norms(None, seen.input_norm)
+    contraction = {
+        **{"largest": math.exp(min(seen.log_largest, 709.0)), "bound": norms.rho_A},
         "mean": math.exp(min(seen.log_total / seen.tokens, 709.0)),
-        "smallest_step": low,
-        "largest_step": high,
+        **dict(zip(("smallest_step", "largest_step"), seen.steps, strict=True)),
+        **dict(zip(("smallest_step_bound", "largest_step_bound"), norms.step_range, strict=True)),
     }
-    output: dict[str, float | None] = {"largest": seen.output_norm, "log10_bound": None}
-    log_capacity = None
-    norms = scan.bound_norms(None, seen.input_norm)
-    smallest, largest = norms.step_range
-    contraction |= {"bound": norms.rho_A, "smallest_step_bound": smallest, "largest_step_bound": largest}
-    is_bounded = all(assumption.holds for assumption in [*assumptions, *norm_assumptions(norms)])
     assumptions += norm_assumptions(norms, num_sequences)
-    if is_bounded:
-        skip = -math.inf if scan.D is None else _log(scan.D.detach().abs().max().item()) + _log(seen.input_norm)
-        total = torch.logsumexp(torch.tensor([log_output_bound(norms), skip], dtype=torch.float64), 0).item()
-        output["log10_bound"] = _log10(total + (_log(seen.gate) if seen.gate else 0.0))
-        # The covers need m >= d_2, the bound on the output does not.
-        if all(assumption.holds for assumption in assumptions):
-            log_capacity = combine_covers(capacity_covers(norms))
-    place = seen.name, seen.layer, scan.direction
-    return ScanBound(*place, assumptions, norms, log_capacity, contraction, output)
+    if all(assumption.holds for assumption in assumptions):
+        log_capacity = combine_covers(capacity_covers(norms))
+    return ScanBound(seen.name, seen.layer, scan.direction, assumptions, norms, log_capacity, contraction)
 
 
-def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float) -> list[str]:
+def _notes(norms: SelectiveNorms | None, gap: GapBound | None) -> list[str]:
     """Explanations of the numbers."""
     if norms is None:
         return [
@@ -360,7 +333,7 @@ def _notes(norms: SelectiveNorms | None, gap: GapBound | None, loss_bound: float
     notes = []
     if gap is not None and gap.is_vacuous:
         notes.append(
-            f"The bound is vacuous: no gap exceeds the largest loss, {loss_bound:g}, and the bound is {gap.value:.3g}. "
+            f"The bound is vacuous: no gap exceeds the largest loss, 1, and the bound is {gap.value:.3g}. "
             "The bound would fall below the largest loss from about "
             f"10^{gap.log_sequences_needed / math.log(10):.0f} sequences on."
         )
@@ -387,18 +360,5 @@ def _largest_norm(rows: Tensor) -> float:
     return torch.linalg.vector_norm(rows.detach().double(), dim=-1).max().item()
 
 
-def _larger(one: float, other: float) -> float:
-    """The larger of two numbers; NaN if one of them is."""
-    return math.nan if math.isnan(other) else max(one, other)
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
-
-
 def _log10(log_value: float | None) -> float | None:
     return None if log_value is None or not math.isfinite(log_value) else log_value / math.log(10)
-
-
-def _exp(log_value: float | None) -> float | None:
-    return None if log_value is None else math.exp(log_value) if log_value < 709 else math.inf

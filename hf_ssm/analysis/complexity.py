@@ -4,13 +4,14 @@ Legend: `L` length, `D` channels of one operator, `C` channels of all operators 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hf_ssm.analysis.recording import OperatorRecord
-from hf_ssm.theory.complexity import filter_norm, generalization_measure, tau
+from hf_ssm.theory.complexity import filter_norm, generalization_measure
 
 __all__ = ["LayerComplexity", "layer_complexities"]
 
@@ -39,7 +40,7 @@ class LayerComplexity:
 
 
 def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | None = None) -> list[LayerComplexity]:
-    """τ, ψ²/√n and the filter norms of each layer.
+    """Compute τ, ψ²/√n and the filter norms of each layer.
 
     τ equals that of `model(..., output_tau=True)` for all batches of the recording as a single batch (with
     `tau_statistics="batch"`).
@@ -51,17 +52,12 @@ def layer_complexities(records: Sequence[OperatorRecord], num_sequences: int | N
     Raises:
         ValueError: `num_sequences` is not positive.
     """
-    return [
-        _of_layer(layer, [record for record in records if record.layer == layer], num_sequences)
-        for layer in sorted({record.layer for record in records})
-    ]
-
-
-def _of_layer(layer: int, records: Sequence[OperatorRecord], num_sequences: int | None) -> LayerComplexity:
-    rows = records[0].num_sequences if num_sequences is None else num_sequences
-    taus = torch.cat([tau(record.kernel, record.mean, record.variance) for record in records])
-    measures = torch.cat(
-        [generalization_measure(record.kernel, rows, record.mean, record.variance) for record in records]
-    )
-    l1, l2 = (torch.cat([filter_norm(record.kernel, order) for record in records]).mean().item() for order in (1, 2))
-    return LayerComplexity(layer, taus.mean().item(), measures.mean().item(), l1, l2, rows, taus)
+    layers = []
+    for layer in sorted({record.layer for record in records}):
+        own = [record for record in records if record.layer == layer]
+        n = own[0].num_sequences if num_sequences is None else num_sequences
+        measures = torch.cat([generalization_measure(r.kernel, n, r.mean, r.variance) for r in own])
+        l1, l2 = (torch.cat([filter_norm(r.kernel, order) for r in own]).mean().item() for order in (1, 2))
+        taus = measures * math.sqrt(n)
+        layers.append(LayerComplexity(layer, taus.mean().item(), measures.mean().item(), l1, l2, n, taus))
+    return layers

@@ -7,10 +7,10 @@ stored conjugate pairs of the smaller model, `C` channels, `K` directions, `F` f
 import copy
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_ssm.analysis.hankel import balanced_system, discrete_exponents, no_balanced_form
 from hf_ssm.analysis.recording import sequence_operators
@@ -20,15 +20,16 @@ from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.s5 import S5StateSpace
-from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.balanced import BalancedSystem, ConjugatePairs, conjugate_pairs
-from hf_ssm.utils.checks import check_model
+from hf_ssm.utils.checks import check_finite, check_model
 
 __all__ = ["Compression", "LayerCompression", "compress", "compressible_operators"]
 
 # A smaller order is taken where rounding of the stored parameters costs more than this share of the largest singular
 # value, and more than the states that it keeps: nearly equal poles have large residues of opposite signs.
 _ROUNDING = 1e-3
+_KERNEL_FIELDS = ("kernel_type", "filter_type")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,6 @@ class LayerCompression:
             channel (of all channels for S5). It is twice the sum of the singular values that were dropped, with the
             rounding of the parameters in first order, and with the largest gain of the Sobolev filter.
         relative_bound: Sum of the dropped singular values over the sum of all, over the R systems together.
-        largest_value: `(R,)`, the largest singular value, which is at most the gain of the system itself.
     """
 
     layer: int
@@ -56,48 +56,17 @@ class LayerCompression:
     orders: Tensor
     bound: Tensor
     relative_bound: float
-    largest_value: Tensor
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
-        return {
-            "layer": self.layer,
-            "name": self.name,
-            "states_before": self.states_before,
-            "states_after": self.states_after,
-            "mean_order": self.orders.double().mean().item(),
-            "bound": {"mean": self.bound.mean().item(), "largest": self.bound.max().item()},
-            "relative_bound": self.relative_bound,
-            "largest_hankel_singular_value": self.largest_value.max().item(),
-        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """The result of `compress`.
-
-    Attributes:
-        model: The compressed model, of the same class.
-        layers: One entry for each operator.
-        parameters_before: Number of parameters of the given model.
-    """
+    """The result of `compress`: the compressed model, of the same class, and an entry for each operator."""
 
     model: Any
     layers: list[LayerCompression]
-    parameters_before: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
-        return {
-            "method": "balanced truncation",
-            "state_size": self.model.config.state_size,
-            "parameters": {"before": self.parameters_before, "after": _count(self.model)},
-            "layers": [layer.to_dict() for layer in self.layers],
-        }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reduced:
+class _Reduced(NamedTuple):
     """The reduced systems of an operator, and for each the bound on the gain of its error, without Sobolev filter."""
 
     pairs: ConjugatePairs
@@ -107,7 +76,7 @@ class _Reduced:
 
 
 def compress(model: Any, *, state_size: int | None = None, tolerance: float | None = None) -> Compression:
-    """A model with smaller states, by balanced truncation of each linear time-invariant operator.
+    """Make a model with smaller states, by balanced truncation of each linear time-invariant operator.
 
     For each channel (for S5: for the one system of a layer), the states with the largest Hankel singular values are
     kept, in the discrete system of the kernel; the result is converted to the diagonal form that layers store. Δ of S4
@@ -139,14 +108,10 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
             "model (for a PEFT model, the result of `merge_and_unload`)."
         )
     operators = compressible_operators(model)
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{name} holds NaN or infinite values: training diverged. Give an earlier checkpoint.")
+    check_finite(model)
     size = model.config.state_size
     if (state_size is None) == (tolerance is None):
-        raise ValueError(
-            f"give either `state_size` or `tolerance`, got state_size={state_size!r} and tolerance={tolerance!r}."
-        )
+        raise ValueError(f"give either `state_size` or `tolerance`, got state_size={state_size} and {tolerance=}.")
     if state_size is not None and not (2 <= state_size <= size and state_size % 2 == 0):
         raise ValueError(
             f"`state_size` must be even and between 2 and {size}, the `state_size` of the model, got {state_size}."
@@ -162,19 +127,18 @@ def compress(model: Any, *, state_size: int | None = None, tolerance: float | No
     compressed = copy.deepcopy(model) if is_same else _smaller_model(model, state_size)
     layers = []
     for (name, path, layer, operator), system in zip(operators, systems, strict=True):
-        largest = system.singular_values[:, 0]
-        orders, bound, share = system.rank, torch.zeros_like(largest), 0.0
+        orders, bound, share = system.rank, torch.zeros_like(system.singular_values[:, 0]), 0.0
         if not is_same:
             reduced = _reduce(system, state_size // 2)
             _store(operator, compressed.get_submodule(name), reduced.pairs)
             orders, share = reduced.orders, _share(system, reduced)
             bound = (reduced.tail + reduced.rounding) * _outer_gain(operator)
-        layers.append(LayerCompression(layer, path, size, state_size, orders, bound, share, largest))
-    return Compression(compressed, layers, _count(model))
+        layers.append(LayerCompression(layer, path, size, state_size, orders, bound, share))
+    return Compression(compressed, layers)
 
 
 def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOperator]]:
-    """Name within the model, path within the backbone, number of the block, and each operator.
+    """List name within the model, path within the backbone, number of the block, and operator.
 
     Raises:
         ValueError: An operator is not linear and time-invariant with a finite state.
@@ -198,11 +162,7 @@ def compressible_operators(model: Any) -> list[tuple[str, str, int, SequenceOper
 
 
 def _is_low_rank(config: Any) -> bool:
-    return "s4" in (getattr(config, "kernel_type", None), getattr(config, "filter_type", None))
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    return any(getattr(config, field, None) == "s4" for field in _KERNEL_FIELDS)
 
 
 def _smaller_model(model: Any, state_size: int) -> Any:
@@ -212,7 +172,7 @@ def _smaller_model(model: Any, state_size: int) -> Any:
     for field, value in (("n_ssm", None), ("num_blocks", 1)):
         if hasattr(config, field):
             setattr(config, field, value)
-    for field in ("kernel_type", "filter_type"):
+    for field in _KERNEL_FIELDS:
         if getattr(config, field, None) == "s4":
             setattr(config, field, "s4d")
     # The initial values are replaced: they leave the random state as it is.
@@ -229,9 +189,6 @@ def _smaller_model(model: Any, state_size: int) -> Any:
     return compressed.train(model.training)
 
 
-# Reduction
-
-
 def _smallest_size(systems: list[BalancedSystem], tolerance: float, size: int) -> int:
     """The smallest N whose reduced systems are within the tolerance, by bisection."""
     low, high = 0, size // 2
@@ -245,6 +202,7 @@ def _smallest_size(systems: list[BalancedSystem], tolerance: float, size: int) -
 
 
 def _share(system: BalancedSystem, reduced: _Reduced) -> float:
+    """Sum of the dropped singular values over the sum of all."""
     total = 2 * system.singular_values.sum()
     return (reduced.tail.sum() / total).item() if total > 0 else 0.0
 
@@ -285,7 +243,7 @@ def _rounding_error(pairs: ConjugatePairs) -> Tensor:
 
 
 def _outer_gain(operator: SequenceOperator) -> Tensor:
-    """What the error of the kernels is multiplied by in the output: both directions, and the Sobolev filter."""
+    """Compute the factor between the errors of kernels and output: both directions, and the Sobolev filter."""
     gain = torch.tensor(float(operator.directions), dtype=torch.float64)
     if isinstance(operator, LongConvolution):
         # The bound limits √(|E₁|² + |E₂|²) at each frequency, and so |E₁| + |E₂| by √2 times. The matrices of S5 reach
@@ -303,9 +261,6 @@ def _outer_gain(operator: SequenceOperator) -> Tensor:
     weight = sobolev_response(nyquist, order, operator.sobolev_frequency, step, causal=causal).abs().squeeze(-1)
     weight = weight.clamp(min=1)
     return gain * (weight if isinstance(operator, LongConvolution) else weight.max())
-
-
-# Parameters
 
 
 @torch.no_grad()

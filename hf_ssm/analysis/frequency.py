@@ -6,7 +6,7 @@ Legend: `C` kernels of one convolution in one direction, `F` frequencies.
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hf_ssm.modules.operator import SequenceOperator, materialized
 from hf_ssm.ops.long_conv import next_fast_len
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.transfer import frequency_grid
-from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, sampled_total_variation
+from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, checked_edges, sampled_total_variation
 from hf_ssm.theory.spectrum import distance_from_flat, spectral_edge
 
 __all__ = [
@@ -40,18 +40,16 @@ _AT_ONCE = 2**23
 # Nodes around a pole for each factor of e in the distance; additional even nodes; greatest number for a row.
 _NODES_PER_FOLD, _EVEN, _FINEST_GRADED = 2, 64, 2**17
 # Narrower peaks than this are beyond the spacing of double precision numbers.
-_NARROWEST = 1e-13
-_ROUNDING = 1e-12
+_NARROWEST, _ROUNDING = 1e-13, 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrequencyResponse:
     """The response of one long convolution in one direction of time, of the whole (untruncated) kernel.
 
-    It includes the feed-through (in the forward direction) and the Sobolev filter: (1 + s)^β in the causal mode, the
-    weight (1 + |s|)^β in the zero-phase mode. With `sobolev_frequency="bilinear"` and β > 0 the response at π is
-    infinite. The response of a two-sided convolution is forward(ω) + e^{iω} conj(backward(ω)). The response of S5 is
-    the gain of each output channel, the norm of its row of the transfer matrix.
+    It includes the feed-through (in the forward direction) and the Sobolev filter; with `sobolev_frequency="bilinear"`
+    and β > 0 the causal one is infinite at π. The response of a two-sided convolution is forward(ω) + e^{iω}
+    conj(backward(ω)). That of S5 is the gain of each output channel, the norm of its row of the transfer matrix.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -75,21 +73,18 @@ class FrequencyResponse:
     @property
     def rows(self) -> Tensor:
         """Indices of the kernels among the rows of `LongFilter.response`."""
-        if self.operator is None:
-            raise ValueError(f"the response of {self.name} has no `operator`: only its samples are known.")
+        assert self.operator is not None
         channels = torch.arange(self.group, self.operator.channels, self.operator.groups)
         return channels + (self.direction == "backward") * self.operator.channels
 
 
 def has_frequency_responses(model: nn.Module) -> bool:
-    """Whether a model has a long convolution, or another operator with a frequency response."""
+    """Check whether an operator of a model has a frequency response."""
     return any(operator.frequency_response is not None for _, _, operator in sequence_operators(model))
 
 
 def frequency_responses(model: nn.Module, num_frequencies: int = 512) -> list[FrequencyResponse]:
-    """The frequency responses of all operators of a model that have a frequency response.
-
-    Selective scans have none: their kernel changes from token to token.
+    """Compute the frequency responses of all operators of a model but selective scans, whose kernel varies.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper.
@@ -135,20 +130,22 @@ def _frozen_copy(module: SequenceOperator) -> SequenceOperator:
     return operator.cpu().requires_grad_(False)
 
 
-def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4) -> Tensor:
-    """The total variation of each kernel's response over bands of frequency.
+def band_total_variation(
+    response: FrequencyResponse, edges: Sequence[float], rtol: float = 1e-4, kernels: Tensor | None = None
+) -> Tensor:
+    """Compute the total variation of each kernel's response over bands of frequency.
 
     Frequency bias means a larger variation at low frequencies than at high ones. The result is the variation of the
     kernel, not of the samples: the limit of the lengths of polygons on ever finer nodes. If the poles are known and the
-    response at a single frequency is cheap, nodes concentrate around each pole according to its width, so that no peak
-    is missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
-    (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed. For a response without
-    `operator`, the result is the variation of its samples, a lower bound.
+    response at a single frequency is cheap, nodes concentrate around each pole according to its width, so no peak is
+    missed. For implicit and sinusoid filters, and S4 with the zero-order hold, nodes are evenly spaced, at most 2^20
+    (or eight per tap, if that is more): peaks narrower than about 1e-6 radians may be missed.
 
     Args:
-        response: An entry of the result of `frequency_responses`.
+        response: An entry of the result of `frequency_responses`, with its `operator`.
         edges: Ends of the bands, ascending, in radians per sample in [0, π].
         rtol: Relative accuracy.
+        kernels: Indices of the kernels; default: all C.
 
     Returns:
         `(C, len(edges) - 1)`, float64. Infinite where the response is infinite; NaN for a kernel that holds NaN.
@@ -158,17 +155,10 @@ def band_total_variation(response: FrequencyResponse, edges: Sequence[float], rt
 
     Source: Yu et al. 2025, Section 2, for the response of the discrete kernel.
     """
-    return variation_of_kernels(response, torch.arange(len(response.response)), edges, rtol)
-
-
-def variation_of_kernels(response: FrequencyResponse, kernels: Tensor, edges: Sequence[float], rtol: float) -> Tensor:
-    """`band_total_variation` of some kernels of a response, by their indices, `(len(kernels), len(edges) - 1)`."""
-    samples, operator = response.response[kernels], response.operator
-    polygon = sampled_total_variation(samples, response.omega, edges)
-    if operator is None:
-        return polygon
-    rows = response.rows[kernels]
-    ends = torch.tensor(list(edges), dtype=torch.float64).clamp(0, math.pi)
+    kernels = torch.arange(len(response.response)) if kernels is None else kernels
+    samples, operator, rows = response.response[kernels], response.operator, response.rows[kernels]
+    assert operator is not None
+    ends = checked_edges(edges, 0.0, math.pi)
     within = (response.omega >= ends[:-1, None]) & (response.omega <= ends[1:, None])
     undefined = torch.isnan(samples).any(-1, keepdim=True)
     finite = ~((torch.isinf(samples).unsqueeze(1) & within).any(-1) | undefined)
@@ -194,12 +184,6 @@ def _extrapolated(levels: Iterator[tuple[Tensor, float]], rtol: float) -> Tensor
     return limit
 
 
-def _features(operator: SequenceOperator, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Centres and widths, `(R, n)`, of the peaks of a response; `None` if unknown."""
-    features: tuple[Tensor, Tensor] | None = operator.response_features(rows)
-    return None if features is None else (features[0], features[1].clamp(_NARROWEST, math.pi))
-
-
 def _graded_nodes(centres: Tensor, widths: Tensor, ends: Tensor) -> Tensor:
     """Ascending nodes `(R, M)` with the ends; the spacing grows with the width of a peak and the distance to it."""
     reach = torch.asinh(math.pi / widths).unsqueeze(-1)
@@ -214,11 +198,18 @@ def _lengths_on_graded_nodes(
     operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths `(R, bands)` of polygons on `_graded_nodes`, repeatedly refined by midpoints."""
-    features = _features(operator, rows)
+    features = operator.response_features(rows)
     assert features is not None
     centres, widths = features
-    nodes = _graded_nodes(centres, widths, ends)
-    values = _evaluate_by_row(operator, nodes, rows, centres.shape[-1])
+    nodes = _graded_nodes(centres, widths.clamp(_NARROWEST, math.pi), ends)
+    # A handful of numbers each for every node and pole.
+    at_once = _AT_ONCE // (4 * centres.shape[-1])
+
+    def evaluate(nodes: Tensor) -> Tensor:
+        blocks = zip(*(t.split(max(1, at_once // nodes.shape[-1])) for t in (nodes, rows)), strict=True)
+        return torch.cat([operator.frequency_response(*block) for block in blocks])
+
+    values = evaluate(nodes)
     while True:
         middle = (nodes[:, 1:] + nodes[:, :-1]) / 2
         # Each cell belongs to one band.
@@ -229,17 +220,9 @@ def _lengths_on_graded_nodes(
         yield torch.where(finite, length, 0.0), size
         if nodes.shape[-1] > _FINEST_GRADED:
             return
-        between = _evaluate_by_row(operator, middle, rows, centres.shape[-1])
+        between = evaluate(middle)
         nodes, order = torch.cat([nodes, middle], dim=-1).sort(dim=-1, stable=True)
         values = torch.cat([values, between], dim=-1).gather(-1, order)
-
-
-def _evaluate_by_row(operator: SequenceOperator, nodes: Tensor, rows: Tensor, num_poles: int) -> Tensor:
-    """The response at nodes `(R, M)`, different for each row, in blocks of rows."""
-    # A handful of numbers each for every node and pole.
-    at_once = max(1, _AT_ONCE // (4 * nodes.shape[-1] * num_poles))
-    blocks = zip(nodes.split(at_once), rows.split(at_once), strict=True)
-    return torch.cat([operator.frequency_response(*block) for block in blocks])
 
 
 def _lengths_on_even_nodes(
@@ -247,9 +230,9 @@ def _lengths_on_even_nodes(
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths of polygons on finer and finer grids; the first resolves the last tap and the narrowest pole."""
     count = max(_COARSEST, 4 * next_fast_len(operator.support or 1))
-    features = _features(operator, rows)
+    features = operator.response_features(rows)
     if features is not None:
-        narrowest = features[1].min().item()
+        narrowest = max(features[1].min().item(), _NARROWEST)
         count = min(_FINEST // 2, max(count, next_fast_len(math.ceil(2 * math.pi / narrowest))))
     finest = max(2 * count, _FINEST)
     while count <= finest:
@@ -311,15 +294,12 @@ class AlphaRecommendation:
         """An α worth a trial, with which the largest Δ reaches 90 % of the power; `None` without a reason in the data.
 
         The data give a reason if the spectrum is not nearly flat, and more than a tenth of the power lies above the
-        fastest pole of every channel. The data never give a reason for a smaller α: each initialisation has slow poles,
-        whatever its fastest pole is.
+        fastest pole of every channel; never for a smaller α, as each initialisation has slow poles.
         """
         if self.band is None or self.flatness is None or self.flatness < self.flat_below or self.band <= self.reach[1]:
             return None
-        step, size = self.time_steps[1], self.state_size
-        return alpha_max_from_spectrum(
-            self.band, size, step, discretization=self.discretization, largest_frequency=self.largest_frequency
-        )
+        options: dict[str, Any] = {"discretization": self.discretization, "largest_frequency": self.largest_frequency}
+        return alpha_max_from_spectrum(self.band, self.state_size, self.time_steps[1], **options)
 
     @property
     def verdict(self) -> str:
@@ -339,26 +319,9 @@ class AlphaRecommendation:
             f"{self.frequency_scale:g} on validation data."
         )
 
-    @property
-    def paper_note(self) -> str | None:
-        """The difference from the limits of Yu et al.; `None` unless `init` is "lin", as in the paper."""
-        if self.init != "lin":
-            return None
-        factor = self.largest_frequency / (self.state_size * math.pi / 2)
-        return (
-            f"The fastest of n = {self.state_size} poles is (n/2 - 1)π here, as poles are conjugate pairs; with nπ/2, "
-            f"as Yu et al. print it, the limits are {factor:.4g} times as large."
-        )
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file; an infinite limit is `None`."""
-        values = dataclasses.asdict(self)
-        values |= {"trial": self.trial, "verdict": self.verdict}
-        values["edges"] = {f"{q:g}": edge for q, edge in self.edges.items()}
-        values["from_data"] = {
-            f"{q:g}": [value if math.isfinite(value) else None for value in pair] for q, pair in self.from_data.items()
-        }
-        return values
+        """Fields, trial and verdict, for a JSON file."""
+        return {**dataclasses.asdict(self), "trial": self.trial, "verdict": self.verdict}
 
 
 def alpha_recommendation(
@@ -368,18 +331,15 @@ def alpha_recommendation(
     quantiles: Sequence[float] = _QUANTILES,
     positions: int | None = None,
 ) -> AlphaRecommendation:
-    """The upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
+    """Compute the upper ends of the useful range of `frequency_scale`, and whether data give a reason to change it.
 
-    The upper ends depend on the state size, the initialisation and the discretization, and on the range of step sizes
-    [time_step_min, time_step_max]; `frequency_shift` is taken as 0. The limit on Im a is the same for all
-    initialisations, and α follows from the fastest pole of the initialisation. The fastest pole of "lin" is (n/2 - 1)π,
-    where the paper prints nπ/2: for n = 64 and Δ = 0.01 the bilinear limit is 25.93, and 25.12 with the paper's
-    frequency.
+    The limit on Im a is the same for all initialisations; α follows from the fastest pole of the initialisation, with
+    `frequency_shift` taken as 0. The fastest pole of "lin" is (n/2 - 1)π, where the paper prints nπ/2: for n = 64 and
+    Δ = 0.01 the bilinear limit is 25.93, and 25.12 with the paper's frequency.
 
     Args:
         model_or_config: A configuration of hf_ssm with a state space filter, or a model with one.
-        power: Power of the inputs, `(F,)` or `(..., F)`, such as the result of `power_spectrum` (summed over the other
-            axes); default: only the limits without data.
+        power: Power of the inputs, `(F,)` or `(..., F)`, which is summed over the other axes; default: no data.
         quantiles: Shares q of the power.
         positions: Number of positions from which the power was computed: a spectrum that white noise of this number of
             positions may have counts as nearly flat (Bartlett's test at 1 %). Default: a large number.
@@ -403,29 +363,25 @@ def alpha_recommendation(
             f"`state_size`={config.block_size} with `init`={config.init!r} has only the frequency 0, and α does not "
             "change the frequency 0: use 4 states or more."
         )
-    steps = float(config.time_step_max), float(config.time_step_min)
-    edges: Mapping[float, float] = {}
+    size, low, high = config.block_size, float(config.time_step_min), float(config.time_step_max)
+    options: dict[str, Any] = {"discretization": config.discretization, "largest_frequency": fastest}
+    edges: dict[float, float] = {}
     band = flatness = None
     if power is not None:
         total = power.flatten(0, -2).sum(0) if power.dim() > 1 else power
         edges = {q: spectral_edge(total, q).item() for q in quantiles}
         band, flatness = spectral_edge(total, _BAND).item(), distance_from_flat(total)
-    size, rule = config.block_size, config.discretization
-    free = [alpha_max(size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
-    limits = {
-        q: [alpha_max_from_spectrum(edge, size, dt, discretization=rule, largest_frequency=fastest) for dt in steps]
-        for q, edge in edges.items()
-    }
     return AlphaRecommendation(
-        state_size=size,
-        init=config.init,
-        discretization=rule,
-        time_steps=(steps[1], steps[0]),
-        largest_frequency=fastest,
+        **{"state_size": size, "init": config.init, "time_steps": (low, high), **options, "edges": edges},
         frequency_scale=float(config.frequency_scale),
-        data_free=(free[0], free[1]),
-        edges=dict(edges),
-        from_data={q: (pair[0], pair[1]) for q, pair in limits.items()},
+        data_free=(alpha_max(size, high, **options), alpha_max(size, low, **options)),
+        from_data={
+            q: (
+                alpha_max_from_spectrum(edge, size, high, **options),
+                alpha_max_from_spectrum(edge, size, low, **options),
+            )
+            for q, edge in edges.items()
+        },
         band=band,
         flatness=flatness,
         flat_below=_FLAT if not positions else max(_FLAT, 1.63 / math.sqrt(positions / 2)),

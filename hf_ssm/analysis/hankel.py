@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.analysis.tables import Table
-from hf_ssm.modules.filters import LongFilter, StateSpaceFilter
+from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.mimo import MIMOStateSpace
 from hf_ssm.modules.operator import SequenceOperator, materialized
@@ -42,8 +42,7 @@ class HankelSpectrum:
         name: Path of the operator within the backbone, such as "layers.0.mixer.long_conv".
         systems: Number of systems R: one for each channel of S4 and of Hyena's state space filters (the directions are
             its outputs), and a single one for S5.
-        singular_values: `(measured, N)`, float64, descending; if there are more than 64 systems, the values of evenly
-            chosen ones.
+        singular_values: `(measured, N)`, float64, descending; of more than 64 systems, those of evenly chosen ones.
     """
 
     layer: int
@@ -57,12 +56,12 @@ class HankelSpectrum:
         return self.singular_values.shape[-1]
 
     def order(self, share: float = 0.99) -> Tensor:
-        """The fewest states of each system with this share of the sum of its singular values, `(measured,)`."""
+        """Count the fewest states of each system with this share of the sum of its singular values, `(measured,)`."""
         total = self.singular_values.sum(-1, keepdim=True)
         return (self.singular_values.cumsum(-1) < share * total).sum(-1) + (total.squeeze(-1) > 0)
 
     def dropped(self, order: int) -> float:
-        """The share of the sum of the singular values beyond `order`: the relative error bound of the layer."""
+        """Share of the sum of the singular values beyond `order`: the relative error bound of the layer."""
         return (self.singular_values[:, order:].sum() / self.singular_values.sum()).nan_to_num(0.0).item()
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class HankelSpectrum:
 
 
 def hankel_spectra(model: Any) -> list[HankelSpectrum]:
-    """The Hankel singular values of each operator of a model.
+    """Compute the Hankel singular values of each operator of a model.
 
     Args:
         model: A model of hf_ssm, bare or with a head.
@@ -106,16 +105,15 @@ def hankel_spectra(model: Any) -> list[HankelSpectrum]:
 
 
 def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
-    """The section of the theory report: how many states each layer uses."""
+    """Section of the theory report: how many states each layer uses."""
     title = "Hankel singular values"
     if isinstance(spectra, str):
         return Table(title, notes=[f"None: {spectra}"])
     header = ("layer", "states", "99 %, mean", "99 %, most", "dropped at N/2", "dropped at N/4")
     rows = []
-    for spectrum in spectra:
-        orders = spectrum.order().double()
-        shares = [spectrum.dropped(spectrum.states // parts) for parts in (2, 4)]
-        rows.append((spectrum.layer, spectrum.states, orders.mean().item(), int(orders.max()), *shares))
+    for values in (spectrum.to_dict() for spectrum in spectra):
+        orders, shares = values["order_of_99_percent"], (values[f"dropped_at_{part}"] for part in ("half", "a_quarter"))
+        rows.append((values["layer"], values["states"], orders["mean"], orders["largest"], *shares))
     notes = [
         "The columns with 99 % have the number of states that hold 99 % of the sum of the Hankel singular values of a "
         "channel (of a layer, for S5). The last two columns have the share of the sum that is dropped with half and "
@@ -128,7 +126,7 @@ def hankel_table(spectra: list[HankelSpectrum] | str) -> Table:
 
 
 def no_balanced_form(operator: SequenceOperator) -> str | None:
-    """Why an operator is not a linear time-invariant system with a finite state; `None` if it is one."""
+    """Say why an operator is not a linear time-invariant system with a finite state; `None` if it is one."""
     if isinstance(operator, MIMOStateSpace):
         return operator.no_decay
     if not isinstance(operator, LongConvolution):
@@ -136,24 +134,20 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
         if operator.is_time_invariant:
             return f"the state of {kind} is an image."
         return f"the system of {kind} depends on the input at each position."
-    if operator.filter(_is_state_space):
+    if operator.filter(lambda filter: isinstance(filter, StateSpaceFilter)):
         return None
     return "its filter is a function of the lag without a state ('s4d' and 's4' have a state)."
 
 
-def _is_state_space(filter: LongFilter) -> bool:
-    return isinstance(filter, StateSpaceFilter)
-
-
 def balanced_system(operator: SequenceOperator, chosen: Tensor | None = None) -> BalancedSystem:
-    """The discrete state space models of an operator in balanced form, float64 on the CPU.
+    """Compute the discrete state space models of an operator in balanced form, float64 on the CPU.
 
     The models are those of the kernels without feed-through and Sobolev filter. Both directions share A and B, and are
-    therefore one system with two outputs (or two groups of outputs).
+    therefore one system with two (groups of) outputs.
 
     Args:
-        operator: An operator without `no_balanced_form`.
-        chosen: Which channels of a long convolution; default: all.
+        operator: An operator for which `no_balanced_form` is `None`.
+        chosen: Channels of a long convolution; default: all.
 
     Returns:
         R = C systems with one input and K outputs, or for S5 R = 1 system with D inputs and K D outputs.
@@ -190,7 +184,7 @@ def _of_shared_state(operator: MIMOStateSpace) -> BalancedSystem:
 
 
 def discrete_exponents(a: Tensor, step: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    """The logarithm of the discrete poles of a diagonal A, and `b_bar / b`, both of the shape of `a`."""
+    """Compute the logarithm of the discrete poles of a diagonal A, and `b_bar / b`, both of the shape of `a`."""
     _, factor = (bilinear if rule == "bilinear" else zoh)(a, torch.ones_like(a), step)
     if rule != "bilinear":
         return a * step, factor

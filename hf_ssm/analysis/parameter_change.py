@@ -1,32 +1,21 @@
 """Relative change of the parameters in training, by their roles (Yu et al. 2025, Table 1)."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils import logging
+from torch import Tensor
 
-from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
-from hf_ssm.utils.processes import is_sharded
+from hf_ssm.modules.roles import QUANTITIES, ParameterRole
 
-__all__ = ["ParameterMovement", "changes_in_log", "relative_change"]
+__all__ = ["PREFIX", "SINCE", "changes_in_log", "relative_change"]
 
-logger = logging.get_logger(__name__)
-
-_PREFIX = "relative_change_"
-_STEP = "relative_change_step"
-_SINCE = "relative_change_since_step"
-_SNAPSHOT_NAME = "initial_parameters.safetensors"
+PREFIX, SINCE = "relative_change_", "relative_change_since_step"
+"""Keys of a Trainer's log: before the name of a quantity, and for changes that do not count from the start."""
 
 
 def _quantities(parameters: Mapping[str, Tensor], roles: Mapping[str, ParameterRole]) -> Iterator[tuple[str, Tensor]]:
-    """Quantity and value of each parameter, in float64 on the CPU."""
+    """Yield quantity and value of each parameter, in float64 on the CPU."""
     for name, role in roles.items():
         value = parameters[name].detach().to("cpu", torch.float64)
         if role.parts:
@@ -49,10 +38,7 @@ def relative_change(
     *,
     elementwise: bool = False,
 ) -> dict[str, float | None]:
-    """‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
-
-    With `elementwise`, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, a mean that
-    a few elements near zero can dominate.
+    """Compute ‖θ_after - θ_before‖ / ‖θ_before‖ of each quantity, Frobenius norms over all layers together.
 
     θ are the quantities of the theory, not the stored values: Δ instead of its logarithm, Re A = -exp(log_A_real), and
     in addition to B and C of a state space filter their product B∘C, on which alone its kernel depends. `x_proj` of a
@@ -62,7 +48,8 @@ def relative_change(
         roles: `parameter_roles(model)`.
         before: Parameters by name, such as `dict(model.named_parameters())`; names without a role are ignored.
         after: Parameters of the same model later in training.
-        elementwise: Average over elements instead of a ratio of norms; default False. An element of B∘C is complex.
+        elementwise: Instead, the mean of |θ_after - θ_before| / |θ_before| over the elements that were not zero, which
+            a few elements near zero can dominate.
 
     Returns:
         The changes by quantity, in the order of `QUANTITIES`; `None` if the quantity was zero before (a trainable
@@ -81,168 +68,28 @@ def relative_change(
         if tensor.shape != after[name].shape:
             shapes = tuple(tensor.shape), tuple(after[name].shape)
             raise ValueError(f"{name} has the shape {shapes[0]} in `before` and {shapes[1]} in `after`.")
-    sums: dict[str, tuple[float, float]] = {}
+    sums: dict[str, Tensor] = {}
     for (group, first), (_, last) in zip(_quantities(before, roles), _quantities(after, roles), strict=True):
         size, change = first.abs(), (last - first).abs()
         if elementwise:
             present = size > 0
-            pair = (change[present] / size[present]).sum().item(), float(present.sum())
+            pair = [(change[present] / size[present]).sum(), present.sum()]
         else:
-            pair = change.square().sum().item(), size.square().sum().item()
-        before_now = sums.get(group, (0.0, 0.0))
-        sums[group] = before_now[0] + pair[0], before_now[1] + pair[1]
-    power = 1.0 if elementwise else 0.5
-    return {
-        group: (sums[group][0] / sums[group][1]) ** power if sums[group][1] > 0 else None
-        for group in QUANTITIES
-        if group in sums
-    }
+            pair = [change.square().sum(), size.square().sum()]
+        sums[group] = sums.get(group, torch.zeros(2, dtype=torch.float64)) + torch.stack(pair)
+    ratios = {group: (change / size if size > 0 else None) for group, (change, size) in sums.items()}
+    if not elementwise:
+        ratios = {group: None if ratio is None else ratio.sqrt() for group, ratio in ratios.items()}
+    return {group: r if (r := ratios[group]) is None else r.item() for group in QUANTITIES if group in ratios}
 
 
 def changes_in_log(log_history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The relative changes in the last entry of a Trainer's log that has them, by quantity.
+    """Read the relative changes in the last entry of a Trainer's log that has them, by quantity.
 
     Empty if there is none, or if the changes are measured from a resumption instead of the start of training.
     """
     for entry in reversed(log_history):
-        changes = {group: entry[f"{_PREFIX}{group}"] for group in QUANTITIES if f"{_PREFIX}{group}" in entry}
+        changes = {group: entry[f"{PREFIX}{group}"] for group in QUANTITIES if f"{PREFIX}{group}" in entry}
         if changes:
-            return {} if _SINCE in entry else changes
+            return {} if SINCE in entry else changes
     return {}
-
-
-class ParameterMovement(TrainerCallback):
-    """Callback that logs the relative change of each quantity since the start of training.
-
-    Each entry of `log_history` with a training loss, and a last one for the model that is kept (the best checkpoint
-    with `load_best_model_at_end`), gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that was
-    zero at the start is omitted. The last entry has the step of this model in `relative_change_step`.
-
-    The start is `on_train_begin`, after a rescaling. Each checkpoint also holds the initial parameters
-    (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without this file,
-    changes are measured from the resumption, with a warning, and each entry has `relative_change_since_step`.
-
-    Works with `SSMTrainer` and with transformers' Trainer. The first process keeps a copy of the parameters on the CPU;
-    parts of parameters that FSDP2 has sharded are gathered for each entry. FSDP1 and ZeRO-3 are not supported.
-
-    Args:
-        resumed_from: Checkpoint folder that the run resumes from; default: `checkpoint-STEP` in the output folder.
-
-    Source: Yu et al. 2025, Table 1.
-    """
-
-    def __init__(self, resumed_from: str | Path | None = None):
-        self.resumed_from = resumed_from
-        self.initial: dict[str, Tensor] = {}
-        self.since_step = 0
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        parameters = _whole(_parameters(kwargs["model"]))
-        if not state.is_world_process_zero:
-            return
-        self.initial = {
-            name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, value in parameters.items()
-        }
-        self.since_step = 0
-        if state.global_step == 0:
-            return
-        folder = _checkpoint(args, state) if self.resumed_from is None else Path(self.resumed_from)
-        stored = _stored_snapshot(folder, self.initial)
-        if stored is None:
-            self.since_step = state.global_step
-            logger.warning(
-                f"{str(folder)!r} holds no {_SNAPSHOT_NAME} of this model: changes of parameters are measured from "
-                f"step {state.global_step}, where the run was resumed."
-            )
-        else:
-            self.initial = stored
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Only the history gets the values: the printed line stays short.
-        if "loss" in (kwargs.get("logs") or {}) and state.log_history:
-            state.log_history[-1].update(self._entry(kwargs["model"]))
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        folder = _checkpoint(args, state)
-        # A snapshot taken at a resumption is not the start of training.
-        if self.initial and folder.is_dir() and self.since_step == 0:
-            save_file(self.initial, folder / _SNAPSHOT_NAME)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        entry: dict[str, Any] = dict(self._entry(kwargs["model"]))
-        if self.initial:
-            best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-            entry[_STEP] = state.best_global_step if best else state.global_step
-            state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
-
-    @contextmanager
-    def start(self, model: nn.Module) -> Iterator[None]:
-        """Context manager: the model has its initial parameters, if they are known in this process."""
-        present = _parameters(model)
-        kept = {name: present[name].detach().clone() for name in self.initial}
-        try:
-            _assign(present, self.initial)
-            yield
-        finally:
-            _assign(present, kept)
-
-    def changes(self, model: nn.Module) -> dict[str, float]:
-        """The relative change since the start of each quantity that was not zero at the start.
-
-        Empty if the start is unknown, as in all processes but the first; for a sharded model, all processes must call
-        this method.
-        """
-        parameters = _whole(_parameters(model))
-        if not self.initial:
-            return {}
-        changes = relative_change(_roles(model), self.initial, parameters)
-        return {group: value for group, value in changes.items() if value is not None}
-
-    def _entry(self, model: nn.Module) -> dict[str, float]:
-        entry = {f"{_PREFIX}{group}": value for group, value in self.changes(model).items()}
-        return {**entry, _SINCE: self.since_step} if self.since_step else entry
-
-
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    """The Trainer's checkpoint folder of this step."""
-    return Path(args.output_dir or "", f"checkpoint-{state.global_step}")
-
-
-def _bare_name(name: str) -> str:
-    """A parameter's name without the prefixes of data-parallel wrappers and `torch.compile`."""
-    return re.sub(r"(^|\.)(module|_orig_mod)\.", r"\1", name)
-
-
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {_bare_name(name): value for name, value in model.named_parameters()}
-
-
-def _whole(parameters: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Parameters whose parts in all processes are joined, on the CPU; those that are not sharded as they are."""
-    return {
-        name: value.detach().full_tensor().cpu() if is_sharded(value) else value for name, value in parameters.items()
-    }
-
-
-def _roles(model: nn.Module) -> dict[str, ParameterRole]:
-    return {_bare_name(name): role for name, role in parameter_roles(model).items()}
-
-
-@torch.no_grad()
-def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        parameters[name].copy_(value)
-
-
-def _stored_snapshot(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The initial parameters stored in a checkpoint, if they fit this model."""
-    if not (folder / _SNAPSHOT_NAME).is_file():
-        return None
-    stored = load_file(folder / _SNAPSHOT_NAME)
-    fits = stored.keys() == like.keys() and all(stored[name].shape == like[name].shape for name in like)
-    return stored if fits else None

@@ -20,7 +20,7 @@ from hf_ssm.theory.spectrum import power_spectrum
 from hf_ssm.utils.checks import check_batch
 from hf_ssm.utils.evaluation import evaluating, unwrapped
 
-__all__ = ["OperatorRecord", "batches_of", "model_inputs", "record_operators", "sequence_operators"]
+__all__ = ["OperatorRecord", "model_inputs", "record_operators", "run_observed", "sequence_operators"]
 
 # Entries of a batch that are not passed to the model.
 _NOT_NEEDED = ("labels", "label", "num_items_in_batch")
@@ -30,9 +30,7 @@ _AT_ONCE = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class OperatorRecord:
-    """The quantities from which τ of one operator is computed, over a whole data set.
-
-    `tau(kernel, mean, variance)` is τ of the data set as a single batch.
+    """Kernel and moments of one operator over a whole data set: `tau(kernel, mean, variance)` is τ of one large batch.
 
     Attributes:
         name: Path of the module within the backbone, such as "layers.0.mixer.long_conv".
@@ -48,8 +46,7 @@ class OperatorRecord:
         power: `(D, F)`, the power of the same inputs by frequency, if requested; see `power_spectrum`.
         longest: L.
 
-    For a kernel matrix (S5), `kernel` is `(D, D L)`, the rows of the matrix with all inputs and lags, and the moments
-    are `(D L, 1)`.
+    For a kernel matrix (S5), `kernel` is `(D, D L)`, rows with all inputs and lags, and the moments are `(D L, 1)`.
     """
 
     name: str
@@ -122,12 +119,7 @@ class _MergedMoments:
 
 
 class _Recorder(Observer):
-    """Collects the moments of what the kernels of all operators of a model convolve.
-
-    Args:
-        places: Path, number of the block and operator.
-        num_frequencies: Also record the power of the inputs, if given.
-    """
+    """Collects the moments of the inputs of all operators, and their power at `num_frequencies`, if given."""
 
     def __init__(self, places: Iterable[tuple[str, int, SequenceOperator]], num_frequencies: int | None):
         self.places = {operator: (name, layer) for name, layer, operator in places}
@@ -142,14 +134,12 @@ class _Recorder(Observer):
         for index, direction in enumerate(directions):
             empty = _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in reading.statistics}
             inputs, statistics = self.seen.setdefault((operator, reading.group, direction), empty)
-            for batch, mask in batches_of(reading.inputs, reading):
-                inputs.add(batch, mask, from_first=index == 1)
+            inputs.add(*reading.whole(reading.inputs), from_first=index == 1)
             for name, moments in statistics.items():
-                for batch, mask in batches_of(reading.statistics[name], reading):
-                    moments.add(batch, mask)
+                moments.add(*reading.whole(reading.statistics[name]))
 
     def records(self) -> Iterator[OperatorRecord]:
-        """One record for each kernel seen so far, by layer, operator and group, forward first."""
+        """Yield a record for each kernel seen so far, by layer, operator and group, forward first."""
         order = {operator: index for index, operator in enumerate(self.places)}
         for (operator, group, direction), (inputs, statistics) in sorted(
             self.seen.items(), key=lambda item: (order[item[0][0]], item[0][1], item[0][2] == "backward")
@@ -170,16 +160,8 @@ class _Recorder(Observer):
             yield OperatorRecord(*place, kernel, mean, variance, inputs.rows, power, longest=len(inputs.mean))
 
 
-def batches_of(sequences: Tensor, reading: Reading) -> list[tuple[Tensor, Tensor | None]]:
-    """Sequences `(B, L, ...)` and their mask; for packed documents, those of each bucket."""
-    return [(sequences, reading.mask)] if reading.layout is None else reading.layout.masked_batches(sequences)
-
-
 def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOperator]]:
-    """Path within the backbone, number of the block, and each long convolution or scan of a model of hf_ssm.
-
-    The model may be bare, have a head, or be inside wrappers.
-    """
+    """Yield path within the backbone, number of the block, and operator of a model with any head and wrappers."""
     layers = [(name, block) for name, block in model.named_modules() if isinstance(block, Block)]
     for layer, (path, block) in enumerate(layers):
         for name, part in operators_in(block):
@@ -189,15 +171,13 @@ def sequence_operators(model: nn.Module) -> Iterator[tuple[str, int, SequenceOpe
 def record_operators(
     model: Any, batches: Iterable[Mapping[str, Any]], *, num_frequencies: int | None = None
 ) -> list[OperatorRecord]:
-    """The kernel of each operator of a model, and mean and variance of its inputs over all batches together.
+    """Record the kernel of each operator of a model, and mean and variance of its inputs over all batches together.
 
-    The moments are those of the whole data set, not means over batches, and do not include padding. The model is in
-    evaluation mode during the call.
+    The moments are those of the whole data set, not means over batches, and do not include padding.
 
     Args:
         model: A model of hf_ssm, bare, with a head, or in a wrapper (PEFT, data-parallel, compiled).
-        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; labels are ignored. The batches
-            are read once.
+        batches: Keyword inputs of the model (tensors), for example from a `DataLoader`; read once, without labels.
         num_frequencies: Also record the power of the inputs at this many frequencies from 0 to π, at least L/2 + 1.
 
     Returns:
@@ -213,23 +193,27 @@ def record_operators(
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to record: give a model of hf_ssm."
         )
-    inner = unwrapped(model)
-    device = next(inner.parameters()).device
-    blocks = [block for block in model.modules() if isinstance(block, Block)]
-    with observing(blocks, recorder), evaluating(model):
-        for batch in batches:
-            inner(**model_inputs(batch, device), use_cache=False)
-        records = list(recorder.records())
+    run_observed(model, batches, recorder)
+    records = list(recorder.records())
     if not records:
         raise ValueError("`batches` is empty: pass keyword inputs of the model, for example from a `DataLoader`.")
     return records
 
 
+def run_observed(model: nn.Module, batches: Iterable[Mapping[str, Any]], observer: Observer) -> None:
+    """Show the operators of a model to an observer, batch by batch, until the observer has `is_full`."""
+    inner = unwrapped(model)
+    device = next(inner.parameters()).device
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
+    with observing(blocks, observer), evaluating(model):
+        for batch in batches:
+            inner(**model_inputs(batch, device), use_cache=False)
+            if getattr(observer, "is_full", False):
+                break
+
+
 def model_inputs(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The entries of a batch without labels, with tensors on the device."""
+    """Select the entries of a batch without labels, and move its tensors to the device."""
     check_batch("batches", batch)
-    return {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-        if name not in _NOT_NEEDED
-    }
+    kept = {name: value for name, value in batch.items() if name not in _NOT_NEEDED}
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in kept.items()}

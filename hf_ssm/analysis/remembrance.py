@@ -35,8 +35,7 @@ class Remembrance:
         values: The mean over rows for each distance d: the change of the output at the last position if everything more
             than d positions back (the position itself is the first of these d) is left out.
         rows: Number of rows that are longer than the distance, over which the mean is taken.
-        reach: The smallest of the distances from which on all values are below 0.01: positions further back have hardly
-            any effect. `None` if the last value is not below 0.01.
+        reach: The smallest distance from which on all values are below 0.01; `None` if the last value is not.
     """
 
     measure: str
@@ -45,15 +44,11 @@ class Remembrance:
     rows: list[int]
     reach: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, texts and lists."""
-        return dataclasses.asdict(self)
-
 
 def effective_remembrance(
     model: Any, batches: Iterable[Mapping[str, Any]], distances: Sequence[int] | None = None
 ) -> Remembrance:
-    """How much the output at the last position of a row depends on positions that are more than d positions back.
+    """Measure how much the output at the last position of a row depends on what is more than d positions back.
 
     EffRem_T(t) = TV(q(· | x_0 ... x_T), q(· | x_t ... x_T)), as a function of d = T - t + 1, the number of positions
     that remain. It costs as much as three passes over the batches.
@@ -65,8 +60,7 @@ def effective_remembrance(
 
     Raises:
         TypeError: An argument of another type.
-        ValueError: The model is not causal; packed rows; distances that are not positive; no row is longer than the
-            smallest distance.
+        ValueError: The model is not causal; packed rows; a distance below 1; no row is longer than the smallest one.
 
     Source: Buitrago Ruiz & Gu 2025 (arXiv 2507.02782), Section 4. The relative change of hidden states is an extension.
     """
@@ -92,25 +86,19 @@ def effective_remembrance(
                 sums[distance] = sums[distance] + added if distance in sums else added
     if not sums:
         raise ValueError("No row is longer than the smallest distance: give longer rows, or smaller `distances`.")
-    chosen = sorted(sums)
-    totals = [sums[distance].tolist() for distance in chosen]
-    values = [total / rows for total, rows in totals]
-    far = [index for index, value in enumerate(values) if value >= _REACH]
-    first = far[-1] + 1 if far else 0
-    return Remembrance(
-        measure="total variation" if predicts else "relative change",
-        distances=chosen,
-        values=values,
-        rows=[int(rows) for _, rows in totals],
-        reach=chosen[first] if first < len(chosen) else None,
-    )
+    counted = sorted(sums)
+    totals, rows = zip(*(sums[distance].tolist() for distance in counted), strict=True)
+    values = [total / number for total, number in zip(totals, rows, strict=True)]
+    first = 1 + max((index for index, value in enumerate(values) if value >= _REACH), default=-1)
+    measure = "total variation" if predicts else "relative change"
+    return Remembrance(measure, counted, values, [*map(int, rows)], counted[first] if first < len(counted) else None)
 
 
 def _changes(reader: Any, inputs: dict[str, Any], distances: Sequence[int] | None, predicts: bool) -> dict[int, Tensor]:
-    """For each distance the change of the output of each row that is longer, `(rows,)`, float64."""
-    packed = [name for name in PACKING_ARGUMENTS if inputs.get(name) is not None]
-    if packed:
-        raise ValueError(f"Packed rows (`{packed[0]}`) have several last positions: give one document in each row.")
+    """Measure, for each distance, the change of the output of each row that is longer, `(rows,)`, float64."""
+    for name in PACKING_ARGUMENTS:
+        if inputs.get(name) is not None:
+            raise ValueError(f"Packed rows (`{name}`) have several last positions: give one document in each row.")
     mask = inputs.pop("attention_mask", None)
     ids = inputs.get("input_ids", mask)
     if ids is not None and ids.dim() != 2:
@@ -127,40 +115,30 @@ def _changes(reader: Any, inputs: dict[str, Any], distances: Sequence[int] | Non
     changes = {}
     for distance in distances:
         rows = (counts > distance).nonzero().squeeze(1)
-        if len(rows) == 0:
-            continue
-        places = (lasts[rows] - distance + 1).unsqueeze(1) + torch.arange(distance, device=rows.device)
-        kept = {name: value[rows.unsqueeze(1), places] for name, value in sequences.items()}
-        last = torch.full_like(rows, distance - 1)
-        changes[distance] = _change(whole[rows], _last_outputs(reader, {**inputs, **kept}, last, predicts), predicts)
+        if len(rows):
+            places = (lasts[rows] - distance + 1).unsqueeze(1) + torch.arange(distance, device=rows.device)
+            kept = {name: value[rows.unsqueeze(1), places] for name, value in sequences.items()}
+            last = torch.full_like(rows, distance - 1)
+            cut = _last_outputs(reader, {**inputs, **kept}, last, predicts)
+            order = 1 if predicts else 2
+            scale = 2 if predicts else whole[rows].norm(dim=-1).clamp(min=torch.finfo(whole.dtype).tiny)
+            changes[distance] = torch.linalg.vector_norm(whole[rows] - cut, order, dim=-1) / scale
     return changes
 
 
 def _last_outputs(reader: Any, inputs: dict[str, Any], lasts: Tensor, predicts: bool) -> Tensor:
-    """Probabilities, or hidden states, at one position of each row, `(B, V)`, float64."""
+    """Compute probabilities, or hidden states, at one position of each row, `(B, V)`, float64."""
     outputs = reader(**inputs)
     values = outputs.logits if predicts else outputs.last_hidden_state
     last = values[torch.arange(len(lasts), device=lasts.device), lasts].double()
     return last.softmax(dim=-1) if predicts else last
 
 
-def _change(whole: Tensor, cut: Tensor, predicts: bool) -> Tensor:
-    if predicts:
-        return (whole - cut).abs().sum(dim=-1) / 2
-    return (whole - cut).norm(dim=-1) / whole.norm(dim=-1).clamp(min=torch.finfo(whole.dtype).tiny)
-
-
 def remembrance_table(remembrance: Remembrance | str, bound: ModelBound | str) -> Table:
-    """The section of the theory report, with the spectral abscissa of the scans.
-
-    Args:
-        remembrance: The measurement, or the reason why there is none.
-        bound: The bound of Honarpisheh et al., which holds the abscissa of each scan, or the reason why there is none.
-    """
-    title = "Effective remembrance"
-    scans = [] if isinstance(bound, str) else [scan for scan in bound.scans if scan.norms is not None]
-    abscissae = [f"{-scan.norms.s_A:.4g} (layer {scan.layer}, {scan.direction})" for scan in scans if scan.norms]
-    notes = []
+    """Section of the theory report, with the spectral abscissa of each scan; texts are reasons why there is none."""
+    title, notes = "Effective remembrance", []
+    scans = [] if isinstance(bound, str) else bound.scans
+    abscissae = [f"{-scan.norms.s_A:.4g} (layer {scan.layer}, {scan.direction})" for scan in scans]
     if abscissae:
         notes.append(
             f"Spectral abscissa max Re λ(A) of the scans (Honarpisheh et al. 2025): {', '.join(abscissae)}. The "

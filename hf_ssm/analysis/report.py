@@ -31,12 +31,12 @@ from hf_ssm.analysis.frequency import (
 from hf_ssm.analysis.hankel import HankelSpectrum, hankel_spectra, hankel_table
 from hf_ssm.analysis.recording import record_operators, sequence_operators
 from hf_ssm.analysis.remembrance import Remembrance, effective_remembrance, remembrance_table
-from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, spectra_table
+from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, special_token_ids, spectra_table
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.ops.long_conv import next_fast_len
-from hf_ssm.utils.checks import check_batch, check_iterable, check_model
+from hf_ssm.utils.checks import check_batch, check_finite, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
 __all__ = ["BANDS", "FEWEST_SEQUENCES", "TheoryReport", "tables_of", "theory_report"]
@@ -48,18 +48,9 @@ BANDS = (0.0, math.pi / 16, math.pi / 4, math.pi)
 
 REPORT_NAME = "report.json"
 # Different from the file names of a run: a report may be written into the folder of a checkpoint.
-_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE = (
-    f"{name}.png" for name in ("tau", "responses", "hankel", "spectrum", "movement")
-)
-FILES = (
-    REPORT_NAME,
-    *(
-        f"{name[:-3]}{form}"
-        for name in (_TAU, _RESPONSE, _HANKEL, _SPECTRUM, _PARAMETER_CHANGE)
-        for form in ("png", "svg")
-    ),
-)
-"""What `save_json` and `save_pictures` write."""
+_FIGURES = ("tau", "responses", "hankel", "spectrum", "movement")
+FILES = (REPORT_NAME, *(f"{name}.{form}" for name in _FIGURES for form in ("png", "svg")))
+"""Names of all files of `save_json` and `save_pictures`."""
 
 FEWEST_SEQUENCES = 16
 """Number of sequences whose variance, and therefore τ, is within a tenth of that of many sequences."""
@@ -84,7 +75,7 @@ class TheoryReport:
         hankel: Hankel singular values of each operator, or the reason why there are none.
         spectra: Spectra of the data and of the inputs of each layer, of those that are not constant.
         alpha: The useful range of `frequency_scale` for the mean of the layers' spectra (without data, if all inputs
-            are constant), and whether the data give a reason to change it; or the reason why there is none.
+            are constant), or the reason why there is none.
         alpha_of_layers: The same from the spectrum of each layer's inputs.
         bound: The bound of Honarpisheh et al., or the reason why there is none.
         remembrance: How far back a causal model looks, or the reason why this was not measured.
@@ -111,36 +102,29 @@ class TheoryReport:
     is_time_invariant: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the responses, as plain values for a JSON file; numbers that are not finite are `None`."""
+        """Plain values for a JSON file, without the responses; numbers that are not finite are `None`."""
+        measured: dict[Any, Any] = {name: getattr(self, name) for name in ("hankel", "alpha", "bound", "remembrance")}
+        measured |= self.alpha_of_layers
+        measured = {name: {"none": value} if isinstance(value, str) else value for name, value in measured.items()}
+        # Parts of the package may not import the package itself.
+        versions = {"hf_ssm": sys.modules["hf_ssm"].__version__}
         return _as_json(
             {
-                "versions": _versions(),
-                "settings": self.settings,
-                "model": self.model,
-                "data": self.data,
-                "complexity": [
-                    {**dataclasses.asdict(layer), "tau_of_channels": layer.tau_of_channels.tolist()}
-                    for layer in self.complexity
-                ],
-                "assumption": [dataclasses.asdict(layer) for layer in self.assumption],
-                "bands": list(self.bands),
-                "total_variation": [dataclasses.asdict(layer) for layer in self.variation],
-                "hankel": _as_dict(self.hankel) if isinstance(self.hankel, str) else [_as_dict(s) for s in self.hankel],
-                "spectra": [spectrum.to_dict() for spectrum in self.spectra],
-                "alpha": _as_dict(self.alpha),
-                "alpha_of_layers": {layer: _as_dict(alpha) for layer, alpha in self.alpha_of_layers.items()},
-                "bound": _as_dict(self.bound),
-                "remembrance": _as_dict(self.remembrance),
+                "versions": versions | {name: version(name) for name in ("torch", "transformers")},
+                **{name: getattr(self, name) for name in ("settings", "model", "data", "complexity", "assumption")},
+                **{"bands": self.bands, "total_variation": self.variation, "spectra": self.spectra},
+                "alpha_of_layers": {layer: measured.pop(layer) for layer in self.alpha_of_layers},
                 "movement": self.parameter_change,
+                **measured,
             }
         )
 
     def to_text(self) -> str:
-        """Tables for a terminal."""
+        """Format the tables for a terminal."""
         return plain_text(tables_of(self))
 
     def to_markdown(self) -> str:
-        """The section "Theory report" of a model card, its tables below headings of the third level."""
+        """Format the section "Theory report" of a model card, with headings of the third level for its tables."""
         return "## Theory report\n\n" + markdown(tables_of(self))
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
@@ -153,46 +137,37 @@ class TheoryReport:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        folder = Path(folder)
-        plotting.plot_tau(self.complexity, folder / _TAU)
-        written = [folder / _TAU]
+        tau, responses, hankel, spectrum, movement = (Path(folder) / f"{name}.png" for name in _FIGURES)
+        plotting.plot_tau(self.complexity, tau)
         if self.responses:
-            title = "Frequency response of each convolution"
-            length = self.data["longest"]
-            plotting.plot_frequency_responses([], self.responses, folder / _RESPONSE, title, length=length, unit=unit)
-            written.append(folder / _RESPONSE)
+            title, length = "Frequency response of each convolution", self.data["longest"]
+            plotting.plot_frequency_responses([], self.responses, responses, title, length=length, unit=unit)
         if not isinstance(self.hankel, str):
-            plotting.plot_hankel(self.hankel, folder / _HANKEL)
-            written.append(folder / _HANKEL)
+            plotting.plot_hankel(self.hankel, hankel)
         if self.spectra:
-            power = {spectrum.name: spectrum.power for spectrum in self.spectra}
+            power = {entry.name: entry.power for entry in self.spectra}
             alpha = None if isinstance(self.alpha, str) or self.alpha.band is None else self.alpha
-            title = "Power of the data and of the inputs of the layers"
-            plotting.plot_spectrum(power, folder / _SPECTRUM, alpha, title, unit=unit)
-            written.append(folder / _SPECTRUM)
+            plotting.plot_spectrum(
+                power, spectrum, alpha, "Power of the data and of the inputs of the layers", unit=unit
+            )
         if self.parameter_change:
             changes = {QUANTITIES[group]: change for group, change in self.parameter_change.items()}
-            plotting.plot_parameter_change(changes, folder / _PARAMETER_CHANGE)
-            written.append(folder / _PARAMETER_CHANGE)
-        return written
+            plotting.plot_parameter_change(changes, movement)
+        drawn = {tau: True, responses: self.responses, hankel: not isinstance(self.hankel, str)}
+        drawn |= {spectrum: self.spectra, movement: self.parameter_change}
+        return [path for path, is_drawn in drawn.items() if is_drawn]
 
     def save_json(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _versions() -> dict[str, str]:
-    # Parts of the package may not import the package itself.
-    package = __name__.partition(".")[0]
-    return {package: sys.modules[package].__version__, **{name: version(name) for name in ("torch", "transformers")}}
-
-
-def _as_dict(result: Any) -> Any:
-    return {"none": result} if isinstance(result, str) else result.to_dict()
-
-
 def _as_json(value: Any) -> Any:
-    """A value as JSON types."""
+    """Convert tensors, dataclasses and collections to JSON types."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    elif dataclasses.is_dataclass(value):
+        value = value.to_dict() if hasattr(value, "to_dict") else vars(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -238,31 +213,27 @@ def theory_report(
     """
     check_model(model)
     check_iterable("batches", batches, "batches (keyword inputs of the model)")
-    _check_finite(model)
+    check_finite(model)
     batches = list(batches)
-    for batch in batches:
-        check_batch("batches", batch)
     shown = logging.tqdm(batches, unit="batch", disable=not progress)
     num_frequencies = _enough_frequencies(batches)
     records = record_operators(model, shown, num_frequencies=num_frequencies)
     complexity = layer_complexities(records, num_sequences)
-    rows = records[0].num_sequences
-    n = rows if num_sequences is None else num_sequences
+    rows, n = records[0].num_sequences, complexity[0].num_sequences
     responses = frequency_responses(model) if has_frequency_responses(model) else []
     base = getattr(unwrapped(model), "config", None)
-    family = str(getattr(base, "model_type", "")).removeprefix("hf_ssm_")
-    if special_tokens is None:
-        special_tokens = _special_tokens(base)
+    special_tokens = special_token_ids(base) if special_tokens is None else special_tokens
     spectrum, positions = data_spectrum(batches, special_tokens, num_frequencies)
-    layers = [
-        InputSpectrum(f"layer {each.layer}", layer_power(records, each.layer).sum(0).cpu()) for each in complexity
-    ]
-    layers = [layer for layer in layers if layer.has_power]
+    powers: dict[int, Tensor] = {}
+    for record in records:
+        if record.direction == "forward" and record.power is not None:
+            powers[record.layer] = powers.get(record.layer, 0) + record.power.sum(0).cpu()
+    layers = [each for each in (InputSpectrum(f"layer {i}", p) for i, p in powers.items()) if each.has_power]
     shares = [layer.power / layer.power.sum() for layer in layers]
     return TheoryReport(
         model={
             "class": type(model).__name__,
-            "family": family,
+            "family": str(getattr(base, "model_type", "")).removeprefix("hf_ssm_"),
             "layers": len(complexity),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "rescaled": bool(getattr(base, "rescaled", False)),
@@ -277,15 +248,9 @@ def theory_report(
         hankel=_or_reason(hankel_spectra, unwrapped(model)),
         spectra=[*([] if spectrum is None else [spectrum]), *layers],
         alpha=_or_reason(
-            alpha_recommendation,
-            base,
-            torch.stack(shares).mean(0) if shares else None,
-            positions=positions or None,
+            alpha_recommendation, base, torch.stack(shares).mean(0) if shares else None, positions=positions or None
         ),
-        alpha_of_layers={
-            layer.layer: _or_reason(alpha_recommendation, base, layer_power(records, layer.layer))
-            for layer in complexity
-        },
+        alpha_of_layers={i: _or_reason(alpha_recommendation, base, power) for i, power in powers.items()},
         bound=_or_reason(generalization_bound, unwrapped(model), batches, num_sequences=n),
         remembrance=_or_reason(effective_remembrance, model, batches),
         parameter_change=dict(parameter_change or {}),
@@ -294,35 +259,16 @@ def theory_report(
     )
 
 
-def _check_finite(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{name} holds NaN or infinite values: training diverged, and no report is possible.")
-
-
 def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
-    """A grid from 0 to π that holds the spectrum of the longest row."""
-    longest = max(
-        (
-            value.shape[1]
-            for batch in batches
-            for value in batch.values()
-            if isinstance(value, Tensor) and value.dim() > 1
-        ),
-        default=1,
-    )
+    """Size of a grid from 0 to π that holds the spectrum of the longest row."""
+    for batch in batches:
+        check_batch("batches", batch)
+    values = [value for batch in batches for value in batch.values() if isinstance(value, Tensor) and value.dim() > 1]
+    longest = max((value.shape[1] for value in values), default=1)
     return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
 
 
-def _special_tokens(config: Any) -> set[int]:
-    """The ids of the tokens for padding, beginning and end that a configuration names."""
-    named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
-    groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
-    return {token for group in groups for token in group}
-
-
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:
-    """The result of a function, or the message of its `ValueError`."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -330,7 +276,7 @@ def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str
 
 
 def tables_of(report: TheoryReport) -> list[Table]:
-    """All parts of a report, in the order of reading."""
+    """Tables of all parts of a report, in the order of reading."""
     return [
         _complexity_table(report),
         assumption_table(report.assumption),
@@ -345,10 +291,8 @@ def tables_of(report: TheoryReport) -> list[Table]:
 
 
 def _complexity_table(report: TheoryReport) -> Table:
-    rows = [
-        (layer.layer, layer.tau, layer.measure, layer.squared_l1_norm, layer.squared_l2_norm)
-        for layer in report.complexity
-    ]
+    names = ("layer", "tau", "measure", "squared_l1_norm", "squared_l2_norm")
+    rows = [[getattr(layer, name) for name in names] for layer in report.complexity]
     notes = [
         f"The values are means over channels, for {report.data['rows']} sequences of up to {report.data['longest']} "
         f"positions; n = {report.data['num_sequences']} is the number of training sequences. τ is that of Liu & Li "
@@ -394,25 +338,18 @@ def _alpha_table(report: TheoryReport) -> Table:
         if not isinstance(alpha, str):
             rows.append((f"inputs of layer {layer}", alpha.edges[_SHARE], *alpha.from_data[_SHARE]))
     low, high = report.alpha.time_steps
-    scale = report.model["frequency_scale"]
+    scale, limits = report.model["frequency_scale"], report.alpha.data_free
+    place, which = ("above the", "every step size") if scale > limits[1] else ("below the", "every step size")
+    if limits[0] < scale <= limits[1]:
+        which = "small step sizes and above this limit for large step sizes"
     notes = [
-        f"The configuration has α = {scale:g}, {_verdict(scale, report.alpha.data_free)}. A limit from data is the α "
+        f"The configuration has α = {scale:g}, {place} limit without data for {which}. A limit from data is the α "
         f"that puts the fastest pole at ω, the frequency in radians per sample below which {_SHARE:.0%} of the power "
         "of a layer's inputs lies (Yu et al. 2025, Section 5.1). The limits are not values to aim at. The step sizes Δ "
-        f"range from {low:g} to {high:g}."
+        f"range from {low:g} to {high:g}.",
+        report.alpha.verdict,
     ]
-    notes += [] if report.alpha.paper_note is None else [report.alpha.paper_note]
-    notes.append(report.alpha.verdict)
     return Table(title, ("inputs", "ω", "α up to, largest Δ", "α up to, smallest Δ"), rows, notes)
-
-
-def _verdict(scale: float, limits: tuple[float, float]) -> str:
-    """α compared with the limits for the largest and the smallest step size."""
-    if scale <= limits[0]:
-        return "below the limit without data for every step size"
-    if scale > limits[1]:
-        return "above the limit without data for every step size"
-    return "below the limit without data for small step sizes and above this limit for large step sizes"
 
 
 def _bound_tables(report: TheoryReport) -> list[Table]:
@@ -433,8 +370,6 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
     )
     rows = [(name, value) for name, value in values if value is not None]
     notes = [f"The bound is that of Theorem {bound['theorem']} of Honarpisheh et al. 2025, for a loss in [0, 1]."]
-    if (bound["bound"] or 0) > 1:
-        notes.append("A bound above 1 is vacuous for such a loss.")
     if failed:
         notes.append("The theorem makes no claim for this model, because these assumptions fail:")
         notes += [f"- {entry['name']}: {entry['message']}" for entry in failed]
@@ -445,12 +380,9 @@ def _bound_tables(report: TheoryReport) -> list[Table]:
         lacking = [scan for scan in bound["scans"] if scan["log10_capacity"] is None]
         reasons = [entry["message"] for scan in lacking[:1] for entry in scan["assumptions"] if not entry["holds"]]
         notes += [f"The scans have no capacity: {'; '.join(reasons)}"] if reasons else []
-        header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction", "largest output")
+        header = ("layer", "direction", "log₁₀ capacity of the scan", "mean contraction")
         places = ("layer", "direction", "log10_capacity")
-        numbers = [
-            (*(scan[name] for name in places), scan["contraction"]["mean"], scan["output"]["largest"])
-            for scan in bound["scans"]
-        ]
+        numbers = [(*(scan[name] for name in places), scan["contraction"]["mean"]) for scan in bound["scans"]]
         scans = [Table("Each scan alone (an adaptation, not a bound for the network)", header, numbers)]
     return [Table(title, ("quantity", "value") if rows else (), rows, notes), *scans]
 

@@ -24,7 +24,7 @@ _DIGITS = 5
 
 
 def response_summary(before: Sequence[FrequencyResponse], after: Sequence[FrequencyResponse]) -> dict[str, Any]:
-    """Quantiles over the channels of |response|, as plain values for a JSON file.
+    """Compute quantiles over the channels of |response|, as plain values for a JSON file.
 
     Returns `omega` `(F,)` in radians per sample, `quantiles`, and for each convolution under `responses` its `name`,
     `layer`, `direction`, `group`, and `before` and `after`: for each quantile `(F,)`, five digits, infinite as `None`.
@@ -35,21 +35,18 @@ def response_summary(before: Sequence[FrequencyResponse], after: Sequence[Freque
     places = [[(r.name, r.layer, r.direction, r.group, len(r.omega)) for r in each] for each in (before, after)]
     if places[0] != places[1] or not before:
         raise ValueError(f"`before` and `after` must be of the same convolutions, got {places[0]} and {places[1]}.")
-    return {
-        "omega": _rounded(before[0].omega),
-        "quantiles": list(QUANTILES),
-        "responses": [
-            {
-                **{"name": first.name, "layer": first.layer, "direction": first.direction, "group": first.group},
-                **{"before": _magnitudes(first), "after": _magnitudes(last)},
-            }
-            for first, last in zip(before, after, strict=True)
-        ],
-    }
+    levels, entries = torch.tensor(QUANTILES, dtype=torch.float64), []
+    for pair in zip(before, after, strict=True):
+        entry: dict[str, Any] = {name: getattr(pair[0], name) for name in ("name", "layer", "direction", "group")}
+        for when, response in zip(("before", "after"), pair, strict=True):
+            quantiles = response.response.abs().quantile(levels, dim=0, interpolation="lower")
+            entry[when] = [_rounded(row) for row in quantiles]
+        entries.append(entry)
+    return {"omega": _rounded(before[0].omega), "quantiles": list(QUANTILES), "responses": entries}
 
 
 def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]:
-    """Centroid and peak of the power |response|² of each convolution, mean over its channels, in cycles per sample.
+    """Compute centroid and peak of the power |response|², mean over the channels, in cycles per sample.
 
     Returns `centroid_layer_<i>` and `peak_layer_<i>`, with the suffix "_backward" for the kernel of the other direction
     and "_<group>" for further convolutions of a layer. Infinite values of a response are left out.
@@ -65,11 +62,6 @@ def spectral_summary(responses: Sequence[FrequencyResponse]) -> dict[str, float]
         summary[f"centroid_{place}"] = (power * cycles).sum().item() / total if total > 0 else 0.0
         summary[f"peak_{place}"] = cycles[power.argmax()].item()
     return summary
-
-
-def _magnitudes(response: FrequencyResponse) -> list[list[float | None]]:
-    levels = torch.tensor(QUANTILES, dtype=torch.float64)
-    return [_rounded(row) for row in response.response.abs().quantile(levels, dim=0, interpolation="lower")]
 
 
 def _rounded(row: Tensor) -> list[float | None]:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis.recording import OperatorRecord
 from hf_ssm.analysis.tables import Table
 from hf_ssm.theory.spectrum import power_spectrum, spectral_edge, strongest_line, symbol_spectrum
 
-__all__ = ["InputSpectrum", "data_spectrum", "layer_power", "spectra_table"]
+__all__ = ["InputSpectrum", "data_spectrum", "special_token_ids", "spectra_table"]
 
 _SHARES = (0.5, 0.9, 0.99)
 
@@ -51,9 +50,7 @@ class InputSpectrum:
 def data_spectrum(
     batches: Iterable[Mapping[str, Any]], special_tokens: Collection[int], num_frequencies: int
 ) -> tuple[InputSpectrum | None, int]:
-    """The spectrum of the inputs of a model, and the number of positions it was computed from.
-
-    The power of texts is that of the indicators of their tokens.
+    """Compute the spectrum of the inputs of a model, and the number of positions; of texts, that of their indicators.
 
     Args:
         batches: Keyword inputs of a model.
@@ -85,14 +82,15 @@ def data_spectrum(
     return (spectrum, positions) if spectrum.has_power else (None, 0)
 
 
-def layer_power(records: Sequence[OperatorRecord], layer: int) -> Tensor:
-    """The power of the inputs of the operators of a layer by channel, `(D, F)`."""
-    forward = [record for record in records if record.layer == layer and record.direction == "forward"]
-    return torch.cat([record.power for record in forward if record.power is not None])
+def special_token_ids(config: Any) -> set[int]:
+    """Ids of the tokens for padding, beginning and end that a configuration names."""
+    named = [getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")]
+    groups = [ids if isinstance(ids, list) else [ids] for ids in named if ids is not None]
+    return {token for group in groups for token in group}
 
 
 def spectra_table(spectra: Sequence[InputSpectrum]) -> Table:
-    """Band edges and strongest lines."""
+    """Section of the theory report: band edges and strongest lines."""
     title = "Frequencies of the data and of the inputs of the layers"
     if not spectra:
         return Table(title, notes=["None: the inputs are constant."])

@@ -9,8 +9,7 @@ from typing import Any
 
 __all__ = ["Table", "markdown", "plain_text"]
 
-_NOTHING = "–"
-_LINE = 100
+_NOTHING, _LINE = "–", 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ def _cell(value: Any) -> str:
 
 
 def plain_text(tables: Iterable[Table]) -> str:
-    """The tables with aligned columns, for a terminal."""
+    """Format tables with aligned columns, for a terminal."""
     return "\n\n".join("\n".join(_text_lines(table)) for table in tables) + "\n"
 
 
@@ -62,7 +61,7 @@ def _width(text: str) -> int:
 
 
 def markdown(tables: Iterable[Table], level: int = 3) -> str:
-    """The tables in Markdown, with headings of a level."""
+    """Format tables in Markdown, with headings of a level."""
     return "\n\n".join(_markdown_part(table, level) for table in tables) + "\n"
 
 

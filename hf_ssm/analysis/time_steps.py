@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
+from hf_ssm.analysis.spectra import special_token_ids
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.roles import ParameterRole, parameter_roles
 from hf_ssm.theory import time_scales
@@ -35,19 +36,11 @@ RULES = ("autocorrelation", "spectrum", "length")
 
 # Largest number of values (rows times positions times channels) from which scales are computed.
 _MOST_VALUES = 2**23
-_SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 @dataclasses.dataclass(frozen=True)
 class TimeStepProposal:
-    """A range of step sizes for a fresh model.
-
-    Attributes:
-        rule: One of `RULES`.
-        time_step_min: Field of the configuration.
-        time_step_max: Field of the configuration.
-        reason: A sentence that explains how the range was found.
-    """
+    """A range of step sizes for a fresh model, by one of `RULES`, and a sentence on how it was found."""
 
     rule: str
     time_step_min: float
@@ -62,13 +55,11 @@ class TimeStepProposal:
 
 @dataclasses.dataclass(frozen=True)
 class StateScales:
-    """The step sizes of a layer, and how long its states remember.
+    """The step sizes of a layer (number of the block), and how long its states remember.
 
     Attributes:
-        layer: Number of the block.
         steps: Smallest and largest Δ (selective models: for a token whose step projection is 0).
-        memory: Smallest, median and largest 1 / (Δ |Re a|) of its states, in positions. For S4 with a low-rank part, a
-            are the eigenvalues of the diagonal part.
+        memory: Smallest, median and largest 1 / (Δ |Re a|), in positions; for S4, a is that of the diagonal part.
     """
 
     layer: int
@@ -78,14 +69,11 @@ class StateScales:
 
 @dataclasses.dataclass(frozen=True)
 class DataScales:
-    """The time scales of sequences.
+    """The time scales of `rows` sequences, of which the longest has `length` tokens.
 
     Attributes:
-        rows: Number of sequences from which the time scales were computed.
-        length: Tokens of the longest sequence.
         correlation_time: Integrated autocorrelation time, in positions: about 1 without dependence.
-        state_energy: See `theory.time_scales.largest_state_energy`: about L without autocorrelation, L² with the
-            largest possible autocorrelation.
+        state_energy: See `theory.time_scales.largest_state_energy`: from L without autocorrelation to L².
         power: `(F,)`, power spectrum of the centred sequences, summed over channels.
     """
 
@@ -102,7 +90,7 @@ class DataScales:
 
 
 def sequences_of(batch: Mapping[str, Any], ignored_ids: Collection[int] = ()) -> tuple[Tensor, Tensor]:
-    """The sequences of a batch as numbers `(B, L, D)`, and the mask `(B, L)` of their tokens.
+    """Sequences of a batch as numbers `(B, L, D)`, and the mask `(B, L)` of their tokens.
 
     Args:
         batch: `input_values` `(B, L, D)`, or `input_ids` `(B, L)` or `(B, 2, L)` of pairs, whose symbols become
@@ -130,11 +118,7 @@ def sequences_of(batch: Mapping[str, Any], ignored_ids: Collection[int] = ()) ->
 
 
 def data_scales(batch: Mapping[str, Any], ignored_ids: Collection[int] = ()) -> DataScales:
-    """The time scales of the sequences of a batch.
-
-    Args:
-        batch: As for `sequences_of`; some hundred rows are enough.
-        ignored_ids: As for `sequences_of`.
+    """Compute the time scales of some hundred sequences; arguments as for `sequences_of`.
 
     Raises:
         ValueError: There is no token, or all values are 0.
@@ -151,7 +135,7 @@ def data_scales(batch: Mapping[str, Any], ignored_ids: Collection[int] = ()) -> 
 
 
 def _dynamics(model: nn.Module) -> list[tuple[int, dict[str, Tensor]]]:
-    """Of each module with step sizes: the number of its block, and Δ, Re a, Im a and B where it has them."""
+    """List the number of the block, and Δ, Re a, Im a and B where there are any, of each module with step sizes."""
     parameters = dict(model.named_parameters())
     modules: dict[str, list[tuple[str, ParameterRole]]] = {}
     for name, role in parameter_roles(model).items():
@@ -159,37 +143,29 @@ def _dynamics(model: nn.Module) -> list[tuple[int, dict[str, Tensor]]]:
             modules.setdefault(name.rpartition(".")[0], []).append((name, role))
     dynamics: list[tuple[int, dict[str, Tensor]]] = []
     for owner, entries in modules.items():
-        values = {role.quantity: _value(parameters[name], role) for name, role in entries}
+        values = {
+            role.quantity: role.value(parameters[name].detach().to("cpu", torch.float64)) for name, role in entries
+        }
         if "step_size" in values and "A_real" in values:
             block = owner.partition("layers.")[2].partition(".")[0]
             dynamics.append((int(block) if block.isdigit() else len(dynamics), values))
     return dynamics
 
 
-def _value(parameter: Tensor, role: ParameterRole) -> Tensor:
-    return role.value(parameter.detach().to("cpu", torch.float64))
-
-
 def has_time_steps(model_or_config: Any) -> bool:
-    """Whether a model, or the models of a configuration, have step sizes Δ that `time_step_min` and `_max` set."""
+    """Check whether `time_step_min` and `time_step_max` set step sizes Δ of a model or a configuration."""
     return bool(_dynamics(_model_of(model_or_config)))
 
 
 def state_scales(model: nn.Module) -> list[StateScales]:
-    """Step sizes and memories of each layer; empty for a model without step sizes.
-
-    Args:
-        model: A model of hf_ssm, bare, with a head, or in a wrapper.
-    """
+    """Step sizes and memories of each layer; empty for a model without step sizes."""
     layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for layer, values in _dynamics(model):
         steps, real = values["step_size"], values["A_real"]
         if real.dim() == 2:
             # Channel c uses copy c mod S of the state matrix.
-            copies = max(1, len(steps) // len(real))
-            memory = time_scales.memory(steps.unsqueeze(-1), real.repeat(copies, 1))
-        else:
-            memory = time_scales.memory(steps, real)
+            real = real.repeat(max(1, len(steps) // len(real)), 1)
+        memory = time_scales.memory(steps.unsqueeze(-1) if real.dim() == 2 else steps, real)
         layers.setdefault(layer, []).append((steps, memory.flatten()))
     scales = []
     for layer, parts in sorted(layers.items()):
@@ -200,7 +176,7 @@ def state_scales(model: nn.Module) -> list[StateScales]:
 
 
 def _model_of(model_or_config: Any) -> nn.Module:
-    """The model, or a backbone of one layer with the configuration; the random numbers of the process are kept."""
+    """Return a model, or make a backbone of one layer of a configuration; the process keeps its random numbers."""
     if isinstance(model_or_config, nn.Module):
         return model_or_config
     if not isinstance(model_or_config, SSMConfig):
@@ -215,7 +191,7 @@ def _model_of(model_or_config: Any) -> nn.Module:
 
 
 def _poles(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The eigenvalues a of the first layer, one copy of each, and |b|² where B is one number per eigenvalue."""
+    """Eigenvalues a of the first layer, one copy of each, and |b|² where B is one number per eigenvalue."""
     values = _dynamics(model)[0][1]
     real, imaginary = values["A_real"], values.get("A_imag", torch.zeros((), dtype=torch.float64))
     if real.dim() == 2:
@@ -237,21 +213,18 @@ def propose_time_steps(
     ignored_ids: Collection[int] | None = None,
     scales: DataScales | None = None,
 ) -> TimeStepProposal:
-    """A range of step sizes for a fresh model, from data.
+    """Propose a range of step sizes for a fresh model, from data.
 
     - `"autocorrelation"`: [Δ/10, 10 Δ], at most 1, around Δ = 1/√(L λ_max(E[x xᵀ])) of inputs of mean square 1. Symbols
       count as after a random embedding: λ_max of uniform, independent symbols of K kinds is about L/K.
     - `"spectrum"`: the range, of a decade or more, in which the power response of the fresh model is nearest to the
-      power spectrum of the data. In contrast to the first rule, this rule uses the frequencies at which the power lies,
-      but neither the mean nor the scale of the inputs.
+      power spectrum of the data; the mean and the scale of the inputs have no effect.
     - `"length"`: [2/L, 1], an empirical rule that uses the length only.
 
-    The rules are derived for linear time-invariant models: S4 (`"spectrum"` uses the diagonal part of its state
-    matrix), S4D, S5, and Hyena with the filters "s4d" and "s4". In Mamba and Mamba-2, the rules initialise
-    softplus(dt_bias), the step of a token whose step projection is 0. The memory 1/(Δ |a|) at the start carries over.
-    The bound on the states does not, because the steps, B and C depend on the token; and without `complex_state` the
-    eigenvalues are real and cannot match a spectrum with a peak above 0. Steps below `time_step_floor` are raised to
-    `time_step_floor`.
+    The rules are derived for linear time-invariant models (`"spectrum"` uses the diagonal part of S4's matrix). In
+    Mamba and Mamba-2, they initialise softplus(dt_bias), the step of a token whose step projection is 0: the memory
+    1/(Δ |a|) carries over, the bound on the states does not, and real eigenvalues cannot match a spectrum with a peak
+    above 0. Steps below `time_step_floor` are raised to it.
 
     ```python
     proposal = propose_time_steps(config, batch)
@@ -283,8 +256,7 @@ def propose_time_steps(
         )
     if scales is None:
         if ignored_ids is None:
-            ids = [getattr(config, name, None) for name in _SPECIAL_IDS]
-            ignored_ids = {value for value in ids if isinstance(value, int)}
+            ignored_ids = special_token_ids(config)
         scales = data_scales(batch, ignored_ids)
     length = scales.length
     if rule == "length":

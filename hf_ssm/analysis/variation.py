@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ssm.analysis.frequency import FrequencyResponse, variation_of_kernels
+from hf_ssm.analysis.frequency import FrequencyResponse, band_total_variation
 
 __all__ = ["Variation", "layer_variations"]
 
-_RTOL = 1e-4
 # Largest number of taps evaluated per model (minutes), and least number of kernels for a meaningful mean.
 _MOST_TAPS, _FEWEST_KERNELS = 2**24, 4
 
@@ -28,8 +27,7 @@ class Variation:
         direction: "forward" or "backward".
         variation: Mean over the measured kernels for each band; NaN if none was measured.
         kernels: Kernels of the layer in this direction (all groups).
-        measured: Number of measured kernels, evenly chosen: fewer than all, or none, for long implicit or sinusoid
-            filters.
+        measured: Number of measured kernels, evenly chosen: fewer, or none, of long implicit or sinusoid filters.
     """
 
     layer: int
@@ -40,28 +38,23 @@ class Variation:
 
 
 def layer_variations(responses: Sequence[FrequencyResponse], bands: Sequence[float]) -> list[Variation]:
-    """The total variation of each layer and direction over bands of frequency; see `band_total_variation`.
+    """Compute the total variation of each layer and direction over bands of frequency.
 
     Args:
         responses: From `frequency_responses`, of a whole model.
-        bands: Ends of the bands, ascending, in radians per sample in [0, π].
-
-    Raises:
-        ValueError: Fewer than two ends, ends out of order or range.
-
-    Source: Yu et al. 2025, Section 2.
+        bands: As `edges` of `band_total_variation`.
     """
     variations = []
     places = {(response.layer, response.direction) for response in responses}
     for layer, direction in sorted(places, key=lambda place: (place[0], place[1] == "backward")):
-        of_layer = [response for response in responses if (response.layer, response.direction) == (layer, direction)]
-        chosen = [_chosen(response, _MOST_TAPS // len(responses)) for response in of_layer]
+        own = [response for response in responses if (response.layer, response.direction) == (layer, direction)]
+        chosen = [_chosen(response, _MOST_TAPS // len(responses)) for response in own]
         lengths = [
-            variation_of_kernels(response, kernels, bands, _RTOL)
-            for response, kernels in zip(of_layer, chosen, strict=True)
+            band_total_variation(response, bands, kernels=kernels)
+            for response, kernels in zip(own, chosen, strict=True)
             if len(kernels)
         ]
-        total, measured = sum(len(response.response) for response in of_layer), sum(map(len, chosen))
+        total, measured = sum(len(response.response) for response in own), sum(map(len, chosen))
         mean = torch.cat(lengths).mean(0).tolist() if measured else [math.nan] * (len(bands) - 1)
         variations.append(Variation(layer, direction, mean, total, measured))
     return variations
@@ -71,8 +64,6 @@ def _chosen(response: FrequencyResponse, most_taps: int) -> Tensor:
     """Indices of kernels with at most `most_taps` taps together: all, or evenly spaced ones."""
     kernels = len(response.response)
     # The time of the variation is proportional to the support of a kernel, if there is one.
-    taps = 1 if response.operator is None else response.operator.support or 1
-    count = min(kernels, most_taps // taps)
-    if count < min(kernels, _FEWEST_KERNELS):
-        count = 0
+    count = min(kernels, most_taps // (getattr(response.operator, "support", None) or 1))
+    count = 0 if count < min(kernels, _FEWEST_KERNELS) else count
     return torch.linspace(0, kernels - 1, count).round().long()

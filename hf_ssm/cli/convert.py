@@ -26,18 +26,21 @@ def run_convert(args: argparse.Namespace) -> None:
         norm_first=args.norm_first,
         discretization=args.discretization,
         pooling=args.pooling,
+        A_activation=args.A_activation,
     )
     count = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{args.target} holds a {type(model).__name__} with {count:,} parameters; after `import hf_ssm`, load it with "
         f"{auto_class_of(model)}.from_pretrained({str(args.target)!r})"
     )
-    unrecorded = {option for converter in converters_of(type(model.config)) for option in converter.options}
-    if not hasattr(model, "pooling"):
-        unrecorded.discard("pooling")
-    for option in sorted(unrecorded):
-        print(
-            f"The source does not record {option}; its value is {getattr(model.config, option)!r} (option "
-            f"--{option.replace('_', '-')})"
-        )
+    configs = [model.config, *(model.config.mixer_config(kind) for kind in getattr(model.config, "mixers", ()))]
+    unrecorded = {
+        option: getattr(config, option)
+        for config in configs
+        for converter in converters_of(type(config))
+        for option in converter.options
+        if option != "pooling" or hasattr(model, "pooling")
+    }
+    for option, value in sorted(unrecorded.items()):
+        print(f"The source does not record {option}; its value is {value!r} (option --{option.replace('_', '-')})")
     suggest((command("verify", args.target), "check the files"))

@@ -1,4 +1,4 @@
-"""What the commands that turn sequences into tables share: options, the model, progress."""
+"""Parts that the commands from sequences to tables share: options, the model, progress."""
 
 import argparse
 import sys
@@ -147,7 +147,7 @@ def reader_of(
 
 
 def checkpoint_facts(args: argparse.Namespace, model: Any) -> list[Any]:
-    """What identifies the model and the tokenizer of a command that continues: files of folders, commit of the Hub."""
+    """Facts that identify the model and tokenizer of a command that continues: files of folders, commit of the Hub."""
     names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
     files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
     commit = getattr(model.config, "_commit_hash", None)

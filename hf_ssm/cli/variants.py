@@ -1,4 +1,4 @@
-"""What the commands that read variants print: changed names of contigs, reasons of alleles without a result."""
+"""Lines that commands on variants print: changed names of contigs, reasons of alleles without a result."""
 
 import re
 import sys

@@ -36,7 +36,7 @@ class Series:
 
     @property
     def where(self) -> str:
-        """What messages call it."""
+        """Name of the series in messages."""
         return repr(self.name) if self.id is None else f"{self.name!r} of {self.id!r}"
 
     def times_after(self, count: int) -> list[Any]:

@@ -140,7 +140,7 @@ def _groups(sequences: Sequence[Hashable] | np.ndarray) -> tuple[np.ndarray, np.
 
 
 def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
-    """Of each text a hash of 64 bits, which takes its place in comparisons of the texts of a large file.
+    """Hash each text to 64 bits, which take its place in comparisons of the texts of a large file.
 
     Texts of DNA or RNA have one hash if they differ only in case, in U for T, in an ambiguous letter or in white
     space, which tokenizers of DNA ignore. So do reverse complements, which a model of both strands cannot tell apart.

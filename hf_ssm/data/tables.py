@@ -190,7 +190,7 @@ def read_rows(
 
 
 def row_noun(path: Path) -> str:
-    """What the numbers of `read_rows` count from 1: "line", the first of a row, or "row" in json and parquet files."""
+    """Noun that `read_rows` counts from 1: "line", the first of a row, or "row" in json and parquet files."""
     return "row" if bare_suffix(path) in (".json", ".parquet") else "line"
 
 

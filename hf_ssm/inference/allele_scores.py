@@ -52,7 +52,7 @@ DESCRIPTIONS = {
     "masked_log_odds": "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
     "embedding_distance": "Euclidean distance of the mean hidden states of the last layer",
 }
-"""What each score is."""
+"""Meaning of each score."""
 
 _NO_LIKELIHOOD = "no base of the window has another base before it"
 WHY_MISSING = {
@@ -134,7 +134,7 @@ class AlleleScores:
 
     Attributes:
         columns: Names of the scores.
-        descriptions: What each score is.
+        descriptions: Meaning of each score.
         why_missing: Why a pair may lack a score.
         evaluated: The scores that compare both alleles.
 

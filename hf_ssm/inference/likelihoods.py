@@ -208,7 +208,7 @@ class CausalLikelihood:
         return log_probs
 
     def _group_batch(self, groups: Sequence[Sequence[Tensor]], length: int, whole: bool) -> list[list[Tensor]]:
-        """As `groups`, for groups that all share as many tokens."""
+        """Compute `groups` for groups that all share as many tokens."""
         if length == 0:
             values = iter(self.full([ids for group in groups for ids in group]))
             return [[F.pad(next(values), (1, 0)) for _ in group] for group in groups]

@@ -342,7 +342,7 @@ def letters_of(unit: Unit) -> int:
 
 
 def kind_of(config: Any) -> str:
-    """What a classifier predicts: "classes" (softmax), "labels" (sigmoid) or "values"."""
+    """Kind of a classifier's predictions: "classes" (softmax), "labels" (sigmoid) or "values"."""
     if config.problem_type == "multi_label_classification":
         return _LABELS
     is_value = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)

@@ -203,7 +203,7 @@ class BaseTracks:
         return values
 
     def _masked(self, texts: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
-        """As `_causal`, each base masked in its own window."""
+        """Compute the same as `_causal`, with each base masked in its own window."""
         return [self._masked_text(self._letters.read(text), first, count) for text, first, count in texts]
 
     def _masked_text(self, text: str, first: int, count: int) -> np.ndarray:

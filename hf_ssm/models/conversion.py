@@ -85,17 +85,16 @@ def _replace(target: Path, whole: Path, replaced: Path) -> None:
 
 
 def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer (or `None`)."""
+    """Load a model and its tokenizer (or `None`)."""
     try:
         with one_line_errors(source):
             is_file = Path(source).is_file()
             folder = Path(source).parent if is_file else source
             state_dict = load_state_dict(source) if is_file else None
             config = {} if is_file and not Path(folder, "config.json").is_file() else _read_config(folder)
-            converter = _find_converter(source, config, state_dict or {}, is_file)
-            for name in options:
-                if name not in converter.options:
-                    raise ValueError(f"`{name}` is not an option for checkpoints of {converter.name}: leave it out")
+            converter = _find_converter(source, config, state_dict)
+            for name in options.keys() - {*converter.options}:
+                raise ValueError(f"`{name}` is not an option for checkpoints of {converter.name}: leave it out")
             if state_dict is None:
                 state_dict = converter.read(source, config)
             model = converter.convert(state_dict, config, **options)
@@ -108,58 +107,50 @@ def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedMod
         raise ValueError(f"{str(source)!r} cannot be converted: {type(error).__name__}: {why}") from error
 
 
-def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collection[str], is_file: bool) -> Converter:
-    own = [family.config_class for family in FAMILIES.values()]
-    known = [converter for config_class in own for converter in converters_of(config_class)]
+def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collection[str] | None) -> Converter:
+    """Return the converter of a folder, or of a file with tensors of these names."""
+    known = [converter for family in FAMILIES.values() for converter in converters_of(family.config_class)]
     for converter in known:
-        if converter.recognises(config, names):
+        if converter.recognises(config, names or ()):
             return converter
     kind = config.get("model_type")
-    if kind in [config_class.model_type for config_class in own]:
+    if kind in [family.config_class.model_type for family in FAMILIES.values()]:
         raise ValueError(f"{str(source)!r} is already a checkpoint of hf_ssm")
-    formats = f"checkpoints of {', '.join(converter.name for converter in known)} can be converted"
-    if is_file:
-        raise ValueError(f"{str(source)!r} is a state dict of an unknown model: {formats}")
-    if kind is None:
-        raise ValueError(f"the config.json of {str(source)!r} has no `model_type`: {formats}")
-    raise ValueError(f"{str(source)!r} is a model of type {kind!r}: {formats}")
+    what = f"{str(source)!r} is a model of type {kind!r}"
+    if names is not None:
+        what = f"{str(source)!r} is a state dict of an unknown model"
+    elif kind is None:
+        what = f"the config.json of {str(source)!r} has no `model_type`"
+    raise ValueError(f"{what}: checkpoints of {', '.join(each.name for each in known)} can be converted")
 
 
 def _read_config(source: str | Path) -> dict[str, Any]:
-    """Content of the `config.json` of a folder or Hub id; of a folder without it, that of Mistral's `params.json`."""
-    if Path(source, "params.json").is_file() and not Path(source, "config.json").is_file():
+    """Read the `config.json` of a folder or Hub id; of a folder without it, Mistral's `params.json` or a YAML file."""
+    folder = Path(source)
+    if not folder.is_dir():
+        try:
+            return _parse(Path(str(cached_file(source, "config.json"))), source)
+        except OSError as error:
+            raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and not on the Hub: {error}") from error
+    yaml_files = [path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}")]
+    if (folder / "config.json").is_file():
+        return _parse(folder / "config.json", source)
+    if (folder / "params.json").is_file():
         # Its `model_type` is none of transformers.
-        return {name: value for name, value in _read_json(Path(source, "params.json")).items() if name != "model_type"}
-    if Path(source).is_dir() and not Path(source, "config.json").is_file():
-        yaml_files = sorted(path for ending in ("yml", "yaml") for path in Path(source).glob(f"*.{ending}"))
-        if len(yaml_files) == 1:
-            return _read_yaml(yaml_files[0])
-        raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
-    try:
-        path = Path(str(cached_file(source, "config.json")))
-    except OSError as error:
-        raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and not on the Hub: {error}") from error
-    return _read_json(path, source)
+        return {name: value for name, value in _parse(folder / "params.json", source).items() if name != "model_type"}
+    if len(yaml_files) == 1:
+        return _parse(yaml_files[0], source)
+    raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """Content of the configuration of a checkpoint (Evo 2) whose library writes YAML."""
+def _parse(path: Path, source: str | Path) -> dict[str, Any]:
+    """Read the fields of a JSON or YAML file of a checkpoint `source`."""
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        found = yaml.safe_load(path.read_bytes())
+        found = json.loads(path.read_bytes()) if kind == "JSON" else yaml.safe_load(path.read_bytes())
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
+        why = " ".join(str(error).split())
+        raise ValueError(f"the {path.name} of {str(source)!r} is not valid {kind}: {why}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{str(path)!r} must hold a mapping of fields, got {type(found).__name__}")
-    return found
-
-
-def _read_json(path: Path, source: str | Path | None = None) -> dict[str, Any]:
-    """Content of a file of a checkpoint `source`."""
-    of = str(path.parent if source is None else source)
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"the {path.name} of {of!r} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"the {path.name} of {of!r} must hold an object, got {type(found).__name__}")
+        raise ValueError(f"the {path.name} of {str(source)!r} must hold an object, got {type(found).__name__}")
     return found

@@ -5,6 +5,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,8 @@ class MLP(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Mixer and (where the configuration has an `mlp_size`) MLP, each with a norm and a residual sum."""
 
+    # Beside that of the rows: `observers.observing`.
+    observer: Any = None
     # Of all parameters of the mixer that its modules do not describe.
     parameter_quantity = "projection"
 
@@ -74,6 +77,8 @@ class Block(GradientCheckpointingLayer):
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`; and the results of an observer.
         """
+        if self.observer is not None:
+            rows = rows._replace(observer=self.observer.beside(rows.observer))
         rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
         mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
         if not isinstance(mixed, Tensor):

@@ -19,8 +19,7 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import add_feed_through_, long_conv
 from hf_ssm.ops.long_conv.streaming import StreamingConvolution
-from hf_ssm.ops.lti.transfer import sobolev_response
-from hf_ssm.ops.sobolev import causal_taps
+from hf_ssm.ops.sobolev import causal_taps, sobolev_response
 
 __all__ = ["LongConvolution"]
 

@@ -15,8 +15,8 @@ from hf_ssm.modules.operator import check_stored, materialized, scale_entries_, 
 from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
-from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.mimo_scan import mimo_scan
+from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
 

@@ -6,7 +6,6 @@ checkpointing computes twice has two observers, and returns `results` beside its
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,10 @@ class Observer:
     def begin(self) -> "Observer":
         """The observer of one block."""
         return self
+
+    def beside(self, other: "Observer | None") -> "Observer":
+        """Both observers of the same blocks, such as a rescaling of a model that is asked for τ; this one is last."""
+        return self if other is None else _Both(other, self)
 
     def processes(self, operator: SequenceOperator) -> Processes | None:
         """The processes whose rows are one batch; `None` for a batch of this process alone."""
@@ -109,15 +112,11 @@ class _Both(Observer):
 @contextmanager
 def observing(blocks: Sequence[nn.Module], observer: Observer) -> Iterator[None]:
     """Show what the operators of these blocks mix to an observer."""
-
-    def with_observer(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hidden_states, rows, *others = args
-        seen_by = observer if rows.observer is None else _Both(rows.observer, observer)
-        return (hidden_states, rows._replace(observer=seen_by), *others), kwargs
-
-    handles = [block.register_forward_pre_hook(with_observer, with_kwargs=True) for block in blocks]
+    before = [getattr(block, "observer", None) for block in blocks]
+    for block in blocks:
+        block.observer = observer  # type: ignore[assignment]
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for block, earlier in zip(blocks, before, strict=True):
+            block.observer = earlier  # type: ignore[assignment]

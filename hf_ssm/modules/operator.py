@@ -342,8 +342,7 @@ class SequenceOperator(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the inputs by lag, `(length, D)`."""
         inputs = reading.inputs.detach() if self.tau_detach_statistics else reading.inputs
-        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": reading.layout}
-        return lag_moments(inputs, reading.mask, from_first=from_first, **rows)
+        return lag_moments(*reading.whole(inputs), from_first=from_first, length=length, processes=processes)
 
     @torch.no_grad()
     def scale_(self, factor: Tensor, channels: slice = slice(None)) -> None:

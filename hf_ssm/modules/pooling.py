@@ -21,7 +21,8 @@ def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Docume
         `(B, D)`; of packed rows one vector for each document, in their order.
     """
     if documents is not None:
-        return documents.by_document(documents.arrange(hidden_states), lambda batch, own: pool(batch, own, how))
+        rows = documents.bucket()
+        return pool(rows.take(hidden_states), rows.mask, how)
     if how == "max":
         kept = hidden_states if mask is None else hidden_states.masked_fill(~mask.unsqueeze(-1), -torch.inf)
         return kept.max(dim=1).values

@@ -1,6 +1,6 @@
 """What layers know of the rows that they read, beside the hidden states themselves.
 
-Legend: `B` batch, `L` length, `D` channels, `T` positions of a layout of documents.
+Legend: `B` batch, `L` length, `D` channels.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from hf_ssm.ops.documents import Documents
 
 __all__ = ["ByChannel", "Halo", "Reading", "Rows", "SegmentScan", "is_shared", "zero_padding"]
 
@@ -67,8 +65,8 @@ class Rows(NamedTuple):
 
     Attributes:
         mask: `(B, L)`, bool, true at tokens; `None` where all positions are tokens.
-        layout: Where the hidden states are those of packed documents, `(1, T, D)`: their layout. Where they are some
-            positions of rows that several processes share: `parallel.layout.SharedLayout`.
+        layout: Where the hidden states are some positions of rows that several processes share:
+            `parallel.layout.SharedLayout`.
         extra: What the mixers of a family read for each position, `(B, L)` each, by name (S5: `time_deltas`).
         observer: Called by each operator with what it reads, before it mixes positions; see `modules/observers.py`.
     """
@@ -84,7 +82,7 @@ class Rows(NamedTuple):
         *tensors: Tensor | None,
         split: Any = None,
     ) -> Tensor:
-        """`function(*tensors, mask)` for operations that mix positions: on all rows, or on each bucket of documents.
+        """`function(*tensors, mask)` for operations that mix positions: on whole rows, or by processes that share them.
 
         Args:
             function: Maps a batch to `(B, L, ...)`.
@@ -97,11 +95,11 @@ class Rows(NamedTuple):
         )
 
     def longest(self, hidden_states: Tensor) -> int:
-        """Length of the rows, or of the longest document."""
+        """Length of the whole rows."""
         return hidden_states.shape[1] if self.layout is None else self.layout.longest
 
     def flip(self, hidden_states: Tensor) -> Tensor:
-        """Reverse the positions of each row, or of each bucket of documents."""
+        """Reverse the positions of each row."""
         return torch.flip(hidden_states, dims=(1,)) if self.layout is None else self.layout.flip(hidden_states)
 
     def reversed(self) -> "Rows":
@@ -129,7 +127,11 @@ class Reading(NamedTuple):
 
     inputs: Tensor
     mask: Tensor | None = None
-    layout: Documents | None = None
+    layout: Any = None
     group: int = 0
     kernel: Any = None
     statistics: Mapping[str, Tensor] = {}
+
+    def whole(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Values `(B, L, ...)` at all positions of the rows, of which processes may share them, and the mask."""
+        return (values, self.mask) if self.layout is None else (self.layout.whole(values), self.layout.mask)

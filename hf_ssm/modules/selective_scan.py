@@ -53,8 +53,8 @@ class FilteredScan(FilteredInput):
         step = next(iter(reading.statistics.values()))
         length = step.shape[1] if reading.layout is None else reading.layout.longest
         length = length if processes is None else processes.largest(length, step.device)
-        rows: dict[str, Any] = {"length": length, "processes": processes, "documents": reading.layout}
-        means = {name: lag_means(values, reading.mask, **rows) for name, values in reading.statistics.items()}
+        common: dict[str, Any] = {"length": length, "processes": processes}
+        means = {name: lag_means(*reading.whole(values), **common) for name, values in reading.statistics.items()}
         return super().tau(reading._replace(kernel=[self.kernel_of_means(means, reading.kernel)]), processes)
 
     def mean_kernel(
@@ -247,7 +247,6 @@ class SelectiveScan(FilteredScan):
                 factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
             if state is None:
-                # `ops/selective_scan/reference.py` has the loop over positions that this computes.
                 split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
                 return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
             before = state.get("scan", is_complex=A.is_complex())

@@ -139,8 +139,17 @@ class LayerState:
             stream.keep_last(count)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-        """The present tensors and inputs of streams, for `keep`; the next positions replace and do not change them."""
+        """The present tensors and inputs of streams, which the next positions replace and do not change."""
         return dict(self.tensors), {name: stream.history for name, stream in self.streams.items()}
+
+    def restore(self, snapshot: tuple[dict[str, Tensor], dict[str, Tensor | None]]) -> None:
+        """Return to a snapshot."""
+        self.tensors = dict(snapshot[0])
+        histories = snapshot[1]
+        self.streams = {name: stream for name, stream in self.streams.items() if histories.get(name) is not None}
+        for name, stream in self.streams.items():
+            if (history := histories[name]) is not None:
+                stream.replace_history(history)
 
     def keep(self, stays: Tensor, before: tuple[dict[str, Tensor], dict[str, Tensor | None]]) -> None:
         """Return the rows where `stays` `(B,)` is true to a snapshot; in the others, one position was read since."""

@@ -31,8 +31,9 @@ from logging import DEBUG, StreamHandler, getLogger
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from hf_ssm.ops.context import is_exporting
+from hf_ssm.ops.context import in_function_transform, is_exporting
 
 __all__ = [
     "CHOICES",
@@ -41,6 +42,8 @@ __all__ = [
     "Operation",
     "current",
     "is_enabled",
+    "runs_compiled",
+    "runs_hub",
     "set_backend",
     "use_backend",
 ]
@@ -156,6 +159,25 @@ def is_enabled(name: str) -> bool:
     if is_exporting():
         return name == "torch"
     return _INSTALLED[name] and current() in BACKENDS[name].choices
+
+
+def runs_compiled(*tensors: Tensor | None) -> bool:
+    """Whether compiled kernels for CPUs may compute with these tensors, or `None`.
+
+    They read memory: under tracing, transforms of `torch.func`, forward-mode differentiation, dispatch modes (as of
+    fake tensors) and for subclasses of tensors, operations of torch compute the result.
+    """
+    if not is_enabled("numba") or torch.compiler.is_compiling() or in_function_transform():
+        return False
+    # There is no public way to detect a dispatch mode.
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return all(t is None or (t.device.type == "cpu" and type(t) in (Tensor, nn.Parameter)) for t in tensors)
+
+
+def runs_hub(*tensors: Tensor | None) -> bool:
+    """Whether kernels of a library may compute with these tensors, or `None`: all are on a GPU."""
+    return is_enabled("hub") and all(t is None or t.device.type == "cuda" for t in tensors)
 
 
 def _always(*args: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What the steps of one position of all blocks share: the search for an implementation, and checks of shapes.
+"""Parts that the steps of one position of all blocks share: the search for an implementation, and checks of shapes.
 
 For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
 all blocks; there is no other implementation.

@@ -11,7 +11,8 @@ Three conventions of the frequency of the j-th node of an FFT of n points, selec
 
 The zero-phase filter bounds the bilinear frequency at a cutoff, see `ZERO_PHASE_CUTOFF`.
 
-All functions compute in float64 and return float32, or float64 if the order or dt is a float64 tensor.
+The weight has one form here, `sobolev_response`; the functions of taps transform it to the time domain. They compute in
+float64 and return float32, or float64 if the order or dt is a float64 tensor.
 """
 
 import math
@@ -31,27 +32,12 @@ FREQUENCIES = ("bilinear", "normalized", "radian")
 ZERO_PHASE_CUTOFF = 0.95 * math.pi
 
 
-def _check_sobolev(
-    count_name: str, count: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float
-) -> None:
-    if count < 1:
-        raise ValueError(f"{count_name} must be at least 1, got {count!r}")
+def _check_frequency(frequency: str) -> None:
     if frequency not in FREQUENCIES:
         raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
-    for name, value in (("order", order), ("dt", dt)):
-        if isinstance(value, torch.Tensor):
-            if value.dim() > 1:
-                raise ValueError(f"{name} must be a number or have shape (channels,), got {tuple(value.shape)}")
-        elif not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value!r}")
-    if not isinstance(dt, torch.Tensor) and dt <= 0:
-        raise ValueError(f"dt must be positive, got {dt!r}")
-    shapes = [tuple(t.shape) for t in (order, dt) if isinstance(t, torch.Tensor) and t.dim() == 1]
-    if len(set(shapes)) > 1:
-        raise ValueError(f"order and dt must have one number per channel each, got shapes {shapes}")
 
 
-def _sobolev_columns(
+def _columns(
     order: torch.Tensor | float, dt: torch.Tensor | float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.device, torch.dtype]:
     """Order and step size in float64 with a trailing axis for nodes or taps, their device, and the dtype of results."""
@@ -62,53 +48,64 @@ def _sobolev_columns(
     return columns[0], columns[1], device, dtype
 
 
-def _node_frequencies(n_fft: int, frequency: str, dt: torch.Tensor, cutoff: float = math.pi) -> torch.Tensor:
-    """`|s|` at the nodes 0, 1, ... of the rfft grid below Nyquist, or up to it where it is finite there.
-
-    A bilinear frequency is constant above the cutoff, in radians per sample.
-    """
-    nodes = n_fft // 2 + 1
-    if frequency == "bilinear" and n_fft % 2 == 0:
-        nodes -= 1
-    turns = torch.arange(nodes, device=dt.device, dtype=torch.float64) / n_fft
+def _logarithm(
+    omega: torch.Tensor, frequency: str, step: torch.Tensor, causal: bool, cutoff: float = ZERO_PHASE_CUTOFF
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real and imaginary part of `log(1 + s)` (causal) or `log(1 + |s|)`: β times it is the logarithm of the weight."""
     if frequency == "bilinear":
-        return 2 / dt * torch.tan((math.pi * turns).clamp(max=cutoff / 2))
-    if frequency == "radian":
-        return 2 * math.pi * turns / dt
-    return turns.expand(*dt.shape[:-1], -1)
+        omega = omega if causal else omega.clamp(max=cutoff)
+        magnitude = 2 / step * torch.tan(omega / 2)
+        # In floating point tan(π / 2) is a large finite number.
+        magnitude = torch.where(omega >= math.pi, math.inf, magnitude)
+        if causal:
+            return torch.log1p(magnitude.square()) / 2, torch.atan(magnitude)
+    else:
+        unit = torch.full_like(step, 2 * math.pi) if frequency == "normalized" else step
+        magnitude = omega / unit
+        if causal:
+            logarithm = torch.log(1 - torch.expm1(torch.complex(torch.zeros_like(omega), -omega)) / unit)
+            return logarithm.real, logarithm.imag
+    return torch.log1p(magnitude), torch.zeros_like(magnitude)
 
 
-def sobolev_weight(
-    n_fft: int, order: torch.Tensor | float, frequency: str, dt: torch.Tensor | float = 1.0
+def sobolev_response(
+    omega: torch.Tensor,
+    order: torch.Tensor | float,
+    frequency: str,
+    dt: torch.Tensor | float = 1.0,
+    *,
+    causal: bool,
+    cutoff: float = ZERO_PHASE_CUTOFF,
 ) -> torch.Tensor:
-    """The weight `(1 + |s_j|)^β` on the nodes of a real FFT.
+    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or the weight `(1 + |s|)^β` of eq. (8).
 
-    At the infinite node (`"bilinear"`, even `n_fft`) it is infinite for β > 0, 0 for β < 0 and 1 for β = 0,
-    and has no gradient.
+    At an infinite bilinear frequency, the response is a real infinity for β > 0, 0 for β < 0 and 1 for β = 0, without
+    a gradient.
 
     Args:
-        n_fft: Number of points of the FFT.
+        omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
         order: β, a number or `(D,)`.
         frequency: `"bilinear"`, `"normalized"` or `"radian"`.
-        dt: Step size, a number or `(D,)`, positive (unchecked if a tensor); not used by `"normalized"`.
+        dt: Step size, a number or `(D,)`; not used by `"normalized"`.
+        causal: The causal filter instead of the weight.
+        cutoff: The frequency above which the bilinear weight is constant, as that of `zero_phase_taps`; π is eq. (6).
 
     Returns:
-        `(n_fft // 2 + 1,)`, or `(D, n_fft // 2 + 1)`.
+        `(S,)`, or `(D, S)` if one of the arguments is per channel, complex128.
 
     Raises:
-        ValueError: `n_fft < 1`, unknown `frequency`, a number that is not finite, a step size not positive.
+        ValueError: Unknown `frequency`.
 
-    Source: Yu et al. 2025, eq. (8).
+    Source: Yu et al. 2025, eq. (8); the causal filter is original.
     """
-    _check_sobolev("n_fft", n_fft, order, frequency, dt)
-    beta, step, _, dtype = _sobolev_columns(order, dt)
-    magnitudes = _node_frequencies(n_fft, frequency, step)
-    weight = torch.exp(beta * torch.log1p(magnitudes))
-    if weight.shape[-1] < n_fft // 2 + 1:
-        edge = beta.detach().expand(*weight.shape[:-1], 1)
-        limit = torch.where(edge > 0, math.inf, torch.where(edge < 0, 0.0, 1.0)).to(weight.dtype)
-        weight = torch.cat([weight, limit], dim=-1)
-    return weight.to(dtype)
+    _check_frequency(frequency)
+    omega = omega.to(torch.float64)
+    beta, step = (torch.as_tensor(t, dtype=torch.float64, device=omega.device).unsqueeze(-1) for t in (order, dt))
+    beta, size, angle = torch.broadcast_tensors(beta, *_logarithm(omega, frequency, step, causal, cutoff))
+    infinite = torch.isinf(size)
+    finite = torch.polar(torch.exp(beta * torch.where(infinite, 0.0, size)), beta * angle)
+    limit = torch.where(beta > 0, math.inf, torch.where(beta < 0, 0.0, 1.0))
+    return torch.where(infinite, torch.complex(limit, torch.zeros_like(limit)), finite)
 
 
 def zero_phase_taps(
@@ -120,9 +117,9 @@ def zero_phase_taps(
 ) -> torch.Tensor:
     """Taps `h[0], ..., h[n_grid // 2]` of the symmetric filter whose DFT on `n_grid` points is `(1 + |s|)^β`.
 
-    The filter reaches equally into past and future, `h[-m] = h[m]`; for bidirectional models only. β =
-    0 gives exactly `[1, 0, 0, ...]`. The frequency `"bilinear"` is constant above `ZERO_PHASE_CUTOFF`, so that the taps
-    converge with the number of nodes for every β. Weights with β < 0 bend within dt of the frequency 0, which the nodes
+    The filter reaches equally into past and future, `h[-m] = h[m]`; for bidirectional models only. β = 0 gives exactly
+    `[1, 0, 0, ...]`. The frequency `"bilinear"` is constant above `ZERO_PHASE_CUTOFF`, so the taps converge with the
+    number of nodes for every β. Weights with β < 0 bend within dt of the frequency 0, which the nodes
     have to resolve: with 16,875 of them and β = -1, the taps differ from the limit by 2e-5 of the largest one at
     dt = 0.01, and by 1e-3 at dt = 0.001 (not `"normalized"`).
 
@@ -137,16 +134,17 @@ def zero_phase_taps(
         `(n_grid // 2 + 1,)`, or `(D, n_grid // 2 + 1)`.
 
     Raises:
-        ValueError: `n_grid` even or below 1, and as for `sobolev_weight`.
+        ValueError: `n_grid` even, or an unknown `frequency`.
 
     Source: Yu et al. 2025, eq. (8), transformed back to the time domain.
     """
-    _check_sobolev("n_grid", n_grid, order, frequency, dt)
+    _check_frequency(frequency)
     if n_grid % 2 == 0:
         raise ValueError(f"n_grid must be odd (no node at Nyquist), got {n_grid}; use {n_grid + 1}")
-    beta, step, device, dtype = _sobolev_columns(order, dt)
+    beta, step, device, dtype = _columns(order, dt)
+    omega = 2 * math.pi / n_grid * torch.arange(n_grid // 2 + 1, device=device, dtype=torch.float64)
     # The transform of the weight minus one, which is exactly zero for order 0.
-    excess = torch.expm1(beta * torch.log1p(_node_frequencies(n_grid, frequency, step, ZERO_PHASE_CUTOFF)))
+    excess = torch.expm1(beta * _logarithm(omega, frequency, step, causal=False)[0])
     taps = _symmetric_taps(excess, n_grid, count)
     return (taps + _unit_impulse(taps.shape[-1], device)).to(dtype)
 
@@ -191,12 +189,12 @@ def causal_taps(
         `(length,)`, or `(D, length)`.
 
     Raises:
-        ValueError: `length < 1`, unknown `frequency`, a number that is not finite, a step size not positive.
+        ValueError: Unknown `frequency`.
 
     Source: a causal variant of Yu et al. 2025, eq. (8).
     """
-    _check_sobolev("length", length, order, frequency, dt)
-    beta, step, _, dtype = _sobolev_columns(order, dt)
+    _check_frequency(frequency)
+    beta, step, _, dtype = _columns(order, dt)
     if frequency == "bilinear":
         gain, ratio = 2 / step, (2 - step) / (2 + step)
     else:

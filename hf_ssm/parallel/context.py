@@ -61,7 +61,7 @@ class SequenceSharing:
         """R."""
         return dist.get_world_size(self.group)
 
-    def layout(self, length: int, mask: Tensor | None = None, documents: Documents | None = None) -> SharedLayout:
+    def layout(self, length: int, mask: Tensor | None = None, equally: bool = False) -> SharedLayout:
         """The layout of rows of this length.
 
         Raises:
@@ -73,17 +73,17 @@ class SequenceSharing:
                 "rows, or use fewer processes for each sequence."
             )
         equal = [length // self.size + (place < length % self.size) for place in range(self.size)]
-        lengths = tuple(equal if self.cuts is None else self.cuts(length))
+        lengths = tuple(equal if equally or self.cuts is None else self.cuts(length))
         if len(lengths) != self.size or sum(lengths) != length or min(lengths) < 1:
             raise ValueError(
                 f"`cuts` must return {self.size} positive numbers with the sum {length}, the positions of each "
                 f"process, got {lengths}."
             )
         self.length = length
-        return SharedLayout(self.group, tuple(range(self.size)), lengths, mask, documents)
+        return SharedLayout(self.group, tuple(range(self.size)), lengths, mask)
 
-    def divide(self, hidden_states: Tensor, rows: Rows, documents: Documents | None) -> tuple[Tensor, Rows]:
-        """The positions of this process, of whole rows `(B, L, D)`, after their other arrangements.
+    def divide(self, hidden_states: Tensor, rows: Rows, equally: bool = False) -> tuple[Tensor, Rows]:
+        """The positions of this process, of whole rows `(B, L, D)`; documents as rows are divided `equally`.
 
         Raises:
             ValueError: While a program is exported.
@@ -92,9 +92,8 @@ class SequenceSharing:
             raise ValueError(
                 "An exported program has no other processes: call `join_sequences(model)` before the export."
             )
-        mask = rows.mask if documents is None else _tokens_of(documents, hidden_states.device)
-        layout = self.layout(hidden_states.shape[1], mask, documents)
-        rows = rows._replace(mask=mask).moved(layout.cut)._replace(layout=layout)
+        layout = self.layout(hidden_states.shape[1], rows.mask, equally)
+        rows = rows.moved(layout.cut)._replace(layout=layout)
         return layout.cut(hidden_states), rows
 
     def cut(self, values: Tensor) -> Tensor:
@@ -214,7 +213,7 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
     - short convolutions with k taps: `(R + 1) B (k - 1) D`, independent of L;
     - long convolutions (Hyena, Sobolev filters): `4 B L D / R` for each group of channels;
     - τ and rescaling: `(R + 1) B L D / R` for the input of an operator, and for Δ, B and C of selective scans. Both
-      strands: the same once in a step, with `rc_swap` in each layer.
+      strands and packed documents, which are rows of their own: the same once in a step, with `rc_swap` in each layer.
     """
     if isinstance(mesh, DeviceMesh):
         if mesh.ndim != 1:
@@ -275,12 +274,6 @@ def _numbers_of(documents: Documents) -> Tensor:
     places = documents.rows.repeat_interleave(lengths), documents.starts.repeat_interleave(lengths) + steps
     numbers[places] = torch.arange(len(lengths)).repeat_interleave(lengths)
     return numbers
-
-
-def _tokens_of(documents: Documents, device: torch.device) -> Tensor | None:
-    """True at the positions of documents, `(B, L)`; `None` where they are all positions."""
-    tokens = _numbers_of(documents) >= 0
-    return None if bool(tokens.all()) else tokens.to(device)
 
 
 def _weights(numbers: Tensor, count: int, how: str) -> Tensor:

@@ -1,7 +1,6 @@
 """Rows whose positions are shared by several processes, and how operations that mix positions read them.
 
-Legend: `R` processes, `B` batch, `L` positions of the whole rows, `l` positions of this process, `D` channels, `n`
-documents of which this process holds positions.
+Legend: `R` processes, `B` batch, `L` positions of the whole rows, `l` positions of this process, `D` channels.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hf_ssm.modules.rows import ByChannel, Halo, SegmentScan
-from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.collectives import exchange_channels, gather, gather_positions, return_channels
 from hf_ssm.utils.processes import Processes
 
@@ -25,7 +23,7 @@ __all__ = ["SharedLayout"]
 class SharedLayout:
     """The layout of rows `(B, L, ...)` of which each process of a group holds the positions `start` to `stop`.
 
-    It is used like the layout of packed documents (`ops/documents.py`), as `Rows.layout`. A function that mixes
+    It is `Rows.layout`. A function that mixes
     positions is computed in the way that its `split` names:
 
     - `SegmentScan`: each process scans its own positions twice, from the zero state and then from the state that the
@@ -40,14 +38,12 @@ class SharedLayout:
         order: Rank in the group of each process, in the order of the positions.
         lengths: Positions of each process, in this order.
         mask: `(B, L)` of the whole rows, true at tokens; `None` where all positions are tokens.
-        documents: The documents of packed rows, or `None`.
     """
 
     group: Any
     order: tuple[int, ...]
     lengths: tuple[int, ...]
     mask: Tensor | None = None
-    documents: Documents | None = None
     is_shared = True
 
     @property
@@ -72,8 +68,8 @@ class SharedLayout:
 
     @property
     def longest(self) -> int:
-        """Length of the rows, or of the longest document."""
-        return self.length if self.documents is None else self.documents.longest
+        """Length of the whole rows."""
+        return self.length
 
     def flip(self, values: Tensor) -> Tensor:
         """The positions of this process in reverse order."""
@@ -81,28 +77,16 @@ class SharedLayout:
 
     def reversed(self) -> "SharedLayout":
         """The layout of rows in reverse order: the first process is the last one."""
-        documents = None if self.documents is None else _reversed_documents(self.documents)
         mask = None if self.mask is None else self.mask.flip(1)
-        return SharedLayout(self.group, self.order[::-1], self.lengths[::-1], mask, documents)
+        return SharedLayout(self.group, self.order[::-1], self.lengths[::-1], mask)
 
     def cut(self, values: Tensor) -> Tensor:
         """The positions of this process, of whole rows `(B, L, ...)`."""
         return values[:, self.start : self.stop]
 
-    arrange = cut
-
     def whole(self, values: Tensor) -> Tensor:
         """The whole rows, `(B, L, ...)`, from the positions of this process."""
         return gather_positions(values, self.lengths, self.order, self.group)
-
-    restore = whole
-
-    def masked_batches(self, values: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """The whole rows and their mask, or those of each bucket of documents; for statistics of all positions."""
-        whole = self.whole(values)
-        if self.documents is None:
-            return [(whole, self.mask)]
-        return self.documents.masked_batches(self.documents.arrange(whole))
 
     def map(
         self,
@@ -122,9 +106,7 @@ class SharedLayout:
             return self.cut(self._of_whole(function, [None if t is None else self.whole(t) for t in tensors]))
 
     def _of_whole(self, function: Callable[..., Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-        if self.documents is None:
-            return function(*tensors, self.mask)
-        return _by_document(self.documents, function, tensors)
+        return function(*tensors, self.mask)
 
     def _by_channel(self, function: Callable[[Tensor, slice], Tensor], inputs: Tensor) -> Tensor:
         count, rank = len(self.order), dist.get_rank(self.group)
@@ -137,10 +119,7 @@ class SharedLayout:
     def _with_halo(self, function: Callable[..., Tensor], tensors: Sequence[Tensor | None], halo: Halo) -> Tensor:
         start, stop = max(0, self.start - halo.before), min(self.length, self.stop + halo.after)
         extended = [None if tensor is None else self._extended(tensor, halo, start, stop) for tensor in tensors]
-        if self.documents is None:
-            output = function(*extended, None if self.mask is None else self.mask[:, start:stop])
-        else:
-            output = _by_document(_Pieces(self.documents, start, stop).documents, function, extended)
+        output = function(*extended, None if self.mask is None else self.mask[:, start:stop])
         return output[:, self.start - start : self.stop - start]
 
     def _extended(self, values: Tensor, halo: Halo, start: int, stop: int) -> Tensor:
@@ -175,53 +154,22 @@ class SharedLayout:
                 apply=scan.apply,
             )
             return self.reversed()._scanned(turned, _flipped(tensors)).flip(1)
-        if self.documents is not None:
-            return self._scanned_documents(scan, self.documents, tensors)
         _, rest = scan.run(*tensors, None)
         return scan.run(*tensors, self._state_before(scan, tensors, rest))[0]
 
-    def _state_before(
-        self, scan: SegmentScan, tensors: Sequence[Tensor | None], rest: Tensor, keeps: Sequence[Tensor] | None = None
-    ) -> Tensor:
+    def _state_before(self, scan: SegmentScan, tensors: Sequence[Tensor | None], rest: Tensor) -> Tensor:
         """The state that the processes before this one leave, `(B, ...)`."""
         maps = zip(gather(scan.product(*tensors), self.group), gather(rest, self.group), strict=True)
         products, rests = zip(*maps, strict=True)
         in_order = [products[rank] for rank in self.order], [rests[rank] for rank in self.order]
         # An entry of all states: so the backward pass calls the exchange in each process.
-        return _states_before(*in_order, scan.apply, keeps)[self.place]
-
-    def _scanned_documents(self, scan: SegmentScan, documents: Documents, tensors: Sequence[Tensor | None]) -> Tensor:
-        pieces = _Pieces(documents, self.start, self.stop)
-        held = pieces.documents
-        # A row leaves the state of its last piece, if the document continues in the next process.
-        leaving = pieces.leaves.nonzero().squeeze(1).tolist()
-        ends = []
-        for piece in leaving or [0]:
-            row, first = int(held.rows[piece]), int(held.starts[piece])
-            places = slice(row, row + 1), slice(first, first + int(held.lengths[piece]))
-            ends.append(scan.run(*(None if t is None else t[places] for t in tensors), None)[1])
-        device = ends[0].device
-        rest = ends[0].new_zeros(held.shape[0], *ends[0].shape[1:])
-        # The states of all processes are part of the graph, also one that no other process reads.
-        rows, states = held.rows[leaving or [0]].to(device), torch.cat(ends)
-        rest = rest.index_add(0, rows, states if leaving else torch.where(torch.zeros_like(states).bool(), states, 0))
-        firsts = [sum(self.lengths[:place]) for place in range(len(self.lengths))]
-        keeps = [
-            _Pieces(documents, first, first + length).keeps.to(device)
-            for first, length in zip(firsts, self.lengths, strict=True)
-        ]
-        before = self._state_before(scan, tensors, rest, keeps)[held.rows.to(device)]
-        enters = pieces.enters.to(device).view(-1, *[1] * (before.dim() - 1))
-        before = torch.where(enters, before, 0)[held.order.to(device)]
-        states = iter(before.split([count for count, _ in held.buckets]))
-        return _by_document(held, lambda *batch: scan.run(*batch[:-1], next(states))[0], tensors)
+        return _states_before(*in_order, scan.apply)[self.place]
 
 
 def _states_before(
     products: Sequence[Tensor],
     rests: Sequence[Tensor],
     apply: Callable[[Tensor, Tensor], Tensor],
-    keeps: Sequence[Tensor] | None,
 ) -> Tensor:
     """The state before the positions of each process, `(R, B, ...)`, where the state before the first one is zero.
 
@@ -229,66 +177,13 @@ def _states_before(
         products: What the positions of each process multiply a state by.
         rests: The state that they leave from the zero state, `(B, ...)`.
         apply: `apply(product, state)`.
-        keeps: Whether the state before the positions reaches their end, `(B,)` each: false where a document ends or
-            begins among them. `None`: it does.
     """
     state = torch.zeros_like(rests[0])
     before = []
-    for index, (product, rest) in enumerate(zip(products, rests, strict=True)):
+    for product, rest in zip(products, rests, strict=True):
         before.append(state)
-        state = apply(product, state)
-        if keeps is not None:
-            state = torch.where(keeps[index].view(-1, *[1] * (state.dim() - 1)), state, 0)
-        state = state + rest
+        state = apply(product, state) + rest
     return torch.stack(before)
-
-
-class _Pieces:
-    """The parts of documents at some positions of packed rows, as documents of their own.
-
-    Args:
-        documents: The documents of whole rows.
-        start, stop: The positions.
-
-    Attributes:
-        documents: The parts; at least one, in the place of none the first position of the first row.
-        enters: Whether a document begins before the positions, `(n,)`, on the CPU.
-        leaves: Whether it ends after them, likewise.
-        keeps: Whether one document of a row does both, `(B,)`, likewise.
-    """
-
-    def __init__(self, documents: Documents, start: int, stop: int):
-        firsts, ends = documents.starts, documents.starts + documents.lengths
-        there = (firsts < stop) & (ends > start)
-        rows, firsts, ends = documents.rows[there], firsts[there], ends[there]
-        self.enters, self.leaves = firsts < start, ends > stop
-        self.keeps = torch.zeros(documents.shape[0], dtype=torch.bool)
-        self.keeps[rows[self.enters & self.leaves]] = True
-        firsts, ends = firsts.clamp(min=start) - start, ends.clamp(max=stop) - start
-        if not len(rows):
-            rows, firsts, ends = torch.tensor([0]), torch.tensor([0]), torch.tensor([1])
-            self.enters = self.leaves = torch.tensor([False])
-        shape = documents.shape[0], stop - start
-        self.documents = Documents(rows, firsts, ends - firsts, shape)
-
-
-def _by_document(documents: Documents, function: Callable[..., Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-    """A function of packed rows, `(B, L, ...)`, computed for each document by itself; it reads zeros at padding."""
-
-    def arranged(tensor: Tensor) -> Tensor:
-        values, mask = documents.arrange(tensor), documents.mask
-        return values if mask is None else values * mask.view(1, -1, *[1] * (values.dim() - 2)).to(values)
-
-    whole = documents.map(function, *(None if tensor is None else arranged(tensor) for tensor in tensors))
-    return documents.restore(whole)
-
-
-def _reversed_documents(documents: Documents) -> Documents:
-    """The documents of rows in reverse order."""
-    length = documents.shape[1]
-    starts = length - documents.starts - documents.lengths
-    order = (documents.rows * length + starts).argsort()
-    return Documents(documents.rows[order], starts[order], documents.lengths[order], documents.shape)
 
 
 def _flipped(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hf_ssm.theory.selective_norms import SelectiveNorms
 
@@ -32,8 +33,10 @@ __all__ = [
     "combine_covers",
     "gap_bound",
     "leading_term",
+    "linear_rademacher_complexity",
     "log_output_bound",
     "log_past_sums",
+    "rademacher_complexity",
 ]
 
 # Solution r of 8 r (1 - log r) = 1: for r = 3 l_l C / (c_l √m), twice the Rademacher term of (61) equals c_l.
@@ -240,6 +243,34 @@ def gap_bound(
         is_vacuous=rademacher + confidence >= loss_bound,
         log_sequences_needed=2 * (log_ratio - math.log(_INFORMATIVE_RATIO)) + math.log(num_sequences),
     )
+
+
+def rademacher_complexity(values: Tensor, signs: Tensor) -> float:
+    """The empirical Rademacher complexity of finitely many functions, (1/m) E max_f Σ_i σ_i f(u_i).
+
+    Args:
+        values: `(F, m)`, f(u_i) of each function and sequence.
+        signs: `(K, m)`, draws of the σ_i from {-1, 1}, over which the mean is taken; all 2^m of them give the exact
+            value.
+
+    Source: Honarpisheh et al. 2025, eq. (23).
+    """
+    return (signs.to(values) @ values.T).amax(dim=1).mean().item() / values.shape[1]
+
+
+def linear_rademacher_complexity(outputs: Tensor, norm: float, signs: Tensor) -> float:
+    """The same for all scores wᵀ y_i with ‖w‖₂ <= 𝔅_w: (𝔅_w/m) E‖Σ_i σ_i y_i‖₂, for outputs y of one scan.
+
+    The exact value is at most 𝔅_w √(Σ_i ‖y_i‖²) / m.
+
+    Args:
+        outputs: `(m, d)`, y of each sequence at the last token.
+        norm: 𝔅_w.
+        signs: As for `rademacher_complexity`.
+
+    Source: Honarpisheh et al. 2025, eqs. (21) and (23).
+    """
+    return norm * torch.linalg.vector_norm(signs.to(outputs) @ outputs, dim=1).mean().item() / len(outputs)
 
 
 def _entropy(log_ratio: float) -> float:

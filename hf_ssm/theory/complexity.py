@@ -24,7 +24,9 @@ __all__ = [
     "psi",
     "resampled_kernel",
     "rescaling_factor",
+    "risk_bound",
     "selective_kernel",
+    "standard_deviation",
     "tau",
 ]
 
@@ -32,16 +34,16 @@ __all__ = [
 def _terms(kernel: Tensor, mean: Tensor | None, variance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Σ_ℓ |k_ℓ| √K_ℓ and |Σ_ℓ k_ℓ μ_ℓ| of kernels `(..., D, L)`, both `(..., D)`."""
     check_tensors(mean=mean, variance=variance)
-    if variance is None:
-        spread = kernel.abs().sum(dim=-1)
-    else:
-        # Avoids the infinite slope of the square root at 0, the variance of a constant input.
-        safe = torch.where(variance > 0, variance, 1.0)
-        deviation = torch.where(variance > 0, safe.sqrt(), 0.0)
-        spread = torch.linalg.vecdot(kernel.abs(), deviation.T)
+    size = kernel.abs()
+    spread = size.sum(dim=-1) if variance is None else torch.linalg.vecdot(size, standard_deviation(variance).T)
     if mean is None:
         return spread, torch.zeros_like(spread)
     return spread, torch.linalg.vecdot(kernel, mean.T).abs()
+
+
+def standard_deviation(variance: Tensor) -> Tensor:
+    """Compute √K without the infinite slope of the square root at 0, the variance of a constant input."""
+    return torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
 
 
 def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
@@ -70,9 +72,8 @@ def tau(kernel: Tensor, mean: Tensor | None = None, variance: Tensor | None = No
 def psi(kernels: Tensor, mean: Tensor | None = None, variance: Tensor | None = None) -> Tensor:
     """ψ_Θ of each channel for a set Θ of models, from the generalisation bound (ψ_Θ + 1)² O(log^{3/2}(Tn/δ) / √n).
 
-    ψ_Θ = sup_θ Σ_ℓ |k_ℓ| √K_ℓ + sup_θ |Σ_ℓ k_ℓ μ_ℓ|. Each term has its own supremum, so that ψ_Θ can exceed the largest
-    ψ of a single model. For one model, ψ_Θ is √τ. The bound has an unknown constant that depends on the data: ψ is for
-    comparing models and data, and is not itself a bound.
+    ψ_Θ = sup_θ Σ_ℓ |k_ℓ| √K_ℓ + sup_θ |Σ_ℓ k_ℓ μ_ℓ|. Each term has its own supremum, so ψ_Θ can exceed the largest ψ
+    of a single model. For one model, ψ_Θ is √τ. ψ is for comparing models and data; `risk_bound` has the constants.
 
     Args:
         kernels: `(S, D, L)`, one kernel for each model of the set.
@@ -87,14 +88,8 @@ def psi(kernels: Tensor, mean: Tensor | None = None, variance: Tensor | None = N
 
     Source: Liu & Li 2024, Theorem 4.2.
     """
-    check_type("kernels", kernels, Tensor, "a tensor")
-    if kernels.dim() != 3 or len(kernels) == 0:
-        raise ValueError(
-            f"`kernels` must have shape (models >= 1, channels, length), got {tuple(kernels.shape)}: "
-            "give one kernel as `kernel.unsqueeze(0)`."
-        )
-    spread, centre = _terms(kernels, mean, variance)
-    return spread.amax(dim=0) + centre.amax(dim=0)
+    spread, centre = _suprema(kernels, mean, variance)
+    return spread + centre
 
 
 def generalization_measure(
@@ -122,6 +117,70 @@ def _at_least_one(name: str, number: int) -> int:
     if number < 1:
         raise ValueError(f"`{name}` must be at least 1, got {number}.")
     return number
+
+
+def risk_bound(
+    kernels: Tensor,
+    num_sequences: int,
+    mean: Tensor | None = None,
+    variance: Tensor | None = None,
+    *,
+    sub_gaussian: float = 1.0,
+    hoelder_constant: float = 0.0,
+    hoelder_exponent: float = 1.0,
+    failure_probability: float = 0.05,
+) -> Tensor:
+    """The bound (3) on |R_x - R_n| of each channel, with the constants of its proof, for labels with |y| ≤ 1.
+
+    With n sequences, S and M the two suprema of `psi`, and N positions, all |x̃| of the training sequences are at most
+    r = L + σ √(2 log(6Nn/δ)) with probability 1 - δ/3 (14), so all residuals are at most G = S r + M + 1 (12), and
+
+        |R_x - R_n| ≤ 4 G (S (r √(2 log 2N') + L/√n) + M) / √n + 3 G² √(log(6/δ) / 2n).
+
+    The printed text hides these constants. They differ from its intermediate lines in three places: Lemma E.2 prints T
+    in place of its N; the finite class of Massart's lemma has 2N' members, as the supremum is over absolute values; and
+    Lemma B.1 needs a bounded loss, which g² is not. The bound therefore holds for the loss min(g², G²), which is g² on
+    all training sequences; a term for larger losses is missing in the text, and here.
+
+    Args:
+        kernels: `(S, D, L)`, one kernel for each model of the set, fixed before training.
+        num_sequences: n.
+        mean, variance: As in `tau`, those of the data distribution.
+        sub_gaussian: σ of Assumption 4.1.
+        hoelder_constant: L, per position; 0 (default) for a sequence, whose N = N' positions need no continuity. For a
+            process on [0, T], T positions, N = T + 1 and N' = ⌈T n^(1/H)⌉ + 1.
+        hoelder_exponent: H.
+        failure_probability: δ.
+
+    Returns:
+        `(D,)`.
+
+    Raises:
+        ValueError: As for `psi`; `num_sequences` below 1.
+
+    Source: Liu & Li 2024, Theorem 4.2 and its proof in Appendix E.
+    """
+    spread, centre = _suprema(kernels, mean, variance)
+    n, delta, points = _at_least_one("num_sequences", num_sequences), failure_probability, kernels.shape[-1]
+    net = points
+    if hoelder_constant:
+        points, net = points + 1, math.ceil(points * n ** (1 / hoelder_exponent)) + 1
+    largest = hoelder_constant + sub_gaussian * math.sqrt(2 * math.log(6 * points * n / delta))
+    residual = spread * largest + centre + 1
+    noise = spread * (largest * math.sqrt(2 * math.log(2 * net)) + hoelder_constant / math.sqrt(n)) + centre
+    confidence = 3 * residual.square() * math.sqrt(math.log(6 / delta) / (2 * n))
+    return 4 * residual * noise / math.sqrt(n) + confidence
+
+
+def _suprema(kernels: Tensor, mean: Tensor | None, variance: Tensor | None) -> tuple[Tensor, Tensor]:
+    check_type("kernels", kernels, Tensor, "a tensor")
+    if kernels.dim() != 3 or len(kernels) == 0:
+        raise ValueError(
+            f"`kernels` must have shape (models >= 1, channels, length), got {tuple(kernels.shape)}: "
+            "give one kernel as `kernel.unsqueeze(0)`."
+        )
+    spread, centre = _terms(kernels, mean, variance)
+    return spread.amax(dim=0), centre.amax(dim=0)
 
 
 def rescaling_factor(tau: Tensor) -> Tensor:

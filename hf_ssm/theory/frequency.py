@@ -116,7 +116,7 @@ def sampled_total_variation(response: Tensor, omega: Tensor, edges: Sequence[flo
             f"`response` (..., F) and `omega` (F,) do not match: {tuple(response.shape)} and {tuple(omega.shape)}."
         )
     omega = omega.to(torch.float64)
-    ends = _checked_edges(edges, omega[0].item(), omega[-1].item()).to(omega.device)
+    ends = checked_edges(edges, omega[0].item(), omega[-1].item()).to(omega.device)
     finite, undefined = torch.isfinite(response), torch.isnan(response)
     steps = torch.where(finite, response, 0.0).to(torch.complex128).diff(dim=-1).abs()
     steps = torch.where(finite[..., 1:] & finite[..., :-1], steps, math.inf)
@@ -135,7 +135,8 @@ def sampled_total_variation(response: Tensor, omega: Tensor, edges: Sequence[flo
     return torch.stack(bands, dim=-1)
 
 
-def _checked_edges(edges: Sequence[float], low: float, high: float) -> Tensor:
+def checked_edges(edges: Sequence[float], low: float, high: float) -> Tensor:
+    """Check that the edges of bands ascend within [low, high], and return them, float64."""
     ends = torch.as_tensor(list(edges), dtype=torch.float64)
     if len(ends) < 2 or not bool((ends.diff() > 0).all()):
         raise ValueError(f"`edges` must be two or more ascending frequencies, got {list(edges)}.")

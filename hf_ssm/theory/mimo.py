@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.linear_scan import linear_scan
+from hf_ssm.theory.complexity import standard_deviation
 
 __all__ = ["MIMOSystem", "kernel_matrix", "kernel_matrix_norm", "kernel_matrix_tau", "matrix_tau"]
 
@@ -70,10 +71,7 @@ def kernel_matrix_tau(
     Returns:
         `(D,)`.
     """
-    # Avoids the infinite slope of the square root at 0, the variance of a constant input.
-    deviation = None
-    if variance is not None:
-        deviation = torch.where(variance > 0, torch.where(variance > 0, variance, 1.0).sqrt(), 0.0)
+    deviation = None if variance is None else standard_deviation(variance)
     spread, centre = _matrix_sums(system, length, deviation, mean, square=False)
     return (spread + centre.abs()).square()
 
@@ -138,7 +136,7 @@ def _matrix_block(states: Tensor, b_bar: Tensor, c: Tensor, skip: Tensor | None,
 
 
 def _skip_taps(system: MIMOSystem, first: int, count: int) -> Tensor | None:
-    """What the filter makes of the feed-through at some lags, `(1 or E, count)`; `None` where it is zero."""
+    """Taps of the filtered feed-through at some lags, `(1 or E, count)`; `None` where it is zero."""
     if system.skip is None or (system.taps is None and first > 0):
         return None
     if system.taps is not None:
@@ -154,7 +152,7 @@ def _matrix_sums(
     """Sums over lags and inputs of `|K|` times the deviation (or of K²), and of K times the mean, both `(D,)`."""
     size = _lags_at_once(system)
     spread = centre = system.c.real.new_zeros(len(system.c))
-    # Saves the states of a unit impulse only, not the blocks of the matrix.
+    # Recompute each block in the backward pass; keep only the impulse responses.
     again = torch.is_grad_enabled() and not in_function_transform()
     for first, states in _impulse_responses(system, length, size):
         count = states.shape[1]

@@ -3,13 +3,12 @@
 Legend: `B` batch, `L` length, `D` channels, `l` length of a block.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.documents import Documents
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["lag_means", "lag_moments"]
@@ -28,7 +27,6 @@ def lag_moments(
     from_first: bool = False,
     length: int | None = None,
     processes: Processes | None = None,
-    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the inputs over the batch, by distance to the last (or first) token of each row.
 
@@ -42,8 +40,6 @@ def lag_moments(
         length: Number of distances, at least L; default: the largest L of all processes.
         processes: Processes whose rows form one batch. Each has its own inputs, mask, B and L; all must call this
             function with the same `length`. Default: the rows of this process only.
-        documents: Where the inputs are documents in their layout, `(1, T, D)`: each counts as a row. Their own masks
-            replace `mask`.
 
     Returns:
         Mean μ and variance K, both `(length, D)`; entry ℓ is for tokens at distance ℓ. Distances that no row reaches
@@ -54,12 +50,7 @@ def lag_moments(
 
     Source: Liu & Li 2024, Algorithm 1, lines 6 and 7.
     """
-    buckets = _by_bucket(inputs, mask, from_first, length, processes, documents, _mean_and_variance)
-    mean, count = _joint_mean([bucket[0] for bucket in buckets], [bucket[-1] for bucket in buckets])
-    variance = buckets[0][1]
-    if len(buckets) > 1:
-        deviations = ((var + (of_bucket - mean).square()) * n for of_bucket, var, n in buckets)
-        variance = sum(deviations, torch.zeros_like(mean)) / count.clamp(min=1)
+    mean, variance, count = _by_distance(inputs, mask, from_first, length, processes, _mean_and_variance)
     if processes is None:
         return mean, variance
     shared, total = _shared_mean(mean, count, processes)
@@ -72,42 +63,14 @@ def lag_means(
     *,
     length: int | None = None,
     processes: Processes | None = None,
-    documents: Documents | None = None,
 ) -> Tensor:
     """The mean of `lag_moments`, by distance to the last token; same arguments."""
-    buckets = _by_bucket(inputs, mask, False, length, processes, documents, _mean)
-    mean, count = _joint_mean(*zip(*buckets, strict=True))
+    mean, count = _by_distance(inputs, mask, False, length, processes, _mean)
     return mean if processes is None else _shared_mean(mean, count, processes)[0]
-
-
-def _by_bucket(
-    inputs: Tensor,
-    mask: Tensor | None,
-    from_first: bool,
-    length: int | None,
-    processes: Processes | None,
-    documents: Documents | None,
-    statistics: _Statistics,
-) -> list[list[Tensor]]:
-    """`_by_distance` of the inputs, or of each bucket of documents, all of the same length."""
-    if documents is None:
-        return [_by_distance(inputs, mask, from_first, length, processes, statistics)]
-    if length is None:
-        length = _common_length(documents.longest, processes, inputs.device)
-    batches = documents.masked_batches(inputs)
-    return [_by_distance(*batch, from_first, length, None, statistics) for batch in batches]
 
 
 def _common_length(length: int, processes: Processes | None, device: torch.device) -> int:
     return length if processes is None else processes.largest(length, device)
-
-
-def _joint_mean(means: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The mean over all rows, `(L, D)`, and their number, `(L, 1)`, from those of groups of rows."""
-    if len(means) == 1:
-        return means[0], counts[0]
-    total = torch.stack(list(counts)).sum(dim=0)
-    return torch.stack([mean * n for mean, n in zip(means, counts, strict=True)]).sum(dim=0) / total.clamp(min=1), total
 
 
 def _shared_mean(mean: Tensor, count: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:

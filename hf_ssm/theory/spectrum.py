@@ -13,9 +13,11 @@ from hf_ssm.ops.long_conv import next_fast_len
 __all__ = [
     "distance_from_flat",
     "indicators",
+    "masked_inputs",
     "periodograms",
     "power_spectrum",
     "spectral_edge",
+    "stripe_spectra",
     "strongest_line",
     "symbol_spectrum",
 ]
@@ -29,6 +31,19 @@ _LEAST_LEVEL = 1e-6
 def _fast_count(length: int) -> int:
     """The smallest number of frequencies, at least L/2 + 1, with a fast transform."""
     return next_fast_len(max(1, -(-length // 2))) + 1
+
+
+def masked_inputs(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Inputs `(B, L, D)` in float64 with zeros at padding, and the tokens `(B, L, 1)` as 0 and 1."""
+    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
+        raise ValueError(
+            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
+            f"{None if mask is None else tuple(mask.shape)}."
+        )
+    inputs = inputs.to(torch.float64)
+    tokens = torch.ones_like(inputs[..., :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
+    # Padding can hold any value, including NaN.
+    return torch.where(tokens > 0, inputs, 0.0), tokens
 
 
 def periodograms(
@@ -54,23 +69,15 @@ def periodograms(
     Raises:
         ValueError: As for `power_spectrum`.
     """
-    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
-        raise ValueError(
-            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
-            f"{None if mask is None else tuple(mask.shape)}."
-        )
+    inputs, tokens = masked_inputs(inputs, mask)
     length = inputs.shape[1]
     count = _fast_count(length) if num_frequencies is None else num_frequencies
     points = 2 * (count - 1)
     if points < max(length, 1):
         raise ValueError(f"`num_frequencies` must be at least {-(-length // 2) + 1} for length {length}, got {count}.")
-    inputs = inputs.to(torch.float64)
-    tokens = torch.ones_like(inputs[:, :, :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
     numbers = tokens.sum(1, keepdim=True)
     if numbers.sum() == 0:
         raise ValueError("`mask` keeps no token.")
-    # Padding can hold any value, including NaN.
-    inputs = torch.where(tokens > 0, inputs, 0.0)
     if remove_mean:
         inputs = (inputs - inputs.sum(1, keepdim=True) / numbers.clamp(min=1)) * tokens
     squares = torch.fft.rfft(inputs.transpose(1, 2), n=points).abs().square()
@@ -93,6 +100,12 @@ def indicators(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     Raises:
         ValueError: Shapes that do not match, or no symbol.
     """
+    kept, symbols = _symbols(tokens, mask)
+    return ((tokens.unsqueeze(-1) == symbols) & kept.unsqueeze(-1)).float()
+
+
+def _symbols(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where there are symbols, `(B, L)`, and which occur."""
     if tokens.dim() != 2 or (mask is not None and mask.shape != tokens.shape):
         raise ValueError(
             f"`tokens` and `mask` must have shape (B, L), got {tuple(tokens.shape)} and "
@@ -102,7 +115,7 @@ def indicators(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     symbols = tokens[kept].unique()
     if not len(symbols):
         raise ValueError("`mask` keeps no token.")
-    return ((tokens.unsqueeze(-1) == symbols) & kept.unsqueeze(-1)).float()
+    return kept, symbols
 
 
 def power_spectrum(
@@ -137,6 +150,27 @@ def power_spectrum(
     return spectrum
 
 
+def stripe_spectra(rows: int, columns: int, cycles: int) -> Tensor:
+    """Power of the stripes of an image that is read row by row: horizontal stripes are slow, vertical ones fast.
+
+    The strongest line of `cycles` horizontal stripes is at `cycles / (rows columns)` cycles per pixel, that of vertical
+    stripes at `cycles / columns`.
+
+    Args:
+        rows, columns: Size of the image.
+        cycles: Number of sine waves over the height (horizontal stripes) or the width (vertical stripes).
+
+    Returns:
+        `(2, F)`, horizontal first; F as by default in `power_spectrum`.
+
+    Source: Yu et al. 2025, Figure 9 and Appendix H.1.
+    """
+    down, across = (
+        torch.sin(2 * math.pi * cycles / size * torch.arange(size, dtype=torch.float64)) for size in (rows, columns)
+    )
+    return power_spectrum(torch.stack([down.repeat_interleave(columns), across.repeat(rows)], dim=-1).unsqueeze(0))
+
+
 def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequencies: int | None = None) -> Tensor:
     """Power of sequences of symbols: the sum of the powers of the indicators of all symbols.
 
@@ -156,24 +190,15 @@ def symbol_spectrum(tokens: Tensor, mask: Tensor | None = None, *, num_frequenci
 
     Source: Tiwari et al. 1997 for DNA.
     """
-    if tokens.dim() != 2 or (mask is not None and mask.shape != tokens.shape):
-        raise ValueError(
-            f"`tokens` and `mask` must have shape (B, L), got {tuple(tokens.shape)} and "
-            f"{None if mask is None else tuple(mask.shape)}."
-        )
-    kept = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-    length = tokens.shape[1]
+    (kept, symbols), length = _symbols(tokens, mask), tokens.shape[1]
     count = _fast_count(length) if num_frequencies is None else num_frequencies
-    number = kept.sum()
-    if number == 0:
-        raise ValueError("`mask` keeps no token.")
     total = torch.zeros(count, dtype=torch.float64, device=tokens.device)
-    step = max(1, _BLOCK // (length * len(tokens[kept].unique())))
+    step = max(1, _BLOCK // (length * len(symbols)))
     for rows, is_symbol in zip(tokens.split(step), kept.split(step), strict=True):
         if is_symbol.any():
-            indicators = (rows.unsqueeze(-1) == rows[is_symbol].unique()).to(torch.float64)
-            total += power_spectrum(indicators, is_symbol, num_frequencies=count).sum(0) * is_symbol.sum()
-    return total / number
+            power = power_spectrum(indicators(rows, is_symbol), is_symbol, num_frequencies=count)
+            total += power.sum(0) * is_symbol.sum()
+    return total / kept.sum()
 
 
 def spectral_edge(power: Tensor, q: float) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from hf_ssm.theory.spectrum import periodograms
+from hf_ssm.theory.spectrum import masked_inputs, periodograms
 
 __all__ = [
     "autocorrelation",
@@ -31,18 +31,6 @@ _DECADE = 10.0
 _STEPS_PER_DECADE = 8
 # Sums of an autocorrelation stop at this multiple of the correlation time that they give (Sokal 1997).
 _WINDOW = 5.0
-
-
-def _checked(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Inputs in float64 with zeros at padding, and the tokens `(B, L, 1)` as 0 and 1."""
-    if inputs.dim() != 3 or (mask is not None and mask.shape != inputs.shape[:2]):
-        raise ValueError(
-            f"`inputs` must have shape (B, L, D) and `mask` (B, L), got {tuple(inputs.shape)} and "
-            f"{None if mask is None else tuple(mask.shape)}."
-        )
-    inputs = inputs.to(torch.float64)
-    tokens = torch.ones_like(inputs[..., :1]) if mask is None else mask.bool().unsqueeze(-1).to(torch.float64)
-    return torch.where(tokens > 0, inputs, 0.0), tokens
 
 
 def _check_length(length: float) -> None:
@@ -76,7 +64,7 @@ def autocorrelation(inputs: Tensor, mask: Tensor | None = None) -> Tensor:
     Raises:
         ValueError: Shapes that do not match, or no token.
     """
-    inputs, tokens = _checked(inputs, mask)
+    inputs, tokens = masked_inputs(inputs, mask)
     number = tokens.sum()
     if number == 0:
         raise ValueError("`mask` keeps no token.")
@@ -128,7 +116,7 @@ def largest_state_energy(inputs: Tensor, mask: Tensor | None = None) -> float:
     Raises:
         ValueError: Shapes that do not match, no token, or inputs that are all zero.
     """
-    inputs, tokens = _checked(inputs, mask)
+    inputs, tokens = masked_inputs(inputs, mask)
     square = inputs.square().sum() / tokens.sum().clamp(min=1)
     if not square > 0:
         raise ValueError("`inputs` are zero at all tokens: there is no autocorrelation.")

@@ -225,13 +225,13 @@ class PieceTrainer(PushingTrainer):
         return loader
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in transformers; with `chunk_length`, batches of pieces."""
+        """Make the loader; with `chunk_length`, of batches of pieces."""
         if self._chunk_length is None:
             return super().get_train_dataloader()
         return self._loader_of(pieces_of(self._unwrapped, self.args, self.train_dataset, self._train_batch_size))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """As in transformers; with `chunk_length`, batches of pieces."""
+        """Make the loader; with `chunk_length`, of batches of pieces."""
         if self._chunk_length is None:
             return super().get_eval_dataloader(eval_dataset)
         known: Any = self.eval_dataset
@@ -241,14 +241,14 @@ class PieceTrainer(PushingTrainer):
         return self._loader_of(pieces_of(self._unwrapped, self.args, rows, size, training=False))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; a resumed run continues from the states in its checkpoint."""
+        """Train; a resumed run continues from the states in its checkpoint."""
         newest = resume_from_checkpoint is True
         folder = get_last_checkpoint(str(self.args.output_dir)) if newest else resume_from_checkpoint
         self._states[True] = CarriedStates(Path(folder) if folder else None)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers; a checkpoint also holds the states of each process."""
+        """Save the model; a checkpoint also holds the states of each process."""
         super().save_model(output_dir, _internal_call)
         cache = self._states[True].cache
         if _internal_call and cache is not None and output_dir is not None:
@@ -266,7 +266,7 @@ class PieceTrainer(PushingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """As in transformers; pieces continue from the states of those before them."""
+        """Compute the loss; pieces continue from the states of those before them."""
         if PIECES not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         place: BatchOfPieces = inputs[PIECES]
@@ -291,7 +291,7 @@ class PieceTrainer(PushingTrainer):
         self._evaluated = added if self._evaluated is None else self._evaluated + added
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; metrics of a language model find the first label of the next piece at the end."""
+        """Predict; metrics of a language model find the first label of the next piece at the end."""
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         following = inputs.get("shift_labels") if PIECES in inputs else None
         if following is not None and isinstance(logits, Tensor) and labels is not None:
@@ -308,7 +308,7 @@ class PieceTrainer(PushingTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As in transformers; the loss is the mean over all labels, however many are in a batch."""
+        """Evaluate; the loss is the mean over all labels, however many are in a batch."""
         self._evaluated, self._states[False] = None, CarriedStates()
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if self._evaluated is not None and output.metrics is not None:

@@ -172,7 +172,7 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def checkpoint_problem(checkpoint: Path) -> str | None:
-    """What keeps a run from resuming from `checkpoint`, such as "lacks optimizer.pt"; None for a whole checkpoint."""
+    """Reason why a run cannot resume from `checkpoint`, such as "lacks optimizer.pt"; None for a whole checkpoint."""
     names = {path.name for path in checkpoint.iterdir()}
     # DeepSpeed writes `latest` and a folder in place of optimizer and schedule, FSDP a folder or optimizer.bin. Each
     # process of a distributed run writes random numbers of its own.

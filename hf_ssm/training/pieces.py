@@ -28,7 +28,7 @@ _NUMBERS_PER_ROW = 2**32
 
 @dataclass(frozen=True)
 class BatchOfPieces:
-    """What a batch knows of its place in the streams, under the key `pieces` of the batch.
+    """Place of a batch in the streams, under the key `pieces` of the batch.
 
     Attributes:
         start: Positions of each stream before these pieces; 0 where the streams begin.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ssm.analysis.mixing import mixers_of, operator_mixed_tau
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.observers import Observer, measured_tau, observing
 from hf_ssm.modules.operator import SequenceOperator, operators_in
@@ -17,14 +16,11 @@ from hf_ssm.modules.rows import Reading
 from hf_ssm.utils.checks import check_batch, check_model
 from hf_ssm.utils.processes import Processes, all_processes, is_sharded
 
-__all__ = ["RESCALED_BY", "rescale_init_"]
-
-RESCALED_BY = ("mean", "mixed")
-"""What τ of a layer is: the mean over its channels, or that of the map behind them."""
+__all__ = ["rescale_init_"]
 
 
 @torch.no_grad()
-def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Tensor:
+def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Divide C and D of every layer by √τ of that layer, in place, in one forward pass.
 
     Each layer is rescaled before it computes its output, so that later layers get rescaled inputs.
@@ -40,9 +36,6 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
         model: A model of hf_ssm (also inside a PEFT or data-parallel wrapper).
         batch: Its keyword inputs, tensors; labels are ignored. Use a batch of many rows: τ depends on their mean and
             variance.
-        by: `"mean"` for the mean of τ over the channels, as in the paper, or `"mixed"` for τ behind the matrix that
-            mixes the channels of a layer, with the correlation between them (S4 and Hyena; see `theory.mixing`).
-            Afterwards `hf_ssm.analysis.mixing.measure_mixed_tau` is 1 instead, and the mean over channels is not.
 
     Returns:
         τ of each layer with a kernel before it was rescaled, `(config.num_tau_layers,)`.
@@ -50,9 +43,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     Raises:
         TypeError: An argument of another type.
         ValueError: The model has no long convolution or scan; τ of a layer is 0, NaN or infinite (the model
-            is then unchanged); parameters that FSDP1 or DeepSpeed's ZeRO-3 have sharded; another `by`, or
-            `by="mixed"` for a layer without a long convolution, with a matrix that processes share, or with
-            `tau_statistics` other than "batch".
+            is then unchanged); parameters that FSDP1 or DeepSpeed's ZeRO-3 have sharded.
 
     Warns:
         UserWarning: There is a single row, so that all variances are 0.
@@ -61,20 +52,12 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     """
     check_model(model)
     check_batch("batch", batch)
-    if by not in RESCALED_BY:
-        raise ValueError(f"`by` must be one of {', '.join(map(repr, RESCALED_BY))}, got {by!r}.")
     blocks = [block for block in model.modules() if isinstance(block, Block)]
     layers = [[operator for _, operator in operators_in(block)] for block in blocks]
     operators = [operator for layer in layers for operator in layer]
     if not operators:
         raise ValueError(
             f"{type(model).__name__} has no long convolution or selective scan to rescale: give a model of hf_ssm."
-        )
-    statistics = next((str(part.tau_statistics) for part in operators if part.tau_statistics != "batch"), None)
-    if by == "mixed" and statistics is not None:
-        raise ValueError(
-            f"by='mixed' needs the covariance of the inputs, but tau_statistics={statistics!r} replaces it: give "
-            "by='mean', or build the model with tau_statistics='batch'."
         )
     _check_shards(model)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -96,7 +79,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
     state = [*(parameter for part in operators for parameter in part.parameters()), *model.buffers()]
     before = [tensor.clone() for tensor in state]
     dropouts = [part for part in model.modules() if isinstance(part, nn.Dropout) and part.training]
-    rescaler = _Rescaler(mixers_of(model) if by == "mixed" else None)
+    rescaler = _Rescaler()
     for dropout in dropouts:
         dropout.eval()
     try:
@@ -125,26 +108,18 @@ def rescale_init_(model: Any, batch: Mapping[str, Any], by: str = "mean") -> Ten
 class _Rescaler(Observer):
     """Divides C and D of an operator by √τ before it mixes positions (Liu & Li 2024, eq. (7)).
 
-    Args:
-        mixers: The mixer of each operator, for τ behind the mixing matrix; default: the mean of τ over the channels.
-
     Attributes:
         taus: For each operator, τ and the channels of each group.
     """
 
-    def __init__(self, mixers: Mapping[SequenceOperator, nn.Module] | None = None) -> None:
-        self.mixers = mixers
+    def __init__(self) -> None:
         self.taus: dict[SequenceOperator, list[tuple[Tensor, slice]]] = {}
 
     def processes(self, operator: SequenceOperator) -> Processes | None:
         return all_processes()
 
     def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor:
-        processes = self.processes(operator)
-        if self.mixers is None:
-            value = measured_tau(operator, reading, processes).detach()
-        else:
-            value = operator_mixed_tau(operator, reading, self.mixers[operator], processes).detach()
+        value = measured_tau(operator, reading, self.processes(operator)).detach()
         if not math.isfinite(value) or value <= 0:
             raise ValueError(
                 f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "

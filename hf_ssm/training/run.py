@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ssm.analysis.frequency import FrequencyResponse, frequency_responses, has_frequency_responses
-from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log
+from hf_ssm.analysis.parameter_change import changes_in_log
 from hf_ssm.analysis.response_summary import write_response_summary
 from hf_ssm.checkpoint import family_of
 from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
@@ -36,6 +36,7 @@ from hf_ssm.training.chunks import check_chunks, pieces_of
 from hf_ssm.training.context import context_size
 from hf_ssm.training.inputs import RunData, build_collator, load_data
 from hf_ssm.training.metrics import constant_class_metrics, constant_value_metrics, token_frequency_metrics
+from hf_ssm.training.movement import ParameterMovement
 from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import TheoryLogger, measure_tau

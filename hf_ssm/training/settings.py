@@ -232,7 +232,7 @@ class RunSettings:
 
     @property
     def inputs(self) -> list[str]:
-        """What a run reads: files, folders, ids of the Hub and names of generators and tokenizers."""
+        """Inputs of a run: files, folders, ids of the Hub and names of generators and tokenizers."""
         named = (self.data["tokenizer"], self.model["checkpoint"])
         return [*self.data_paths, *(value for value in named if value is not None)]
 
@@ -279,6 +279,12 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
             check_choice("section", section, SECTIONS, "settings")
             merged[section].update(values)
     merged["data"].pop("lazy", None)  # of earlier versions; the rows are the same
+    by = merged["training"].pop("rescale_by", "mean")  # of earlier versions
+    if by != "mean":
+        raise ValueError(
+            f"training.rescale_by={by!r} is no longer supported: leave it out; model.rescale_init=true then rescales "
+            "by the mean of τ over the channels (Liu & Li)"
+        )
     model = {**MODEL_DEFAULTS, **merged["model"]}
     data = {**DATA_DEFAULTS, **merged["data"]}
     by_start = {} if model["checkpoint"] is None else {"learning_rate": FINE_TUNING_RATE}

@@ -16,7 +16,7 @@ from hf_ssm.data.records import check_letters
 from hf_ssm.tokenization import reads_only_dna
 
 FOREIGN_LETTERS_REMEDY = "remove the row, or, for proteins and other texts, train a fresh model with --tokenizer byte"
-"""What to do about a row that `check_letters` refuses."""
+"""Remedy for a row on which `check_letters` raises."""
 
 ROW_NUMBER = "__row__"
 """Key of the number of a row in a run, counted over all passes, processes and workers."""

@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_ssm.analysis.frequency import frequency_responses, has_frequency_responses
-from hf_ssm.analysis.parameter_change import ParameterMovement
 from hf_ssm.analysis.response_summary import spectral_summary
 from hf_ssm.training.losses import tau_entries
+from hf_ssm.training.movement import ParameterMovement
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.processes import has_whole_parameters
 

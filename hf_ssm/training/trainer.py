@@ -21,7 +21,7 @@ from hf_ssm.training.chunks import PIECES, PieceTrainer, without_adapter, withou
 from hf_ssm.training.context import ContextParallelism, without_context_parallelism
 from hf_ssm.training.losses import BalancedLoss, TauLoss, TauTerm, warn_of_fixed_orders
 from hf_ssm.training.optim import StateMatrixDecay, is_decayed
-from hf_ssm.training.rescale import RESCALED_BY, rescale_init_
+from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
 from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
@@ -49,15 +49,6 @@ class SSMTrainingArguments(TrainingArguments):
         default=0.0,
         metadata={
             "help": "Weight decay of the state matrices A (of A itself, however it is stored; step sizes have none)."
-        },
-    )
-
-    rescale_by: str = field(
-        default="mean",
-        metadata={
-            "help": "With rescale_init: definition of τ of a layer. 'mean' is the mean of τ over the channels of the "
-            "layer (Liu & Li); 'mixed' is τ of the matrix behind the channels, which includes the correlation between "
-            "channels (S4 and Hyena)."
         },
     )
 
@@ -106,10 +97,6 @@ class SSMTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rescale_by not in RESCALED_BY:
-            raise ValueError(
-                f"`rescale_by` must be one of {', '.join(map(repr, RESCALED_BY))}, got {self.rescale_by!r}."
-            )
         if self.class_weights not in (None, "balanced"):
             raise ValueError(f"`class_weights` must be 'balanced' or None, got {self.class_weights!r}.")
         if self.chunk_length is not None and self.chunk_length < 1:
@@ -189,7 +176,7 @@ class SSMTrainer(PieceTrainer):
         self._tau = TauTerm()
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in transformers, after which nothing is written yet; refuses processes that would give wrong results."""
+        """Create the accelerator; before anything is written, refuse processes that would give wrong results."""
         # The main process would read a stream for all others, and fail at batches of different lengths.
         loading: Any = self.args.accelerator_config
         if loading.dispatch_batches is None:
@@ -202,15 +189,15 @@ class SSMTrainer(PieceTrainer):
         self.is_fsdp_enabled = self._sharding is not None
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """As in transformers; processes that share their rows count once."""
+        """Count the rows of a step; processes that share their rows count once."""
         return super().get_total_train_batch_size(args) // self._context.size
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As in transformers; each of the processes that share their rows computes a part."""
+        """Estimate the operations; each of the processes that share their rows computes a part."""
         return super().floating_point_ops(inputs) // self._context.size
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; rescales a fresh model first if its configuration has `rescale_init=True`."""
+        """Train as in transformers; rescale a fresh model first if its configuration has `rescale_init=True`."""
         self._resuming = bool(resume_from_checkpoint)
         if isinstance(self.train_dataset, RunStream):
             self.train_dataset.first_step = 0
@@ -230,7 +217,7 @@ class SSMTrainer(PieceTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in transformers; a stream gets the sizes of the run."""
+        """Make the loader; a stream gets the sizes of the run."""
         if isinstance(self.train_dataset, RunStream):
             if self.args.max_steps <= 0:
                 raise ValueError("`train_dataset` is a stream, whose length is unknown: set `max_steps`.")
@@ -258,7 +245,7 @@ class SSMTrainer(PieceTrainer):
             )
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """As in transformers; the model that `train` makes is rescaled if its configuration has `rescale_init=True`."""
+        """Make the model; rescale that of `train` if its configuration has `rescale_init=True`."""
         model = super().call_model_init(trial)
         self._context.split(model)
         # The constructor calls this too, for a model that train() replaces.
@@ -270,11 +257,6 @@ class SSMTrainer(PieceTrainer):
         def any_module_has(name: str) -> bool:
             return any(getattr(module, name, False) for module in model.modules())
 
-        by = getattr(self.args, "rescale_by", "mean")
-        if by != "mean" and not model.config.rescale_init:
-            raise ValueError(
-                f"`rescale_by={by!r}` needs a model with `rescale_init=True`; other models are not rescaled."
-            )
         if not model.config.rescale_init or self._resuming or any_module_has("weights_were_rescaled"):
             return
         if any_module_has("weights_were_loaded"):
@@ -286,7 +268,7 @@ class SSMTrainer(PieceTrainer):
         # The random state is restored, so that the first step gets the same batch as without rescaling.
         with torch.random.fork_rng():
             batch = without_place(self._prepare_inputs(next(iter(self.get_train_dataloader()))))
-        self.rescale_tau = rescale_init_(model, batch, by).tolist()
+        self.rescale_tau = rescale_init_(model, batch).tolist()
         logger.info(f"τ per layer before the rescaling: {self.rescale_tau}")
 
     # It would warn of the second names of tied weights, which files of safetensors have once.
@@ -334,7 +316,7 @@ class SSMTrainer(PieceTrainer):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """As in transformers, which calls this method after accelerate has prepared model and optimizer."""
+        """Create the scheduler; transformers calls this after accelerate has prepared model and optimizer."""
         if self._sharding is not None and self.optimizer is not None:
             self._sharding.restore_groups(self.optimizer)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -357,7 +339,7 @@ class SSMTrainer(PieceTrainer):
         optimizer.register_step_pre_hook(StateMatrixDecay(model, decay))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in transformers; stops at a loss that is not finite."""
+        """Train on a batch; stop at a loss that is not finite."""
         inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
         self._context.check_rows(inputs, training=True)
         with self._context.random_numbers():
@@ -368,7 +350,7 @@ class SSMTrainer(PieceTrainer):
         return loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in transformers, for finite weights only, so that checkpoints are not replaced by useless ones."""
+        """Save finite weights only, so useless checkpoints do not replace others."""
         # The local part of a parameter sharded by FSDP2.
         weights = (weight.to_local() if is_sharded(weight) else weight for weight in self._unwrapped.parameters())
         is_bad = not all(bool(torch.isfinite(weight).all()) for weight in weights)
@@ -456,13 +438,13 @@ class SSMTrainer(PieceTrainer):
         self.add_evaluated(loss.mean(), is_counted.sum() * bool(counted))
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with the outputs of all positions."""
+        """Predict, with the outputs of all positions."""
         self._context.check_rows(inputs, training=False)
         loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
         return loss, self._context.joined(outputs), labels
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | int | None:
-        """As in transformers, without the labels that a loss leaves out.
+        """Count the labels without those that a loss leaves out.
 
         Our heads leave out those next to padding and between documents; a loss of one's own, those that are NaN.
         """
@@ -482,7 +464,7 @@ class SSMTrainer(PieceTrainer):
         return {**batch, "labels": counted(**batch)}
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with the parts of the training loss."""
+        """Log, with the parts of the training loss."""
         if not math.isfinite(logs.get("loss", 0.0)):
             raise self._divergence(f"the loss up to step {self.state.global_step} is {logs['loss']}")
         if "loss" in logs and self._tau.sums is not None:

@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["check_batch", "check_iterable", "check_model", "check_path", "check_tensors", "check_type"]
+__all__ = ["check_batch", "check_finite", "check_iterable", "check_model", "check_path", "check_tensors", "check_type"]
 
 
 def check_type(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
@@ -25,6 +26,13 @@ def check_type(name: str, value: Any, kinds: type | tuple[type, ...], expected: 
 def check_model(value: Any) -> None:
     """Raise `TypeError` unless an argument is a module."""
     check_type("model", value, nn.Module, "a model of hf_ssm")
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise `ValueError` that names a parameter with NaN or infinite values."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ValueError(f"{name} holds NaN or infinite values: training diverged. Give an earlier checkpoint.")
 
 
 def check_batch(name: str, value: Any) -> None:

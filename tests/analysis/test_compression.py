@@ -13,7 +13,7 @@ from hf_ssm.analysis.compression import compress
 from hf_ssm.analysis.hankel import balanced_system, hankel_spectra
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.modules.long_convolution import LongConvolution
-from hf_ssm.ops.lti.transfer import sobolev_response
+from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.mimo import kernel_matrix
 
 SMALL = {"hidden_size": 6, "num_hidden_layers": 2, "state_size": 16, "num_labels": 2}

@@ -10,9 +10,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-from hf_ssm.analysis.parameter_change import ParameterMovement, changes_in_log, relative_change
+from hf_ssm.analysis.parameter_change import changes_in_log, relative_change
 from hf_ssm.modules.roles import QUANTITIES, ParameterRole, parameter_roles
 from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.training.movement import ParameterMovement
 
 VARIANTS = [
     ("Hyena", {"filter_type": "implicit"}),

@@ -1,8 +1,13 @@
 """HyenaDNA checkpoints: logits compared with the published equations as loops, and errors."""
 
+import collections
 import copy
 import json
 import math
+import os
+import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -378,7 +383,7 @@ class TestConverting:
         ("change", "message"),
         [
             ({"short_filter_order": 4}, "short_filter_order`=4"),
-            ({"d_model": "6"}, "d_model` must be a number"),
+            ({"d_model": "6"}, "d_model` must be a positive integer"),
             ({"emb_dim": 4}, "filter_emb_dim"),
             ({"architectures": ["Other"]}, "architectures"),
         ],
@@ -427,10 +432,20 @@ def original_state(order: int = 2, *, checkpointing: bool = False) -> dict[str, 
     }
 
 
-def write_original(folder: Path, state: dict[str, Tensor], config: dict[str, Any]) -> Path:
+class RunsCode:
+    """Unpickled, it calls a function with two paths."""
+
+    def __init__(self, *call: Any):
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call[0], tuple(map(str, self.call[1:]))
+
+
+def write_original(folder: Path, state: dict[str, Tensor], config: dict[str, Any], **more: Any) -> Path:
     folder.mkdir()
     torch.save(
-        {"state_dict": state, "epoch": 3, "global_step": 17, "pytorch-lightning_version": "1.8.6"},
+        {"state_dict": state, "epoch": 3, "global_step": 17, "pytorch-lightning_version": "1.8.6", **more},
         folder / "weights.ckpt",
     )
     (folder / "config.json").write_text(json.dumps(config))
@@ -458,6 +473,33 @@ class TestOriginalLayout:
     def test_the_folder_will_do(self, tmp_path):
         source = write_original(tmp_path / "theirs", original_state(), original_config())
         assert isinstance(convert_checkpoint(source, tmp_path / "ours"), HyenaForCausalLM)
+
+    def test_objects_of_lightning_are_not_made(self, tmp_path, monkeypatch):
+        """Beside the tensors lie settings, of libraries that are not there, and whatever else was pickled."""
+        for module in ("omegaconf", "omegaconf.dictconfig"):
+            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+        settings = type("DictConfig", (dict,), {"__module__": "omegaconf.dictconfig"})
+        sys.modules["omegaconf.dictconfig"].DictConfig = settings
+        made = settings(order=2)
+        made.content, made.parent = {"path": Path("data"), "kinds": collections.defaultdict(list, a=[1])}, settings()
+        source = write_original(tmp_path / "theirs", original_state(), original_config(), hyper_parameters=made)
+        monkeypatch.undo()
+        expected = converted(original_state(), original_config()).state_dict()
+        found = convert_checkpoint(source, tmp_path / "ours").state_dict()
+        assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+    @pytest.mark.parametrize("command", [shutil.copyfile, os.rename])
+    def test_code_in_a_file_of_lightning_does_not_run(self, tmp_path, command):
+        (tmp_path / "before").touch()
+        code = RunsCode(command, tmp_path / "before", tmp_path / "after")
+        source = write_original(tmp_path / "theirs", original_state(), original_config(), callbacks=code)
+        try:
+            convert_checkpoint(source, tmp_path / "ours")
+        except ValueError as error:
+            assert "not a file of tensors that torch can load safely" in str(error)
+        assert not (tmp_path / "after").exists()
+        torch.load(source / "weights.ckpt", weights_only=False)
+        assert (tmp_path / "after").exists()
 
     def test_an_embedding_that_was_trained_is_learned(self):
         model = converted(original_state(), original_config(lr_pos_emb=1e-5))

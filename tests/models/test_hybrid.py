@@ -1,5 +1,6 @@
 """Hybrids: layers of several families in one model, the code that their checkpoints carry, and refusals."""
 
+import json
 import random
 import re
 
@@ -75,6 +76,21 @@ def test_a_saved_hybrid_is_loaded(make_model, ids, tmp_path):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.layer_types == ["s5", "full_attention"] and config.mixers == {"s5": {"state_size": 8}}
+
+
+def test_layers_of_linoss_in_files_of_before_keep_their_activation(make_model, ids, tmp_path):
+    """The files of before do not name it; those of now do."""
+    model = make_model(
+        "Hybrid", "ForCausalLM", layer_types=["linoss", "ssd"], mixers={"linoss": {"hidden_act": "gelu"}}
+    )
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    for mixers in (None, {}, {"linoss": {"use_skip": True}}):
+        file.write_text(json.dumps(content | {"mixers": mixers}))
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+    make_model("Hybrid", "ForCausalLM", layer_types=["linoss"]).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).mixer_config("linoss").hidden_act == "gelu_pytorch_tanh"
 
 
 @pytest.mark.parametrize("layer_types", [["ssd", "s5"], ["s4", "s5"], ["full_attention", "s5"]])

@@ -206,3 +206,15 @@ def test_reports(make_model):
 def test_bad_configurations(flags, message):
     with pytest.raises(ValueError, match=message):
         hf_ssm.LinOSSConfig(**flags)
+
+
+def test_the_activation_is_that_of_the_public_code_and_of_a_saved_file(make_model, tmp_path):
+    """By default GELU as JAX approximates it; checkpoints of before keep the exact one."""
+    y = torch.linspace(-3, 3, 31, dtype=torch.float64)
+    mixer = make_model("LinOSS", "Model").layers[0].mixer
+    expected = y / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
+    torch.testing.assert_close(mixer.activation(y), expected, rtol=0, atol=1e-14)
+    make_model("LinOSS", "Model", hidden_act="gelu").save_pretrained(tmp_path)
+    assert '"hidden_act": "gelu"' in (tmp_path / "config.json").read_text()
+    loaded = hf_ssm.LinOSSModel.from_pretrained(tmp_path).layers[0].mixer
+    torch.testing.assert_close(loaded.activation(y), y / 2 * (1 + torch.erf(y / 2**0.5)), rtol=0, atol=1e-14)

@@ -183,3 +183,14 @@ def test_what_has_no_meaning_with_time_steps(make_model, batch):
         make_model("S5", "Model", sobolev_order=0.5)(**batch)
     with pytest.raises(ValueError, match="no reverse complement"):
         make_model("S5", "ForMaskedLM", rc_equivariant=True)(**batch)
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "half_glu2"])
+def test_gates_of_the_public_code(make_model, gate):
+    """y the output of the state space model: GELU(y) σ(W GELU(y)) (`half_glu1` there), and y σ(W GELU(y))."""
+    mixer = make_model("S5", "Model", output_gate=gate).double().layers[0].mixer
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    y = mixer.ssm(x)
+    active = y * (1 + torch.erf(y / 2**0.5)) / 2
+    share = 1 / (1 + torch.exp(-(active @ mixer.out_proj.weight.T + mixer.out_proj.bias)))
+    assert_near(mixer(x), (active if gate == "sigmoid" else y) * share)

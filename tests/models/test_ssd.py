@@ -152,8 +152,9 @@ class TestTransformersFolders:
     @pytest.mark.parametrize(
         ("field", "value", "message"),
         [
-            ("state_size", 16, r"layers\.0\.mixer\.conv1d\.weight has the shape.*`n_groups`=2 and `state_size`=16"),
-            ("num_hidden_layers", 3, r"2 layers \(backbone\.layers\.1\).*`num_hidden_layers`=3"),
+            ("state_size", 16, r"layers\.0\.mixer\.conv1d\.weight \(64, 1, 4\) instead of \(96, 1, 4\)"),
+            ("num_hidden_layers", 3, "the tensors have 2 layers, but the configuration asks for 3"),
+            ("num_hidden_layers", 1, r"unknown model\.layers\.1\."),
             ("num_heads", 2, r"`num_heads`=2 times `head_dim`=8|mixer\.A_log"),
         ],
     )
@@ -279,8 +280,8 @@ class TestOriginalLayout:
         ("change", "message"),
         [
             ({"d_intermediate": 64}, "`d_intermediate`=64.*neither MLPs nor attention"),
-            ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 16}}, "`d_ssm`=16 cannot be converted"),
-            ({"ssm_cfg": {"layer": "Mamba2", "state_size": 8}}, "unknown options: 'state_size'"),
+            ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 16}}, "d_ssm`=16 cannot be converted"),
+            ({"ssm_cfg": {"layer": "Mamba2", "state_size": 8}}, "options that Mamba-2 does not have: 'state_size'"),
         ],
     )
     def test_refusals(self, theirs, tmp_path: Path, change: dict, message: str) -> None:

@@ -10,17 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
 import hf_ssm.ops.selective_scan as module
-from hf_ssm.ops.backends import Implementation, Operation, use_backend
-from hf_ssm.ops.selective_scan import chunked as chunked_scan
-from hf_ssm.ops.selective_scan import hub, scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
-from hf_ssm.ops.selective_scan.arguments import ScanTensors
+from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.selective_scan import scan_matrix, selective_scan, selective_scan_reference, selective_scan_step
 
 BATCH, CHANNELS, STATES = 3, 4, 3
 # Tensors by the name of the argument; Any, for they are unpacked beside flags.
 Inputs = dict[str, Any]
 STEPWISE = ("u", "delta", "B", "C", "z")
-# One position, the last and first length of a number of chunks, and a length that no chunk divides.
-LENGTHS = (1, 2, 3, 4, 5, 16, 17, 130)
+# One position, and lengths around those of a chunk.
+LENGTHS = (1, 2, 17, 64, 65, 130)
 COMPLEX = pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 SHARED = pytest.mark.parametrize("shared", [False, True], ids=["per_channel", "shared_step"])
 
@@ -29,7 +27,7 @@ BOTH = pytest.mark.parametrize("implementation", ["torch", "numba"], indirect=Tr
 
 @pytest.fixture(autouse=True)
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The chunked scan, or what `BOTH` asks for."""
+    """Operations of torch, or what `BOTH` asks for: the compiled kernels are for real states in float32."""
     choice = getattr(request, "param", "torch")
     if choice == "numba":
         pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
@@ -89,7 +87,6 @@ def assert_all_close(actual: Inputs, expected: Inputs, tolerance: float = 1e-10)
         torch.testing.assert_close(actual[name], value, rtol=0, atol=bound, msg=partial("{}: {}".format, name))
 
 
-@BOTH
 @SHARED
 @COMPLEX
 @pytest.mark.parametrize("length", LENGTHS)
@@ -97,18 +94,9 @@ def test_values_and_gradients_match_the_reference(length, is_complex, shared):
     assert_parity(scan_inputs(length, is_complex, shared))
 
 
-@COMPLEX
-@pytest.mark.parametrize("length", [7, 8, 9, 30])
-def test_short_chunks_and_blocks_of_one_sequence(monkeypatch, length, is_complex):
-    monkeypatch.setattr(chunked_scan, "_MAX_CHUNK", 4)
-    monkeypatch.setattr(chunked_scan, "_NUMBERS_PER_THREAD", 1)
-    assert_parity(scan_inputs(length, is_complex))
-
-
 OPTIONS = ("D", "z", "delta_bias", "initial_state")
 
 
-@BOTH
 @pytest.mark.parametrize("left_out", [c for n in range(5) for c in itertools.combinations(OPTIONS, n)])
 @pytest.mark.parametrize("softplus", [False, True])
 def test_every_option_on_and_off(left_out, softplus):
@@ -117,7 +105,6 @@ def test_every_option_on_and_off(left_out, softplus):
         assert_parity(inputs, softplus, last)
 
 
-@BOTH
 def test_options_that_are_off_are_none():
     inputs = scan_inputs(7)
     bare = {name: inputs[name] for name in ("u", "delta", "A", "B", "C")}
@@ -125,7 +112,6 @@ def test_options_that_are_off_are_none():
     assert torch.equal(selective_scan(**bare), explicit)
 
 
-@BOTH
 @COMPLEX
 def test_positive_state_matrix_is_not_clamped(is_complex):
     inputs = scan_inputs(20, is_complex)
@@ -134,14 +120,12 @@ def test_positive_state_matrix_is_not_clamped(is_complex):
     assert selective_scan(**inputs, delta_softplus=True).abs().max() > 1e3
 
 
-@BOTH
 def test_one_bias_per_channel_makes_a_shared_step_one_per_channel():
     inputs = scan_inputs(9, shared=True)
     inputs["delta_bias"] = randn(CHANNELS).requires_grad_()
     assert_parity(inputs)
 
 
-@BOTH
 def test_the_formula_written_out():
     inputs = {name: value.detach() for name, value in scan_inputs(2).items()}
     actual, last = selective_scan(**inputs, delta_softplus=True, return_last_state=True)
@@ -156,7 +140,6 @@ def test_the_formula_written_out():
     torch.testing.assert_close(last[0], state, rtol=1e-12, atol=1e-12)
 
 
-@BOTH
 def test_complex_states_are_half_of_a_real_system():
     # With both conjugates written out, the plain sum over 2 N states is real and is the output.
     inputs = {name: value.detach() for name, value in scan_inputs(6, is_complex=True).items()}
@@ -203,7 +186,6 @@ def test_half_precision_is_computed_in_float32(dtype):
         torch.testing.assert_close(value.grad, single[name].grad.to(dtype))
 
 
-@BOTH
 @COMPLEX
 @pytest.mark.parametrize("double", ["u", "delta", "A", "z", "initial_state"])
 def test_one_double_makes_the_arithmetic_double(double, is_complex):
@@ -215,7 +197,6 @@ def test_one_double_makes_the_arithmetic_double(double, is_complex):
         assert last.dtype == (torch.complex128 if is_complex else torch.float64)
 
 
-@BOTH
 @SHARED
 @COMPLEX
 def test_gradcheck(is_complex, shared):
@@ -231,7 +212,6 @@ def test_gradcheck(is_complex, shared):
     assert torch.autograd.gradcheck(scan, [t.requires_grad_() for t in inputs.values()])
 
 
-@BOTH
 @COMPLEX
 @pytest.mark.parametrize("wanted", list(scan_inputs(1)))
 def test_gradient_of_one_input_only(wanted, is_complex):
@@ -244,7 +224,6 @@ def test_gradient_of_one_input_only(wanted, is_complex):
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
-@BOTH
 def test_loss_on_the_last_state_alone():
     inputs = scan_inputs(6)
     grads = [
@@ -272,9 +251,8 @@ class _LargestTensor(TorchDispatchMode):
 @COMPLEX
 @SHARED
 def test_nothing_of_all_positions_and_states_is_made_or_saved(is_complex, shared):
-    inputs = scan_inputs(225, is_complex, shared)
-    states = inputs["A"].shape[1] * (2 if is_complex else 1)
-    everything = BATCH * 225 * CHANNELS * states
+    inputs = scan_inputs(640, is_complex, shared)
+    everything = BATCH * 640 * CHANNELS * STATES
     saved = []
 
     def pack(t: torch.Tensor) -> torch.Tensor:
@@ -284,27 +262,11 @@ def test_nothing_of_all_positions_and_states_is_made_or_saved(is_complex, shared
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _LargestTensor() as made:
         y, last = selective_scan(**inputs, delta_softplus=True, return_last_state=True)
         (y.sum() + last.abs().sum()).backward()
-    # 15 chunks of 15 positions: the states at their boundaries, or one input.
-    assert max(saved) == max(everything // 15, y.numel(), BATCH * 225 * states)
-    assert made.numel <= max(everything // 15 * 16 // 15, max(saved))
+    # 10 chunks of 64 positions: the states of one, or one input.
+    assert max(saved) == y.numel()
+    assert made.numel <= max(everything // 10, max(saved))
 
 
-def test_without_gradients_no_boundary_states_are_made(monkeypatch):
-    monkeypatch.setattr(chunked_scan, "_MAX_CHUNK", 2)
-    inputs = scan_inputs(40)
-    boundaries = 20 * BATCH * CHANNELS * STATES
-    with torch.no_grad(), _LargestTensor() as quiet:
-        selective_scan(**inputs)
-    assert quiet.numel < boundaries
-    with _LargestTensor() as fixed:
-        selective_scan(**{k: v.detach() for k, v in inputs.items()})
-    assert fixed.numel < boundaries
-    with _LargestTensor() as kept:
-        selective_scan(**inputs)
-    assert kept.numel == boundaries
-
-
-@BOTH
 @SHARED
 @COMPLEX
 def test_steps_equal_the_scan(is_complex, shared):
@@ -346,7 +308,6 @@ def test_step_is_pure_and_keeps_types():
     torch.testing.assert_close(selective_scan_step(**bare), with_zero)
 
 
-@BOTH
 @COMPLEX
 @pytest.mark.parametrize("cut", [1, 6, 19])
 def test_two_parts_equal_the_whole(cut, is_complex):
@@ -369,7 +330,7 @@ def test_two_parts_equal_the_whole(cut, is_complex):
 @COMPLEX
 @pytest.mark.parametrize("name", ["u", "delta", "B", "C", "z"])
 def test_nan_in_one_position_reaches_what_depends_on_it(name, is_complex):
-    inputs = {k: v.detach() for k, v in scan_inputs(20, is_complex).items()}
+    inputs = {k: v.detach() for k, v in scan_inputs(20, is_complex, dtype=torch.float32).items()}
     inputs[name][1, 7, 2] = torch.nan
     bad = selective_scan(**inputs, delta_softplus=True).isnan()
     expected = torch.zeros_like(bad)
@@ -382,14 +343,13 @@ def test_nan_in_one_position_reaches_what_depends_on_it(name, is_complex):
 @COMPLEX
 @pytest.mark.parametrize("name", ["A", "D", "delta_bias", "initial_state"])
 def test_nan_in_what_all_positions_share_reaches_them_all(name, is_complex):
-    inputs = {k: v.detach() for k, v in scan_inputs(20, is_complex).items()}
+    inputs = {k: v.detach() for k, v in scan_inputs(20, is_complex, dtype=torch.float32).items()}
     inputs[name].view(-1)[-1] = torch.nan
     y = selective_scan(**inputs, delta_softplus=True)
     assert y[-1, :, -1].isnan().all()
     assert not y[:, :, :-1].isnan().any()
 
 
-@BOTH
 def test_inputs_need_not_be_contiguous():
     inputs = scan_inputs(20)
     views = {k: v.transpose(0, -1).contiguous().transpose(0, -1) for k, v in inputs.items()}
@@ -401,7 +361,7 @@ def test_inputs_need_not_be_contiguous():
 
 @BOTH
 def test_an_empty_batch_passes():
-    inputs = {k: v if k in ("A", "D", "delta_bias") else v[:0] for k, v in scan_inputs(5).items()}
+    inputs = {k: v if k in ("A", "D", "delta_bias") else v[:0] for k, v in scan_inputs(5, dtype=torch.float32).items()}
     y, last = selective_scan(**inputs, return_last_state=True)
     assert (y.shape, last.shape) == ((0, 5, CHANNELS), (0, CHANNELS, STATES))
     y.sum().backward()
@@ -472,21 +432,21 @@ def _forbidden(*args: Any, **kwargs: Any) -> None:
 
 @pytest.fixture
 def hub_on_cpu(monkeypatch) -> None:
-    """Lets the implementation by the hub's function run on CPU tensors too."""
-    operation = Operation(torch=chunked_scan.chunked_scan)
-    operation.implementations.insert(0, ("torch", None, Implementation(hub.hub_scan, hub.supports_hub_scan)))
-    monkeypatch.setattr(module, "_SELECTIVE_SCAN", operation)
-    monkeypatch.setattr(hub, "has_hub_kernel", lambda: True)
+    """Lets the function of the Hub run on CPU tensors too."""
+    monkeypatch.setattr(module, "runs_hub", lambda *tensors: True)
+    monkeypatch.setattr(module, "has_hub_kernel", lambda: True)
 
 
 def test_cpu_never_asks_the_hub(monkeypatch):
-    monkeypatch.setattr(hub, "hub_selective_scan", _forbidden)
+    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
     selective_scan(**{k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"})
 
 
 @pytest.mark.parametrize("implementation", ["auto"], indirect=True)
 def test_what_the_hub_kernel_supports(monkeypatch):
-    monkeypatch.setattr(hub, "has_hub_kernel", lambda: True)
+    has_hub_kernel = module.has_hub_kernel
+    monkeypatch.setattr(module, "has_hub_kernel", lambda: True)
+    monkeypatch.setattr(module, "_plain_scan", lambda u, *rest, **options: (u, u))
 
     def asks(device: str = "cuda", needs_last: bool = False, **changes: Any) -> bool:
         with FakeTensorMode():
@@ -495,23 +455,27 @@ def test_what_the_hub_kernel_supports(monkeypatch):
             for name, (size, dtype) in changes.items():
                 tensors[name] = torch.empty(size, device=device, dtype=dtype)
             tensors["u"].requires_grad_(needs_last)
-            arguments = ScanTensors(**tensors), False, needs_last
-            return module._SELECTIVE_SCAN.choose(*arguments) is hub.hub_scan
+            asked: list[int] = []
+            monkeypatch.setattr(module, "_hub_scan", lambda u, *rest: (asked.append(1), (u, u))[1])
+            selective_scan(**tensors, return_last_state=needs_last)
+            return bool(asked)
 
     assert asks()
     assert asks(u=((2, 5, 4), torch.bfloat16))
-    assert asks(A=((4, 256), torch.float32))
+    wide = dict.fromkeys("BC", ((2, 5, 256), torch.float32))
+    assert asks(A=((4, 256), torch.float32), **wide)
     assert not asks("cpu")
     assert not asks("meta")
-    assert not asks(A=((4, 257), torch.float32))
-    assert not asks(A=((4, 3), torch.complex64))
+    wide = dict.fromkeys("BC", ((2, 5, 257), torch.float32))
+    assert not asks(A=((4, 257), torch.float32), **wide)
+    assert not asks(A=((4, 3), torch.complex64), B=((2, 5, 3), torch.complex64), C=((2, 5, 3), torch.complex64))
     assert not asks(u=((2, 5, 4), torch.float64))
-    assert not asks(state=((2, 4, 3), torch.float32))
+    assert not asks(initial_state=((2, 4, 3), torch.float32))
     assert not asks(needs_last=True)
     with use_backend("torch"):
         assert not asks()
-    monkeypatch.undo()
-    assert not hub.has_hub_kernel()
+    assert not has_hub_kernel()
+    monkeypatch.setattr(module, "has_hub_kernel", has_hub_kernel)
     assert not asks()
 
 
@@ -533,7 +497,7 @@ def test_hub_fallback_matches_the_reference(shared, left_out):
 
 @pytest.mark.usefixtures("hub_on_cpu")
 def test_hub_kernel_is_not_used_where_the_last_state_has_a_gradient(monkeypatch):
-    monkeypatch.setattr(hub, "hub_selective_scan", _forbidden)
+    monkeypatch.setattr(module, "hub_selective_scan", _forbidden)
     inputs = {k: v for k, v in scan_inputs(5, dtype=torch.float32).items() if k != "initial_state"}
     selective_scan(**inputs, return_last_state=True)
     with pytest.raises(AssertionError, match="went through"):
@@ -554,7 +518,7 @@ def test_what_the_hub_kernel_is_given(monkeypatch, half, expected):
         assert (delta_softplus, return_last_state) == (True, True)
         return u, A.new_zeros(len(u), *A.shape)
 
-    monkeypatch.setattr(hub, "hub_selective_scan", kernel)
+    monkeypatch.setattr(module, "hub_selective_scan", kernel)
     inputs = {k: v for k, v in scan_inputs(5, shared=True, dtype=torch.float32).items() if k != "initial_state"}
     inputs |= {k: inputs[k].bfloat16() for k in half} | {"D": inputs["D"].bfloat16()}
     y = selective_scan(**inputs, delta_softplus=True)
@@ -575,14 +539,14 @@ def test_what_the_hub_kernel_is_given(monkeypatch, half, expected):
 
 BAD = {
     "u": (torch.zeros(2, 5), r"u must have shape \(batch, length, channels\) with sizes of at least 1 .* got \(2, 5\)"),
-    "delta": (torch.zeros(2, 5, 2), r"delta .* = \(2, 5, 3\) or \(2, 5, 1\), got \(2, 5, 2\)"),
+    "delta": (torch.zeros(2, 5, 2), r"delta .* \(2, 5, 3\) or \(2, 5, 1\), got \(2, 5, 2\)"),
     "A": (torch.zeros(4, 2), r"A must have shape \(channels, states\) with channels = 3, got \(4, 2\)"),
-    "B": (torch.zeros(2, 4, 2), r"B must have shape \(batch, length, states\) = \(2, 5, 2\), got \(2, 4, 2\)"),
-    "C": (torch.zeros(2, 5, 4), r"C must have shape .* = \(2, 5, 2\), got \(2, 5, 4\)"),
-    "D": (torch.zeros(1), r"D must have shape \(channels,\) = \(3,\), got \(1,\)"),
-    "z": (torch.zeros(1, 5, 3), r"z must have shape .* = \(2, 5, 3\), got \(1, 5, 3\)"),
-    "delta_bias": (torch.zeros(1), r"delta_bias must have shape \(channels,\) = \(3,\), got \(1,\)"),
-    "initial_state": (torch.zeros(2, 2, 3), r"initial_state must .* = \(2, 3, 2\), got \(2, 2, 3\)"),
+    "B": (torch.zeros(2, 4, 2), r"B must have shape \(2, 5, 2\), got \(2, 4, 2\)"),
+    "C": (torch.zeros(2, 5, 4), r"C must have shape \(2, 5, 2\), got \(2, 5, 4\)"),
+    "D": (torch.zeros(1), r"D must have shape \(3,\), got \(1,\)"),
+    "z": (torch.zeros(1, 5, 3), r"z must have shape \(2, 5, 3\), got \(1, 5, 3\)"),
+    "delta_bias": (torch.zeros(1), r"delta_bias must have shape \(3,\), got \(1,\)"),
+    "initial_state": (torch.zeros(2, 2, 3), r"initial_state must .* \(2, 3, 2\), got \(2, 2, 3\)"),
 }
 
 
@@ -601,7 +565,7 @@ def test_errors_of_the_scan(scan):
             scan(**(good | {name: value}))
     with pytest.raises(ValueError, match=r"u must have shape .* got \(2, 0, 3\)"):
         scan(**(good | {"u": torch.zeros(2, 0, 3)}))
-    with pytest.raises(ValueError, match=r"delta_bias .* = \(3,\) or \(1,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"delta_bias .* \(3,\) or \(1,\), got \(2,\)"):
         scan(**(good | {"delta": torch.zeros(2, 5, 1), "delta_bias": torch.zeros(2)}))
     with pytest.raises(ValueError, match=r"u must be of a real floating point type, got torch.int64"):
         scan(**(good | {"u": torch.zeros(2, 5, 3, dtype=torch.int64)}))
@@ -617,15 +581,15 @@ def test_errors_of_the_scan(scan):
 
 def test_errors_of_the_step_and_the_matrix():
     u, A, b = torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 2)
-    with pytest.raises(ValueError, match=r"state must have shape .* = \(2, 3, 2\), got \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"state must have shape \(2, 3, 2\), got \(2, 3\)"):
         selective_scan_step(u, u, A, b, b, u)
     with pytest.raises(ValueError, match=r"u must have shape \(batch, channels\) with .* got \(2, 1, 3\)"):
         selective_scan_step(u.unsqueeze(1), u, A, b, b, torch.zeros(2, 3, 2))
-    with pytest.raises(ValueError, match=r"delta must have shape \(batch, channels or 1\) = .* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"delta must have shape .* got \(2, 2\)"):
         selective_scan_step(u, b, A, b, b, torch.zeros(2, 3, 2))
     with pytest.raises(ValueError, match=r"delta must have shape .*length >= 1.* got \(2, 3\)"):
         scan_matrix(u, A, b, b)
-    with pytest.raises(ValueError, match=r"B must have shape .* = \(2, 5, 2\), got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"B must have shape \(2, 5, 2\), got \(2, 2\)"):
         scan_matrix(torch.ones(2, 5, 1), A, b, b)
 
 
@@ -643,5 +607,5 @@ def test_compiles_as_one_graph(is_complex):
 def test_exported_programs(is_complex, length, monkeypatch):
     inputs = {name: value.detach().requires_grad_() for name, value in scan_inputs(length, is_complex).items()}
     expected = outputs_and_gradients(selective_scan_reference, inputs)
-    monkeypatch.setattr(chunked_scan, "is_exporting", lambda: True)
+    monkeypatch.setattr(module, "is_exporting", lambda: True)
     assert_all_close(outputs_and_gradients(selective_scan, inputs), expected)

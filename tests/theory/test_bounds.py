@@ -1,5 +1,6 @@
 """The bounds of Honarpisheh et al. against plain numpy, brute force and numerical minimisation."""
 
+import itertools
 import math
 
 import mpmath
@@ -16,8 +17,10 @@ from hf_ssm.theory.bounds import (
     combine_covers,
     gap_bound,
     leading_term,
+    linear_rademacher_complexity,
     log_output_bound,
     log_past_sums,
+    rademacher_complexity,
 )
 from hf_ssm.theory.selective_norms import (
     SelectiveNorms,
@@ -411,3 +414,38 @@ class TestGap:
     def test_bad_arguments(self, options, message):
         with pytest.raises(ValueError, match=message):
             gap_bound(**({"log_capacity": 0.0, "num_sequences": 10} | options))
+
+
+class TestRademacher:
+    SIGNS = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64)
+
+    def test_of_finitely_many_models_is_the_mean_over_all_signs(self):
+        """Eq. (23) by loops, and at most half the term of the bound for a class that holds the models."""
+        rng = np.random.default_rng(5)
+        models = [random_model(rng) for _ in range(4)]
+        rows = rng.integers(0, TOKENS, (6, 8))
+        values = [[run(model, row)[0] for row in rows] for model in models]
+        total = 0.0
+        for signs in itertools.product((-1, 1), repeat=6):
+            total += max(sum(s * v for s, v in zip(signs, row, strict=True)) for row in values)
+        found = rademacher_complexity(torch.tensor(values, dtype=torch.float64), self.SIGNS)
+        assert found == pytest.approx(total / 64 / 6, rel=1e-12)
+        norms = norms_of(*models)
+        largest = math.exp(log_output_bound(norms, 8))
+        bound = gap_bound(combine_covers(capacity_covers(norms, 8)), 6, loss_bound=largest)
+        assert 0 < found < bound.rademacher / 2
+
+    def test_of_all_last_layers_up_to_a_norm(self):
+        outputs, norm = np.random.default_rng(6).normal(size=(6, 3)), 1.7
+        found = linear_rademacher_complexity(torch.from_numpy(outputs), norm, self.SIGNS)
+        total = 0.0
+        for signs in itertools.product((-1, 1), repeat=6):
+            total += norm * math.sqrt(
+                sum(sum(s * y[d] for s, y in zip(signs, outputs, strict=True)) ** 2 for d in range(3))
+            )
+        assert found == pytest.approx(total / 64 / 6, rel=1e-12)
+        assert found <= norm * np.linalg.norm(outputs) / 6
+        directions = np.random.default_rng(7).normal(size=(4000, 3))
+        scores = outputs @ (norm * directions / np.linalg.norm(directions, axis=1, keepdims=True)).T
+        some = rademacher_complexity(torch.from_numpy(scores.T), self.SIGNS)
+        assert some <= found and some == pytest.approx(found, rel=0.01)

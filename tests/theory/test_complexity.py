@@ -10,12 +10,14 @@ from scipy import integrate
 from scipy.linalg import expm
 from theory_references import selective_kernel_reference, tau_reference
 
+from hf_ssm.theory.bounds import rademacher_complexity
 from hf_ssm.theory.complexity import (
     filter_norm,
     generalization_measure,
     output_bound,
     psi,
     rescaling_factor,
+    risk_bound,
     selective_kernel,
     tau,
 )
@@ -156,6 +158,46 @@ def test_psi_takes_the_supremum_of_each_term_alone() -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
     # Here no single model reaches both.
     assert (found > torch.stack([psi(torch.tensor(k)[None], *arguments) for k in kernels]).amax(0) + 1e-3).any()
+
+
+@pytest.mark.parametrize("hoelder", [(0.0, 1.0), (0.7, 0.5)])
+def test_risk_bound_is_the_sum_of_its_terms_by_loops(hoelder: tuple[float, float]) -> None:
+    rng = np.random.default_rng(3)
+    kernels, mean, variance = rng.normal(size=(4, 2, 5)), rng.normal(size=(5, 2)), rng.uniform(0.1, 2, (5, 2))
+    (size, exponent), n, sigma, delta = hoelder, 50, 1.3, 0.1
+    found = risk_bound(
+        *(torch.from_numpy(kernels), n, torch.from_numpy(mean), torch.from_numpy(variance)),
+        **{"sub_gaussian": sigma, "hoelder_constant": size, "hoelder_exponent": exponent, "failure_probability": delta},
+    )
+    points, net = (6, math.ceil(5 * n**2) + 1) if size else (5, 5)
+    for channel in range(2):
+        spread = max(sum(abs(k[channel, lag]) * variance[lag, channel] ** 0.5 for lag in range(5)) for k in kernels)
+        centre = max(abs(sum(k[channel, lag] * mean[lag, channel] for lag in range(5))) for k in kernels)
+        largest = size + sigma * math.sqrt(2 * math.log(6 * points * n / delta))
+        residual = spread * largest + centre + 1
+        # (11) with Massart's lemma, and (10); then the contraction with 2 G and Lemma B.1.
+        sums = spread * (math.sqrt(n) * largest * math.sqrt(2 * math.log(2 * net)) + size) + math.sqrt(n) * centre
+        rademacher = 2 * residual / n * sums
+        expected = 2 * rademacher + 3 * residual**2 * math.sqrt(math.log(2 / (delta / 3)) / (2 * n))
+        assert found[channel].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_risk_bound_holds_for_gaussian_sequences() -> None:
+    """Ten models and many samples of eight sequences: the gap, and the Rademacher complexity of the losses."""
+    generator = torch.Generator().manual_seed(0)
+    kernels = torch.randn(10, 1, 4, dtype=torch.float64, generator=generator)
+
+    def losses(rows: int) -> torch.Tensor:
+        inputs = 0.5 + torch.randn(rows, 4, dtype=torch.float64, generator=generator)
+        return (inputs @ kernels[:, 0].T - torch.sin(inputs[:, :1])).square()
+
+    mean = torch.full((4, 1), 0.5, dtype=torch.float64)
+    bound = risk_bound(kernels, 8, mean, failure_probability=0.1).item()
+    expected, signs = losses(100_000).mean(0), torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 8)
+    for _ in range(50):
+        sample = losses(8)
+        assert (sample.mean(0) - expected).abs().max().item() < bound
+        assert 2 * rademacher_complexity(sample.T, signs) < bound
 
 
 def test_generalization_measure_of_a_stationary_process() -> None:

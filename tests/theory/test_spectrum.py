@@ -11,6 +11,7 @@ from hf_ssm.theory.spectrum import (
     distance_from_flat,
     power_spectrum,
     spectral_edge,
+    stripe_spectra,
     strongest_line,
     symbol_spectrum,
 )
@@ -53,6 +54,23 @@ def test_a_wave_has_its_power_at_its_frequency():
     assert power.argmax().item() == 8
     assert power[8].item() == pytest.approx(2.0)
     assert spectral_edge(power, 0.5).item() == pytest.approx(2 * math.pi / 8, abs=1e-9)
+
+
+def test_vertical_stripes_are_fast_and_horizontal_ones_slow():
+    """Figure 9 of Yu et al.: a picture of 12 rows and 16 columns with 3 stripes, pixel by pixel."""
+    found = stripe_spectra(12, 16, 3)
+    count = found.shape[1]
+    for stripes, is_vertical in zip(found, (False, True), strict=True):
+        for j in range(count):
+            total = 0j
+            for row in range(12):
+                for column in range(16):
+                    value = math.sin(2 * math.pi * 3 * (column / 16 if is_vertical else row / 12))
+                    total += value * np.exp(-1j * math.pi * j / (count - 1) * (16 * row + column))
+            power = abs(total) ** 2 * (1 if j in (0, count - 1) else 2) / (2 * (count - 1) * 192)
+            assert stripes[j].item() == pytest.approx(power, abs=1e-12)
+    cycles = found.argmax(1) / (2 * (count - 1))
+    assert cycles.tolist() == pytest.approx([3 / 192, 3 / 16])
 
 
 def test_the_edge_of_a_worked_example():

@@ -51,30 +51,6 @@ def selective_kernel_reference(delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D
     return torch.stack(columns, dim=1)
 
 
-def mixed_tau_reference(kernel: Tensor, mixing: Tensor, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Reference for `mixed_tau`: the definition with the covariance matrix of each lag, in float64."""
-    kernel, mixing, inputs = kernel.double(), mixing.double(), inputs.double()
-    batch, length, _ = inputs.shape
-    rows = [[t for t in range(length) if mask is None or bool(mask[b, t])] for b in range(batch)]
-    values = []
-    for weights in mixing:
-        spread, centre = inputs.new_zeros(()), inputs.new_zeros(())
-        for lag in range(length):
-            seen = [inputs[b, row[-1] - lag] for b, row in enumerate(rows) if row and row[-1] - lag in row]
-            if not seen:
-                continue
-            samples = torch.stack(seen)
-            mean = samples.mean(0)
-            covariance = (samples - mean).T @ (samples - mean) / len(samples)
-            weighted = weights * kernel[:, lag]
-            size = weighted @ covariance @ weighted
-            if size > 0:
-                spread = spread + size.sqrt()
-            centre = centre + weighted @ mean
-        values.append((spread + centre.abs()) ** 2)
-    return torch.stack(values)
-
-
 def sub_gaussian_parameter_reference(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Reference for `sub_gaussian_parameter`: the condition at each of the numbers, in float64; same arguments."""
     found = []

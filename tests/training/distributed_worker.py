@@ -24,9 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import hf_ssm
-from hf_ssm.analysis.parameter_change import ParameterMovement
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.parallel import shard_model
+from hf_ssm.training.movement import ParameterMovement
 
 Found = dict[str, Any]
 

@@ -4,11 +4,9 @@ import copy
 
 import pytest
 import torch
-from theory_references import mixed_tau_reference
 
 from hf_ssm import rescale_init_, tau_loss
-from hf_ssm.analysis.mixing import measure_mixed_tau
-from hf_ssm.training import SSMTrainer, SSMTrainingArguments
+from hf_ssm.training.settings import resolve
 
 VARIANTS = [
     ("Hyena", "ForSequenceClassification", {}),
@@ -149,90 +147,8 @@ def test_a_model_that_is_asked_for_tau_is_rescaled_too(make_model, make_batch, w
     )
 
 
-MIXED = [
-    ("S4", "ForSequenceClassification", {"bidirectional": True, "output_glu": True}),
-    ("S4", "ForCausalLM", {"output_glu": False, "kernel_type": "s4"}),
-    ("Hyena", "ForCausalLM", {"filter_type": "s4d"}),
-]
-
-
-@pytest.mark.parametrize(("family", "head", "flags"), MIXED)
-@pytest.mark.parametrize("padded", [False, True])
-def test_tau_behind_the_mixing_matrix_is_one_afterwards(make_model, make_batch, family, head, flags, padded) -> None:
-    model = make_model(family, head, **flags)
-    batch = make_batch(head, batch=8)
-    if padded:
-        batch["attention_mask"] = (torch.arange(12) < torch.randint(4, 13, (8, 1))).long()
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    before = measure_mixed_tau(model, batch)
-    found = rescale_init_(model, batch, "mixed")
-    torch.testing.assert_close(found[0], before[0])
-    after = measure_mixed_tau(model, batch)
-    torch.testing.assert_close(after, torch.ones_like(after), rtol=1e-5, atol=1e-5)
-    mean = model(**inputs, output_tau=True).tau
-    assert ((mean - 1).abs() > 0.01).any()
-    assert model.config.rescaled is True
-
-
-def test_tau_behind_the_mixing_matrix_by_the_definition(make_model, make_batch) -> None:
-    """Two directions: the reference on rows, and on reversed rows without lag 0."""
-    model = make_model("S4", "ForSequenceClassification", bidirectional=True, num_hidden_layers=1)
-    batch = make_batch("ForSequenceClassification", batch=5)
-    mixer = model.model.layers[0].mixer
-    seen: list[torch.Tensor] = []
-    handle = mixer.long_conv.register_forward_hook(lambda _, args, __: seen.append(args[0].detach()))
-    found = measure_mixed_tau(model, batch)
-    handle.remove()
-    ahead, behind = mixer.long_conv.kernels(12).detach()
-    matrix = mixer.out_proj.weight.detach()[:8] if mixer.output_glu else mixer.out_proj.weight.detach()
-    shifted = torch.cat([torch.zeros_like(behind[:, :1]), behind[:, :-1]], dim=1)
-    forward = mixed_tau_reference(ahead, matrix, seen[0])
-    backward = mixed_tau_reference(shifted, matrix, seen[0].flip(1))
-    expected = torch.stack([forward, backward]).mean().float()
-    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=0)
-
-
-def test_packed_rows_are_rescaled_as_rows(make_model) -> None:
-    ids = torch.randint(0, 12, (3, 9))
-    packed = {"input_ids": ids.view(1, -1), "seq_idx": torch.arange(3).repeat_interleave(9).int().view(1, -1)}
-    model = make_model("S4", "ForTokenClassification", bidirectional=True)
-    expected = measure_mixed_tau(model, {"input_ids": ids})
-    torch.testing.assert_close(measure_mixed_tau(model, packed), expected, rtol=1e-5, atol=0)
-
-
-def test_without_a_mixing_matrix_both_ways_are_the_same(make_model, make_batch) -> None:
-    model, batch = make_model("Hyena", "ForCausalLM", use_output_projection=False), make_batch("ForCausalLM")
-    torch.testing.assert_close(rescale_init_(copy.deepcopy(model), batch), rescale_init_(model, batch, "mixed"))
-
-
-@pytest.mark.parametrize("family", ["SelectiveSSM", "S5"])
-def test_scans_have_no_tau_behind_a_matrix(make_model, make_batch, family: str) -> None:
-    model = make_model(family, "ForSequenceClassification")
-    with pytest.raises(ValueError, match=r"for long convolutions \(S4, S4D, Hyena\).*rescale_by='mean'"):
-        rescale_init_(model, make_batch("ForSequenceClassification"), "mixed")
-    with pytest.raises(ValueError, match="`by` must be one of 'mean', 'mixed', got 'median'"):
-        rescale_init_(model, make_batch("ForSequenceClassification"), "median")
-
-
-def test_other_statistics_have_no_tau_behind_a_matrix(make_model, make_batch) -> None:
-    model = make_model("S4", "ForSequenceClassification", tau_statistics="unit")
-    with pytest.raises(ValueError, match=r"tau_statistics='unit' replaces it: give by='mean'"):
-        rescale_init_(model, make_batch("ForSequenceClassification"), "mixed")
-
-
-def test_the_trainer_rescales_by_what_its_arguments_say(make_model, make_batch, tmp_path) -> None:
-    batch = make_batch("ForSequenceClassification", batch=8)
-    rows = [{name: value[i] for name, value in batch.items()} for i in range(8)]
-    options = {"max_steps": 1, "per_device_train_batch_size": 8, "learning_rate": 0.0, "report_to": "none"}
-    options |= {"save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
-    arguments = SSMTrainingArguments(str(tmp_path), rescale_by="mixed", **options)
-    model = make_model("S4", "ForSequenceClassification", rescale_init=True)
-    before = measure_mixed_tau(model, batch)
-    trainer = SSMTrainer(model, arguments, train_dataset=rows)
-    trainer.train()
-    assert trainer.rescale_tau[0] == pytest.approx(before[0].item(), rel=1e-5)
-    torch.testing.assert_close(measure_mixed_tau(model, batch), torch.ones(2), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="`rescale_by='mixed'` needs a model with `rescale_init=True`"):
-        SSMTrainer(make_model("S4", "ForSequenceClassification"), arguments, train_dataset=rows).train()
-    with pytest.raises(ValueError, match="`rescale_by` must be one of 'mean', 'mixed', got 'max'"):
-        SSMTrainingArguments(str(tmp_path), rescale_by="max")
+def test_settings_of_earlier_versions_rescale_by_the_mean() -> None:
+    data = {"data": {"dataset": "planted-motifs"}}
+    assert resolve(data, {"training": {"rescale_by": "mean"}}) == resolve(data)
+    with pytest.raises(ValueError, match=r"rescale_by='mixed' is no longer supported: .* by the mean of τ"):
+        resolve(data, {"training": {"rescale_by": "mixed"}})

@@ -20,6 +20,9 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
     add("--discretization", choices=("zoh", "bilinear"), help=rule)
     add = parser.add_argument_group("a fact that files of Caduceus do not contain").add_argument
     add("--pooling", choices=("mean", "max"), help="pooling_strategy of a classifier (default: mean)")
+    add = parser.add_argument_group("a fact that files of Mamba-3 do not contain").add_argument
+    rate = "how A follows from its projection: heavy_tail (default), or softplus, as in the first release of mamba_ssm"
+    add("--A-activation", choices=("heavy_tail", "softplus"), help=rate)
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

@@ -126,9 +126,11 @@ class SSMModel(SSMPreTrainedModel):
         check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
         sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
         door = Door(self, attention_mask, cache, kwargs, tuple(sources.values()))
-        name, inputs = the_input(self, sources, door.strands is not None)
+        name, inputs = the_input(self, sources, door.both_strands)
         check_length(self.config, inputs.shape[1], door.documents, cache)
-        hidden_states = self.embed(name, inputs, door.strands is not None)
+        hidden_states = self.embed(name, inputs, door.both_strands)
+        # The reverse complement begins with the last token.
+        use_cache = False if door.both_strands and use_cache is None else use_cache
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         rows = Rows(observer=TauMeter() if output_tau else None)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -137,14 +139,13 @@ class SSMModel(SSMPreTrainedModel):
             outputs = door.read_next(hidden_states, rows, cache)
             chosen = selected_states(outputs, requested)
         else:
-            hidden_states, rows = door.divide(*door.arrange(hidden_states, rows))
+            batches = door.batches(hidden_states, rows)
             keep_all = requested is not None and requested is not False
-            swap = door.strands.exchanged if door.strands is not None and self.config.rc_swap else None
-            outputs, taus = self.run(hidden_states, rows, swap=swap, keep_all=keep_all)
-            chosen = selected_states(outputs, requested)
-            outputs = [door.restore(outputs[-1])]
-            if chosen is not None:
-                chosen = tuple(None if state is None else door.restore(state) for state in chosen)
+            runs = [self.run(batch.hidden_states, batch.rows, swap=batch.swap, keep_all=keep_all) for batch in batches]
+            layers, taus = list(zip(*(run[0] for run in runs), strict=True)), runs[0][1]
+            states = selected_states(layers, requested)
+            chosen = None if states is None else tuple(part and door.restore(batches, part) for part in states)
+            outputs = [door.restore(batches, layers[-1])]
         return SSMModelOutput(
             last_hidden_state=outputs[-1],
             cache=cache,
@@ -184,9 +185,7 @@ class SSMModel(SSMPreTrainedModel):
         return None
 
 
-def selected_states(
-    hidden_states: list[Tensor], requested: bool | int | list[int] | None
-) -> tuple[Tensor | None, ...] | None:
+def selected_states(hidden_states: list[Any], requested: bool | int | list[int] | None) -> tuple[Any, ...] | None:
     """The requested hidden states; `None` in the place of others, or instead of the tuple if none is requested."""
     if requested is None or isinstance(requested, bool):
         return tuple(hidden_states) if requested else None

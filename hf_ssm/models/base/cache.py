@@ -131,20 +131,15 @@ class SSMCache(Cache):
         self.ends: Tensor | None = None
         self.prompt_length = 0
 
-    def may_belong_to(self, model: nn.Module) -> bool:
-        """Whether no other model has filled it."""
-        return self._owner is None or self.belongs_to(model)
-
-    def belongs_to(self, model: nn.Module) -> bool:
+    def is_of(self, model: nn.Module) -> bool:
         """Whether this model has filled it."""
         return self._owner is not None and self._owner() is model
 
     def claim(self, model: nn.Module) -> None:
         """Record that this model fills it."""
-        if self.belongs_to(model):
-            return
-        self._owner = weakref.ref(model)
-        self.dtype = torch.promote_types(cast(Any, model).dtype, torch.float32)
+        if not self.is_of(model):
+            self._owner = weakref.ref(model)
+            self.dtype = torch.promote_types(cast(Any, model).dtype, torch.float32)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__.copy()
@@ -273,19 +268,22 @@ class SSMCache(Cache):
         if tokens_to_remove == 0:
             if self.recording is not None:
                 self.recording.forget()
-        elif self.recording is None:
+        elif self.recording is None or not self.recording.crop(self, self.get_seq_length() + tokens_to_remove):
             raise ValueError(
-                "The cache cannot be cropped, because a recurrent state keeps no earlier states: call "
-                "`activate_past_recording` before you read tokens that may have to be removed."
+                f"The cache cannot return to {self.get_seq_length() + tokens_to_remove} positions, because recurrent "
+                "states of that time were not kept: call `activate_past_recording` before you read tokens that may "
+                "have to be removed, or copy the cache (copy.deepcopy)."
             )
-        else:
-            self.recording.crop(self, self.get_seq_length() + tokens_to_remove)
 
-    def restore(self, earlier: "SSMCache") -> None:
-        """Take over the states of a copy that was made earlier, in place."""
-        for layer, before in zip(self.states, earlier.states, strict=True):
-            layer.tensors, layer.streams = before.tensors, before.streams
-        self.length, self.tokens_seen, self.document_ids = earlier.length, earlier.tokens_seen, earlier.document_ids
+    def snapshot(self) -> tuple[Any, ...]:
+        """The present states, for `restore`."""
+        return [layer.snapshot() for layer in self.states], self.length, self.tokens_seen, self.document_ids
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Return to a snapshot, in place."""
+        states, self.length, self.tokens_seen, self.document_ids = snapshot
+        for layer, before in zip(self.states, states, strict=True):
+            layer.restore(before)
 
     def _changed(self) -> None:
         """Forget the recording, which is of other rows, or in another place or precision."""
@@ -419,7 +417,7 @@ class SSMCache(Cache):
         """
         backbone: Any = getattr(model, "base_model", model)
         tensors = self.named_tensors()
-        if not tensors or not self.may_belong_to(backbone):
+        if not tensors or not (self._owner is None or self.is_of(backbone)):
             raise ValueError("the cache is empty, or was filled by another model: give the model that filled it.")
         metadata = {"hf_ssm_cache": _fingerprint(backbone), "limits": json.dumps(self._limits())}
         save_file({name: value.detach().contiguous() for name, value in tensors.items()}, file, metadata)
@@ -514,7 +512,7 @@ def cache_for(
             model or batch size.
     """
     # A cache that this model has filled was checked then.
-    is_own = isinstance(cache, SSMCache) and cache.belongs_to(model)
+    is_own = isinstance(cache, SSMCache) and cache.is_of(model)
     non_causal_flag = None if is_own else model.config.non_causal_flag
     if is_shared(model.sharing):
         if use_cache or cache is not None:
@@ -545,7 +543,7 @@ def cache_for(
             f"`cache` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
             "`use_cache=True` returned, or `SSMCache(model.config)`."
         )
-    if len(cache) != len(model.layers) or not cache.may_belong_to(model):
+    if len(cache) != len(model.layers) or not (is_own or cache._owner is None):
         raise ValueError(
             "`cache` was filled by another model: continue with that model, or start with an empty "
             "`SSMCache(model.config)`."

@@ -1,4 +1,4 @@
-"""Base classes of the converters of other libraries' checkpoints, and their checks of state dicts.
+"""Converters of other libraries' checkpoints: tables of names, and what else differs.
 
 A family has its converters in modules `convert_<library>.py` in its folder, each with a tuple `CONVERTERS`, where
 `hf_ssm.models.base.loading.converters_of` finds them. No model imports this module, so that it is not exported with
@@ -7,131 +7,115 @@ checkpoints.
 
 import io
 import re
-from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.modeling_utils import load_state_dict as load_weights
 
-from hf_ssm.models.base.weights import compare, find_file, weight_files, weight_names
+from hf_ssm.models.base.weights import compare, find_file, read_shapes, weight_files, weight_names
 
-__all__ = [
-    "CheckpointConverter",
-    "Converter",
-    "are_equal",
-    "check_names",
-    "check_tensor",
-    "check_tensors",
-    "load_state_dict",
-    "rename",
-    "widest",
-]
+__all__ = ["EMPTY", "Converter", "Fields", "Tensors", "check_tensors", "field_value", "load_state_dict", "rename"]
+
+Fields = Mapping[str, Any]
+"""Content of a configuration, and options."""
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
+
+EMPTY: Fields = MappingProxyType({})
+"""No fields, or no tensors."""
 
 # Keys of training checkpoints that hold the state dict.
 _NESTED = ("state_dict", "model_state_dict", "model")
+_KINDS = {int: "a positive integer", float: "a number", bool: "true or false", str: "a text"}
+# Names of tensors in a message.
+_LISTED = 8
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-class Converter(ABC):
-    """A converter of state dicts.
+class Converter:
+    """A converter of checkpoints to models of one family.
+
+    A subclass defines `convert_config`, and `convert_weights` where more than names differs.
 
     Attributes:
         name: What messages call the checkpoints.
-        model_type: `model_type` of the checkpoints' `config.json`; `None` if they have none.
-        options: Keyword arguments of `convert`: settings that the files do not record.
+        model_type: `model_type` of the checkpoints' `config.json`, which `from_pretrained` of the family reads too;
+            `None` if they have none.
+        heads: Names in `architectures` of the checkpoints, and the model classes here. The first is the default.
+        backbone_class: The backbone of these classes, where `from_pretrained` reads the checkpoints.
+        names: Regular expressions of names and their replacements, see `rename`.
+        options: Settings that the files do not record; `convert` adds them to the configuration.
+        reads_untyped: Whether `from_pretrained` reads folders without a `model_type` that `recognises` accepts.
+        needs_shapes: Whether `convert_config` needs the shapes of the tensors.
     """
 
     name: ClassVar[str]
     model_type: ClassVar[str | None] = None
+    heads: ClassVar[Fields]
+    backbone_class: ClassVar[Any] = None
+    names: ClassVar[Fields] = EMPTY
     options: ClassVar[tuple[str, ...]] = ()
+    reads_untyped: ClassVar[bool] = False
+    needs_shapes: ClassVar[bool] = False
 
-    @abstractmethod
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
-        """Whether a checkpoint is one that this converter reads.
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
+        """Return whether a checkpoint is one that this converter reads.
 
         Args:
             config: Content of the `config.json`; empty if there is none.
             names: Names of the tensors; empty for a folder.
         """
+        return self.model_type is not None and config.get("model_type") == self.model_type
 
-    @abstractmethod
-    def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> PreTrainedModel:
-        """Convert all tensors of a checkpoint to a model in evaluation mode.
-
-        Raises:
-            ValueError: Tensors that are missing, unknown, of another shape or not finite, each named; a configuration
-                that the models of the family cannot represent.
-        """
-
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Read the tensors of a folder or Hub id."""
-        return _read_weights(source)
-
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any | None:
-        """Load the tokenizer of a folder or Hub id; `None` if it has none."""
-        return None
-
-
-class CheckpointConverter(Converter):
-    """A converter of checkpoints with a `config.json`, which `from_pretrained` of the family reads too.
-
-    A subclass sets the attributes, and defines `convert_config` and `convert_weights`.
-
-    Attributes:
-        heads: Names in `architectures` of the checkpoints, and the model classes here. The first is the default.
-        backbone_class: The backbone of these classes.
-        reads_untyped: Whether `from_pretrained` reads folders without a `model_type` that `recognises` accepts.
-    """
-
-    reads_untyped: ClassVar[bool] = False
-
-    heads: ClassVar[Mapping[str, type[PreTrainedModel]]]
-    backbone_class: ClassVar[type[PreTrainedModel]]
-
-    @abstractmethod
-    def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the family's configuration, from the content of a `config.json`."""
-
-    def read_config(self, source: str | Path, config: Mapping[str, Any], **fetching: Any) -> dict[str, Any]:
-        """As `convert_config`, of a folder or Hub id, for formats whose configuration lacks sizes that tensors have."""
-        return self.convert_config(config)
-
-    def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """As `convert_config`, with all tensors of the checkpoint."""
-        return self.convert_config(config)
-
-    @abstractmethod
-    def convert_weights(
-        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: Any
-    ) -> dict[str, Tensor]:
-        """Weights by their names in a model with a head. Unknown tensors pass through, and are reported by the caller.
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        """Return the arguments of the family's configuration.
 
         Args:
-            state_dict: All tensors of a checkpoint.
-            found: Content of its `config.json`.
+            config: Content of the `config.json`, and options.
+            tensors: All tensors of the checkpoint, which may be on the meta device.
+
+        Raises:
+            ValueError: A configuration that the models of the family cannot represent.
+        """
+        raise NotImplementedError
+
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
+        """Return the weights by their names in a model with a head. The caller reports unknown ones, which stay.
+
+        Args:
+            tensors: All tensors of the checkpoint.
+            found: Content of its `config.json`, and options.
             config: The converted configuration.
         """
+        return rename(tensors, self.names)
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
-        return config.get("model_type") == self.model_type
-
-    def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> PreTrainedModel:
-        if not self.recognises(config, state_dict):
-            raise ValueError(f"the configuration is not that of a {self.name} model")
+    def head_of(self, config: Fields, names: Collection[str]) -> Any:
+        """Return the model class of a checkpoint."""
+        if len(self.heads) == 1:
+            return next(iter(self.heads.values()))
         found = config.get("architectures") or [next(iter(self.heads))]
         name = found[0] if isinstance(found, list) else found
         if not isinstance(name, str) or name not in self.heads:
             raise ValueError(
                 f"`architectures` of a {self.name} model must be among {', '.join(self.heads)}, got {name!r}"
             )
-        model_class: Any = self.heads[name]
-        return model_class.from_pretrained(None, **self._converted(state_dict, config, model_class))
+        return self.heads[name]
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any | None:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
+        """Read the tensors of a folder or Hub id."""
+        return _read_weights(source)
+
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
+        """Load the tokenizer of a folder or Hub id; `None` if it has none."""
         # Without these files, AutoTokenizer makes one up from the model type.
         if not any(find_file(source, name) for name in ("tokenizer.json", "tokenizer_config.json")):
             return None
@@ -141,10 +125,28 @@ class CheckpointConverter(Converter):
             # Each kind of tokenizer has errors of its own.
             raise ValueError(f"the tokenizer of {str(source)!r} cannot be read: {error}") from error
 
+    def convert(self, state_dict: Tensors, config: Fields = EMPTY, **options: Any) -> PreTrainedModel:
+        """Convert all tensors of a checkpoint to a model in evaluation mode.
+
+        Raises:
+            ValueError: Tensors that are missing, unknown, of another shape or not finite, each named; a configuration
+                that the models of the family cannot represent.
+        """
+        if not self.recognises(config, state_dict):
+            raise ValueError(f"the configuration is not that of a {self.name} model")
+        head = self.head_of(config, state_dict)
+        model: PreTrainedModel = head.from_pretrained(None, **self._converted(state_dict, {**config, **options}, head))
+        return model
+
+    def read_config(self, source: str | Path, config: Fields, **fetching: Any) -> dict[str, Any]:
+        """Return the arguments of the family's configuration for a folder or Hub id."""
+        files = weight_files(source, weight_names(), **fetching) if self.needs_shapes else ()
+        return self.convert_config(config, {name: t for file in files for name, t in read_shapes(file).items()})
+
     def loading_arguments(
-        self, source: str | Path, config: Mapping[str, Any], fetching: Mapping[str, Any], arguments: Mapping[str, Any]
+        self, source: str | Path, config: Fields, fetching: Fields, arguments: Fields
     ) -> dict[str, Any]:
-        """Arguments of `from_pretrained` that load the converted weights of a checkpoint.
+        """Return the arguments of `from_pretrained` that load the converted weights of a checkpoint.
 
         Args:
             source: Folder or Hub id.
@@ -154,7 +156,7 @@ class CheckpointConverter(Converter):
 
         Raises:
             OSError: There are no weights.
-            ValueError: The checkpoint lacks weights of the backbone, or has them in another shape or not finite.
+            ValueError: The weights of the backbone are not those of the configuration, or not finite.
         """
         own = dict(arguments)
         reading = {name: own.pop(name) for name in ("use_safetensors", "variant") if name in own}
@@ -166,46 +168,62 @@ class CheckpointConverter(Converter):
             own["generation_config"] = GenerationConfig.from_pretrained(source, **fetching)
         return own
 
-    def _converted(
-        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], head: Any = None
-    ) -> dict[str, Any]:
-        """Configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
-        model_class: Any = head or self.backbone_class
-        config = model_class.config_class.from_dict(self.sized_config(found, state_dict))
-        weights = self.convert_weights(state_dict, found, config)
+    def _converted(self, tensors: Tensors, found: Fields, head: Any = None) -> dict[str, Any]:
+        """Return configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
+        model_class = head or self.backbone_class
+        config = model_class.config_class.from_dict(self.convert_config(found, tensors))
+        weights = self.convert_weights(tensors, found, config)
+        if config.tie_word_embeddings:
+            _remove_head(weights)
+        layers = {int(match[1]) for name in weights if (match := _LAYER.match(name))}
+        if layers and len(layers) < config.num_hidden_layers:
+            # Now: a model with a wrong number of layers may not fit into memory.
+            raise ValueError(
+                f"the tensors have {len(layers)} layers, but the configuration asks for {config.num_hidden_layers}"
+            )
         fit = compare(model_class, config, weights)
+        # A head may be replaced; a tensor of the backbone without a place means another model.
+        unknown = [name for name in fit.unknown if head or name.startswith("model.")]
+        is_bad = (name for name, tensor in weights.items() if name not in fit.unknown and not _is_finite(tensor))
         _check(
             self.name,
             missing=fit.missing,
-            unknown=fit.unknown if head else (),
-            reshaped=fit.reshaped,
-            infinite=[name for name, tensor in weights.items() if name not in fit.unknown and not _is_finite(tensor)],
+            unknown=unknown,
+            reshaped=(f"{name} {tuple(a.shape)} instead of {tuple(b.shape)}" for name, (a, b) in fit.reshaped.items()),
+            infinite=is_bad,
         )
         # Copies, as a memory-mapped file may be overwritten while the model is in use.
         return {"config": config, "state_dict": {name: tensor.clone() for name, tensor in weights.items()}}
 
 
-def _check(
-    what: str,
-    *,
-    missing: Iterable[str] = (),
-    unknown: Iterable[str] = (),
-    reshaped: Iterable[str] = (),
-    infinite: Iterable[str] = (),
-) -> None:
-    """Raise `ValueError` that lists all bad tensors, if there are any."""
-    kinds = {"missing": missing, "unknown": unknown, "of another shape": reshaped, "not finite numbers": infinite}
-    parts = [f"{kind} {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
+def _check(what: str, **bad: Iterable[str]) -> None:
+    """Raise `ValueError` that lists the bad tensors, if there are any."""
+    kinds = {"reshaped": "of another shape", "infinite": "not finite numbers"}
+    parts = []
+    for kind, names in bad.items():
+        listed = sorted(names)
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        parts += [f"{kinds.get(kind, kind)} {', '.join(listed[:_LISTED])}{more}"] if listed else []
     if parts:
         raise ValueError(f"the tensors are not a whole checkpoint of {what}: {'; '.join(parts)}")
 
 
-def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any], *, check: bool = True) -> dict[str, Tensor]:
+def _remove_head(weights: dict[str, Tensor]) -> None:
+    """Remove the head of a language model that shares it with the embedding."""
+    head, embedding = weights.pop("lm_head.weight", None), weights.get("model.embed_tokens.weight")
+    if head is not None and embedding is not None and not _are_equal(head, embedding):
+        raise ValueError(
+            "lm_head.weight differs from the embedding, but the configuration ties them: set the field of config.json "
+            "that ties them (`tie_word_embeddings` or `tie_embeddings`) to false if the head was trained separately"
+        )
+
+
+def rename(state_dict: Tensors, names: Fields, *, check: bool = True) -> dict[str, Tensor]:
     """Rename tensors.
 
     Args:
         state_dict: Tensors by name.
-        patterns: Regular expressions and their replacements as for `re.sub`, applied to each name in this order.
+        names: Regular expressions and their replacements as for `re.sub`, applied to each name in this order.
         check: Compare tensors that get the same name.
 
     Raises:
@@ -216,22 +234,22 @@ def rename(state_dict: Mapping[str, Tensor], patterns: Mapping[str, Any], *, che
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
         new = name
-        for pattern, replacement in patterns.items():
+        for pattern, replacement in names.items():
             new = re.sub(pattern, replacement, new)
-        if not are_equal(tensor, found.setdefault(new, tensor)) and check:
+        if not _are_equal(tensor, found.setdefault(new, tensor)) and check:
             raise ValueError(f"{name} differs from another tensor that is also converted to {new}")
     return found
 
 
-def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors have the same shape, type and numbers."""
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether tensors have the same shape, type and numbers."""
     return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
 
 
 def _read_weights(
     source: str | Path, variant: str | None = None, use_safetensors: bool | None = None, **fetching: Any
 ) -> dict[str, Tensor]:
-    """All tensors of a folder or Hub id, from the files that `from_pretrained` of transformers chooses."""
+    """Read all tensors of a folder or Hub id from the files that `from_pretrained` of transformers chooses."""
     if find_file(source, "adapter_config.json", **fetching):
         raise ValueError(
             f"{str(source)!r} holds a PEFT adapter: merge the adapter into its model, and convert the result"
@@ -243,12 +261,21 @@ def _read_weights(
     return {key: tensor for file in files for key, tensor in load_weights(file).items()}
 
 
+class _StandIn:
+    """The place of a class that a file of Lightning names: an empty dictionary."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return OrderedDict()
+
+
 def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
     """Load the state dict of a `.safetensors` file, or of a file of `torch.save`, without running code.
 
     Args:
         path: The file. A dictionary from `torch.save` may also have the state dict under `state_dict`,
-            `model_state_dict` or `model`. Entries `*._extra_state` (of Transformer Engine) are left out.
+            `model_state_dict` or `model`. Entries `*._extra_state` (of Transformer Engine) are left out, and a prefix
+            `module.` of all names. Objects beside the state dict in a `.ckpt` file (of Lightning) are not made: an
+            empty dictionary takes the place of each.
         opened: A file object with the content of a checkpoint in parts, which is read instead.
 
     Raises:
@@ -259,7 +286,10 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
         return load_file(path)
     try:
         # The type of extra states, which are bytes.
-        with torch.serialization.safe_globals([io.BytesIO]):
+        safe: list[Any] = [io.BytesIO]
+        if path.suffix == ".ckpt":
+            safe += [(_StandIn, name) for name in get_unsafe_globals_in_checkpoint(path)]
+        with safe_globals(safe):
             found = torch.load(opened or path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged pickle fails in as many ways as there are instructions in it.
@@ -275,56 +305,49 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
     ):
         raise ValueError(f"{str(path)!r} does not hold a state dict (tensors by name)")
-    return found
+    prefix = "module." if all(name.startswith("module.") for name in found) else ""
+    return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
-def check_names(found: Iterable[str], expected: Iterable[str], what: str) -> None:
-    """Raise `ValueError` unless a state dict has exactly the expected names; the message lists all others.
+def field_value(config: Fields, name: str, default: Any, where: str = "") -> Any:
+    """Return the value of a field, which must be of the type of `default`; `default` if it is absent or null."""
+    value, kind = config.get(name), type(default)
+    if value is None or kind not in _KINDS:
+        return default if value is None else value
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits or (kind is int and value < 1):
+        raise ValueError(f"`{where}{name}` must be {_KINDS[kind]}, got {value!r}")
+    return value
 
-    Args:
-        found: Names of tensors.
-        expected: Names in a whole state dict.
-        what: Name of the model, for the message.
-    """
-    found, expected = set(found), set(expected)
-    _check(what, missing=expected - found, unknown=found - expected)
 
-
-def check_tensors(
-    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[str | int, ...]], sizes: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Check that tensors are dense, real and finite, and that their shapes fit together.
+def check_tensors(tensors: Tensors, shapes: Mapping[str, tuple[str | int, ...]], what: str) -> dict[str, int]:
+    """Check that a state dict has the expected tensors, which are dense, real and finite, and fit together.
 
     Args:
         tensors: By name.
         shapes: Shapes by name, with a letter for each free size; sizes of the same letter are equal.
-        sizes: Sizes by letter that are known already.
+        what: Name of the model, for the message.
 
     Returns:
         All sizes by letter.
 
     Raises:
-        ValueError: A tensor that does not fit, by its name.
+        ValueError: A tensor that is missing, unknown or does not fit, by its name.
     """
-    known: dict[str, int] = dict(sizes or {})
+    _check(what, missing=shapes.keys() - tensors.keys(), unknown=tensors.keys() - shapes.keys())
+    known: dict[str, int] = {}
     for name, letters in shapes.items():
-        tensor = tensors[name]
-        shape = tuple(tensor.shape)
+        shape = tuple(tensors[name].shape)
         expected = tuple(letter if isinstance(letter, int) else known.get(letter) for letter in letters)
         fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
         if not fits or 0 in shape:
             raise ValueError(f"{name} has the shape {shape}, but must have the shape {letters} with the sizes {known}")
-        check_tensor(name, tensor)
+        if not _is_dense_real(tensors[name]):
+            raise ValueError(f"{name} must be a dense tensor of real floating point numbers, got {tensors[name].dtype}")
+        if not torch.isfinite(tensors[name]).all():
+            raise ValueError(f"{name} holds NaN or infinite values")
         known |= {letter: s for letter, s in zip(letters, shape, strict=True) if isinstance(letter, str)}
     return known
-
-
-def check_tensor(name: str, tensor: Tensor) -> None:
-    """Raise `ValueError` unless a tensor is dense and holds finite real numbers."""
-    if not _is_dense_real(tensor):
-        raise ValueError(f"{name} must be a dense tensor of real floating point numbers, got {tensor.dtype}")
-    if not torch.isfinite(tensor).all():
-        raise ValueError(f"{name} holds NaN or infinite values")
 
 
 def _is_dense_real(tensor: Tensor) -> bool:
@@ -333,12 +356,3 @@ def _is_dense_real(tensor: Tensor) -> bool:
 
 def _is_finite(tensor: Tensor) -> bool:
     return _is_dense_real(tensor) and bool(torch.isfinite(tensor).all())
-
-
-def widest(tensors: Iterable[Tensor]) -> torch.dtype:
-    """The floating point type that represents all tensors, at least float32."""
-    found: Any = torch.float32
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            found = torch.promote_types(found, tensor.dtype)
-    return found

@@ -4,7 +4,7 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,9 +15,32 @@ from hf_ssm.models.views.packing import find_documents, read_packed_with_cache
 from hf_ssm.models.views.strands import Strands
 from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.documents import Bucket, Documents
+from hf_ssm.utils.processes import has_whole_parameters
 
-__all__ = ["Door"]
+__all__ = ["Batch", "Door"]
+
+
+class Batch(NamedTuple):
+    """Rows that the layers read together.
+
+    Attributes:
+        hidden_states: `(R, M, D)`.
+        rows: What is known of the rows.
+        undo: Put outputs of layers back to where `hidden_states` came from; the last one first.
+        swap: Called with hidden states and rows before each layer (`rc_swap`).
+    """
+
+    hidden_states: Tensor
+    rows: Rows
+    undo: Sequence[Callable[[Tensor], Tensor]] = ()
+    swap: Callable[[Tensor, Rows], Tensor] | None = None
+
+    def restore(self, output: Tensor) -> Tensor:
+        """The output of a layer, where `hidden_states` came from."""
+        for undo in reversed(self.undo):
+            output = undo(output)
+        return output
 
 
 class Door:
@@ -45,69 +68,43 @@ class Door:
         if self.documents is None:
             self.documents = find_documents(attention_mask, cache, kwargs, *inputs)
         both_strands = kwargs.get("both_strands")
-        both_strands = model.config.rc_equivariant if both_strands is None else both_strands
-        self.strands = Strands(model.config, self.documents) if both_strands else None
+        self.both_strands: bool = model.config.rc_equivariant if both_strands is None else both_strands
         self.extra = {name: kwargs[name] for name in model.extra_inputs if kwargs.get(name) is not None}
-        if self.extra and both_strands:
-            raise ValueError(
-                f"`{next(iter(self.extra))}` is for signals, which have no reverse complement: leave it out."
-            )
+        if self.extra and self.both_strands:
+            name = next(iter(self.extra))
+            raise ValueError(f"`{name}` is for signals, which have no reverse complement: leave it out.")
         self.seq_idx = kwargs.get("seq_idx")
-        # What `restore` undoes, the last one first.
-        self._undo: list[Callable[[Tensor], Tensor]] = []
+        self._buckets: list[Bucket] = []
 
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        """The rows of both strands, before documents are moved or processes take their share.
+    def batches(self, hidden_states: Tensor, rows: Rows) -> list[Batch]:
+        """The rows that layers read: those of the client, or documents of similar length together.
 
         Args:
             hidden_states: `(B, L, D)`; of both strands `(B, L, 2 D)`.
             rows: Rows that the result adds to.
-
-        Returns:
-            The rows, `(B, L, D)` or `(2 B, L, D)`.
         """
-        model, mask, cache = self.model, self.attention_mask, self.cache
-        if self.extra:
-            hidden_states = hidden_states.to(model.dtype)
-            rows = rows._replace(extra=check_extra_inputs(self.extra, mask, hidden_states))
-        if mask is not None and self.documents is None:
-            # An exported program checks the number of positions where it has to know them, in a streaming convolution.
-            past = cache.get_seq_length() if isinstance(cache, SSMCache) and not is_exporting() else 0
-            mask = check_mask(mask, hidden_states, past, in_pieces=cache is not None)
-            if model.sharing is not None:
-                check_without_holes(mask)
-            rows = rows._replace(mask=mask)
-            if mask is not None and cache is None and model.sharing is None:
-                hidden_states, rows, back = plain_rows(hidden_states, rows, mask, model.training)
-                if back is not None:
-                    self._undo.append(back)
-        if self.strands is not None:
-            hidden_states, rows = self.strands.arrange(hidden_states, rows)
-            self._undo.append(self.strands.restore)
-        # Of each strand by itself, and before the tokens of documents are copied.
-        return model.dropout(hidden_states) if model.training else hidden_states, rows
+        hidden_states, rows, undo = self._arrange(hidden_states, rows)
+        if self.documents is None:
+            return [self._batch(hidden_states, rows, undo)]
+        # One batch where statistics of all rows are needed, and where all processes must read as many.
+        layers = self.model.layers
+        is_one = rows.observer is not None or layers[0].observer is not None or self.model.sharing is not None
+        is_one = is_one or (self.model.training and self.model.config.norm_type == "batch")
+        is_one = is_one or not has_whole_parameters(self.model)
+        least = 1 if self.model.sharing is None else self.model.sharing.size
+        self._buckets = [self.documents.bucket(least=least)] if is_one else self.documents.buckets()
+        return [
+            self._batch(bucket.take(hidden_states), rows.moved(bucket.take)._replace(mask=bucket.mask), [])
+            for bucket in self._buckets
+        ]
 
-    def divide(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        """The rows that layers read: documents in their layout, or the positions of this process."""
-        documents = rows.layout or self.documents
-        if self.model.sharing is not None:
-            hidden_states, rows = self.model.sharing.divide(hidden_states, rows, documents)
-            if self.strands is not None:
-                # The strands are turned round as a whole.
-                self._undo.insert(0, self.model.sharing.cut)
-                self._undo.append(rows.layout.whole)
-        elif documents is not None:
-            rows = rows._replace(mask=None).moved(documents.arrange)
-            rows = rows._replace(mask=documents.mask, layout=documents)
-            hidden_states = documents.arrange(hidden_states)
-            self._undo.append(documents.restore)
-        return hidden_states, rows
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        """The hidden states of a layer at the positions of the client."""
-        for undo in reversed(self._undo):
-            hidden_states = undo(hidden_states)
-        return hidden_states
+    def restore(self, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
+        """The hidden states of a layer at the positions of the client, from its outputs for the batches."""
+        restored = [batch.restore(output) for batch, output in zip(batches, outputs, strict=True)]
+        whole = restored[0] if self.documents is None else self.documents.restore(self._buckets, restored)
+        # Strands are turned round, and documents moved, as a whole.
+        is_whole = self.model.sharing is not None and (self.both_strands or self.documents is not None)
+        return self.model.sharing.cut(whole) if is_whole else whole
 
     def read_next(self, hidden_states: Tensor, rows: Rows, cache: SSMCache) -> list[Tensor]:
         """Read the next positions of the sequences in a cache: padded rows, or packed ones.
@@ -121,7 +118,8 @@ class Door:
             The hidden states of every layer, each `(B, L, D)`.
         """
         model, mask = self.model, self.attention_mask
-        hidden_states, rows = self.arrange(hidden_states, rows)
+        hidden_states, rows, undo = self._arrange(hidden_states, rows)
+        hidden_states = model.dropout(hidden_states)
         # The call has been checked: a refused one leaves an empty cache to any model.
         cache.claim(model)
         if self.documents is not None:
@@ -140,4 +138,38 @@ class Door:
             outputs = cache.recording.read(cache, read, hidden_states, rows)
         if self.seq_idx is not None:
             cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), mask)
-        return [self.restore(output) for output in outputs]
+        return [Batch(output, rows, undo).restore(output) for output in outputs] if undo else outputs
+
+    def _arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows, list[Callable[[Tensor], Tensor]]]:
+        """Extra inputs and mask; the tokens of rows with holes are moved to the left."""
+        model, mask, cache = self.model, self.attention_mask, self.cache
+        if self.extra:
+            hidden_states = hidden_states.to(model.dtype)
+            rows = rows._replace(extra=check_extra_inputs(self.extra, mask, hidden_states))
+        if mask is None or self.documents is not None:
+            return hidden_states, rows, []
+        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
+        past = cache.get_seq_length() if isinstance(cache, SSMCache) and not is_exporting() else 0
+        mask = check_mask(mask, hidden_states, past, in_pieces=cache is not None)
+        rows = rows._replace(mask=mask)
+        if model.sharing is not None:
+            check_without_holes(mask)
+        if mask is None or cache is not None or model.sharing is not None:
+            return hidden_states, rows, []
+        hidden_states, rows, back = plain_rows(hidden_states, rows, mask, model.training)
+        return hidden_states, rows, [] if back is None else [back]
+
+    def _batch(self, hidden_states: Tensor, rows: Rows, undo: list[Callable[[Tensor], Tensor]]) -> Batch:
+        """Strands, dropout, and the positions of this process."""
+        model, swap = self.model, None
+        if self.both_strands:
+            strands = Strands(rows.mask)
+            hidden_states, rows = strands.arrange(hidden_states, rows)
+            undo.append(strands.restore)
+            swap = strands.exchanged if model.config.rc_swap else None
+        hidden_states = model.dropout(hidden_states) if model.training else hidden_states
+        if model.sharing is not None:
+            hidden_states, rows = model.sharing.divide(hidden_states, rows, equally=self.documents is not None)
+            if self.both_strands or self.documents is not None:
+                undo.append(rows.layout.whole)
+        return Batch(hidden_states, rows, undo, swap)

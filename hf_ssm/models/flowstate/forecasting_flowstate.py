@@ -1,4 +1,4 @@
-"""What surrounds the S5 layers of FlowState: causal normalisation, basis functions, patches and quantiles.
+"""Parts around the S5 layers of FlowState: causal normalisation, basis functions, patches and quantiles.
 
 Legend: `B` series, `L` positions, `H` steps of a forecast, `S` steps of a patch, `P` positions that forecast, `Q`
 quantiles, `K` basis functions.

@@ -102,6 +102,19 @@ class HybridConfig(LayerTypesConfig):
             self.mixer_types = [ATTENTION if layer % 8 == 4 else "ssd" for layer in range(self.num_hidden_layers)]
         if self.mixers is None:
             self.mixers = {}
+        if "linoss" in self.mixer_types and isinstance(self.mixers.get("linoss", {}), Mapping):
+            # In files, too: those of before have LinOSS's former default, see `from_dict`.
+            settings = {"hidden_act": LinOSSConfig.hidden_act, **self.mixers.get("linoss", {})}
+            self.mixers = {**self.mixers, "linoss": settings}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build the configuration of a file; LinOSS layers without an activation in saved files have the exact GELU."""
+        mixers = config_dict.get("mixers") or {}
+        if "transformers_version" in config_dict and "linoss" in (config_dict.get("mixer_types") or ()):
+            settings = {"hidden_act": "gelu", **(mixers.get("linoss") or {})}
+            config_dict = {**config_dict, "mixers": {**mixers, "linoss": settings}}
+        return super().from_dict(config_dict, **kwargs)
 
     def check(self) -> None:
         for name in _OF_LAYERS:

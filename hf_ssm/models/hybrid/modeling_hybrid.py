@@ -27,11 +27,11 @@ MIXERS: dict[str, Any] = {
     "mamba3": Mamba3Mixer,
     "full_attention": SelfAttention,
 }
-"""What mixes positions, by layer type."""
+"""Mixers of positions by layer type."""
 
 
 def build_mixer(config, layer_idx: int) -> nn.Module:
-    """What mixes positions in a layer."""
+    """Make the module that mixes positions in a layer."""
     kind = config.layer_types[layer_idx]
     mixer: nn.Module = MIXERS[kind](config.mixer_config(kind), layer_idx)
     return mixer

@@ -8,7 +8,7 @@ from hf_ssm.models.base.fields import DerivedInt, DerivedStr, one_of, positive, 
 from hf_ssm.models.base.shared_settings import LayerTypesConfig
 
 LAYER_TYPES = ("short_conv", "medium_conv", "long_conv", "full_attention")
-"""What mixes positions in a layer."""
+"""Types of layers by their mixer of positions."""
 
 
 @strict_config

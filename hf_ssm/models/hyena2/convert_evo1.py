@@ -6,13 +6,13 @@ The layers are those of StripedHyena 2 with two differences: all convolutions ar
 Legend: `D` hidden size, `N` exponentials.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
+from hf_ssm.models.base.converter import EMPTY, Fields, Tensors
 from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
 
 __all__ = ["CONVERTERS", "Evo1Converter"]
@@ -26,11 +26,11 @@ class Evo1Converter(Evo2Converter):
 
     name = "Evo 1"
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return config.keys() >= _OWN
 
-    def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the `Hyena2Config` of a checkpoint, from the fields of its YAML file or `config.json`.
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        """Return the arguments of the `Hyena2Config`, from the fields of the YAML file or `config.json`.
 
         Raises:
             ValueError: A field that is missing, or has a value that the models here do not have.
@@ -54,30 +54,27 @@ class Evo1Converter(Evo2Converter):
             # The input projections of convolutions have a bias whatever the attention has.
             **{"qkv_proj_bias": True, "evo2_style_activations": False},
         }
-        return {**super().convert_config(as_second), "complex_state": True}
+        return {**super().convert_config(as_second, _without_prefix(tensors)), "complex_state": True}
 
-    def convert_weights(
-        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: Hyena2Config
-    ) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in state_dict.items():
-            name = name.removeprefix("backbone.")
-            if name.endswith(".filter.poles"):
-                # The logarithm of the precision that the tensor has, as in the public code.
-                pairs = tensor.to(torch.promote_types(tensor.dtype, torch.float32)).unbind(-1)
-                logarithms = torch.complex(*pairs).log()
-                tensors[name.replace(".poles", ".log_poles")] = logarithms.real
-                tensors[name.replace(".poles", ".angles")] = logarithms.imag.squeeze(-1)
-            else:
-                tensors[name] = tensor.squeeze(2) if name.endswith(".filter.residues") else tensor
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
+        stored = _without_prefix(tensors)
+        for name in [name for name in stored if name.endswith(".filter.poles")]:
+            # The logarithm of the precision that the tensor has, as in the public code.
+            poles = stored.pop(name)
+            pairs = poles.to(torch.promote_types(poles.dtype, torch.float32)).unbind(-1)
+            logarithms = torch.complex(*pairs).log()
+            stored[name.replace(".poles", ".log_poles")] = logarithms.real
+            stored[name.replace(".poles", ".angles")] = logarithms.imag.squeeze(-1)
+        stored |= {name: tensor.squeeze(2) for name, tensor in stored.items() if name.endswith(".filter.residues")}
         # Queries, keys and values of attention are stored one after the other, and `column_split` has no effect.
         flags = {"column_split": False, "interleave": False, "hyena_flip_x1x2": False}
-        weights = super().convert_weights(tensors, {**found, **flags}, config)
+        weights = super().convert_weights(stored, {**found, **flags}, config)
         biases = {name.replace(".weight", ".bias") for name in weights if ".qkv_proj.weight" in name} - weights.keys()
         return weights | {name: torch.zeros(3 * config.hidden_size) for name in biases}
 
-    def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        return super().sized_config(config, {name.removeprefix("backbone."): t for name, t in tensors.items()})
-
 
 CONVERTERS = (Evo1Converter(),)
+
+
+def _without_prefix(tensors: Tensors) -> dict[str, Tensor]:
+    return {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}

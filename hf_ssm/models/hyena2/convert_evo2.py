@@ -5,12 +5,12 @@ follow each other; a `model.safetensors` with the same names is read too. The co
 code (`configs/evo2-7b-1m.yml`), or the same fields in a `config.json`. `docs/explanation/evo2.md` lists the facts, and
 says where each comes from.
 
-Legend: `D` hidden size, `K` taps.
+Legend: `D` hidden size.
 """
 
 import io
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +18,28 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import CheckpointConverter, load_state_dict, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, load_state_dict, rename
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
-from hf_ssm.models.hyena2.modeling_hyena2 import Hyena2ForCausalLM, Hyena2Model
+from hf_ssm.models.hyena2.modeling_hyena2 import Hyena2ForCausalLM
 from hf_ssm.tokenization import build_evo2_tokenizer
 
 __all__ = ["CONVERTERS", "Evo2Converter"]
 
 logger = logging.get_logger(__name__)
 
-_NAMES = {
-    r"^embedding_layer\.": "model.embed_tokens.",
-    r"^unembed\.": "lm_head.",
-    r"^norm\.scale$": "model.norm.weight",
-    r"^blocks\.(\d+)\.": r"model.layers.\1.",
-    r"\.pre_norm\.scale$": ".norm1.weight",
-    r"\.post_norm\.scale$": ".norm2.weight",
-    r"\.(projections)\.": ".mixer.in_proj.",
-    r"\.(out_filter_dense|inner_mha_cls\.out_proj)\.": ".mixer.out_proj.",
-    r"\.inner_mha_cls\.Wqkv\.": ".mixer.qkv_proj.",
-    r"\.filter\.short_filter_(weight|bias)$": r".mixer.short_filter.\1",
-    r"\.filter\.D$": ".mixer.long_conv.D",
-    r"\.filter\.h$": ".mixer.long_conv.filter.taps",
-    r"\.filter\.(log_poles|angles|residues)$": r".mixer.long_conv.filter.\1",
-    r"\.mlp\.l1\.": ".mlp.gate_proj.",
-    r"\.mlp\.l2\.": ".mlp.up_proj.",
-    r"\.mlp\.l3\.": ".mlp.down_proj.",
+# Fields that every configuration has, and the fields here.
+_COPIED = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "state_size": "state_size",
+    "eps": "layer_norm_epsilon",
+    "short_filter_length": "conv_kernel",
+    "hcs_filter_length": "short_filter_length",
+    "hcs_filter_groups": "short_filter_groups",
+    "hcm_filter_length": "medium_filter_length",
+    "hcm_filter_groups": "medium_filter_groups",
 }
 # The lists of layers, and their types here.
 _LAYERS = {
@@ -57,35 +53,37 @@ _LONG_TAPS = 128
 # Options that change the computation, with the only values that the models here have.
 _FIXED = {"final_norm": True, "smeared_gqa": False, "long_fir_threshold": None}
 # What the public code takes for absent flags.
-_FLAGS = {
-    "column_split": True,
-    "column_split_hyena": True,
-    "interleave": False,
-    "hyena_flip_x1x2": False,
-}
+_FLAGS = {"column_split": True, "column_split_hyena": True, "interleave": False, "hyena_flip_x1x2": False}
 
 
-class Evo2Converter(CheckpointConverter):
+class Evo2Converter(Converter):
     """Converts Evo 2, by `hf-ssm convert` or `convert_checkpoint`."""
 
     name = "Evo 2"
     heads = {"Evo2": Hyena2ForCausalLM}
-    backbone_class = Hyena2Model
+    names = {
+        r"^embedding_layer\.": "model.embed_tokens.",
+        r"^unembed\.": "lm_head.",
+        r"^norm\.scale$": "model.norm.weight",
+        r"^blocks\.(\d+)\.": r"model.layers.\1.",
+        r"\.pre_norm\.scale$": ".norm1.weight",
+        r"\.post_norm\.scale$": ".norm2.weight",
+        r"\.(projections)\.": ".mixer.in_proj.",
+        r"\.(out_filter_dense|inner_mha_cls\.out_proj)\.": ".mixer.out_proj.",
+        r"\.inner_mha_cls\.Wqkv\.": ".mixer.qkv_proj.",
+        r"\.filter\.short_filter_(weight|bias)$": r".mixer.short_filter.\1",
+        r"\.filter\.D$": ".mixer.long_conv.D",
+        r"\.filter\.h$": ".mixer.long_conv.filter.taps",
+        r"\.filter\.(log_poles|angles|residues)$": r".mixer.long_conv.filter.\1",
+        r"\.mlp\.l1\.": ".mlp.gate_proj.",
+        r"\.mlp\.l2\.": ".mlp.up_proj.",
+        r"\.mlp\.l3\.": ".mlp.down_proj.",
+    }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return _LAYERS.keys() <= config.keys() and str(config.get("model_type")) != Hyena2Config.model_type
 
-    def convert(self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any) -> Any:
-        if config.get("use_fp8_input_projections"):
-            logger.warning_once(
-                "This checkpoint was made for input projections in fp8, which are computed with the 16-bit weights "
-                "here. Its authors report that the models of 7 billion parameters keep their accuracy with 16-bit "
-                "weights, and that the models of 1, 20 and 40 billion lose accuracy: compare scores before you rely on "
-                "them."
-            )
-        return super().convert(state_dict, {**config, "architectures": ["Evo2"]}, **options)
-
-    def read(self, source: str | Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
         """Read `*.pt`, or its parts, of a folder; otherwise as other checkpoints."""
         folder = Path(source)
         whole = sorted(folder.glob("*.pt"))
@@ -112,25 +110,30 @@ class Evo2Converter(CheckpointConverter):
                     f"{error}: a part is damaged, or {following} is missing; fetch the parts again"
                 ) from error
 
-    def load_tokenizer(self, source: str | Path, config: Mapping[str, Any]) -> Any:
+    def load_tokenizer(self, source: str | Path, config: Fields) -> Any:
         """Build the tokenizer, which is Python code in the public package."""
         return build_evo2_tokenizer()
 
-    def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the `Hyena2Config` of a checkpoint, from the fields of its YAML file.
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        """Return the arguments of the `Hyena2Config` of a checkpoint, from the fields of its YAML file.
+
+        The precision is that of the embedding. The public code computes with the rotary frequencies that a checkpoint
+        holds, whatever its configuration says.
 
         Raises:
             ValueError: A field that is missing, or has a value that the models here do not have.
         """
+        if config.get("use_fp8_input_projections"):
+            logger.warning_once(
+                "This checkpoint was made for input projections in fp8, which are computed with the 16-bit weights "
+                "here. Its authors report that the models of 7 billion parameters keep their accuracy with 16-bit "
+                "weights, and that the models of 1, 20 and 40 billion lose accuracy: compare scores before you rely on "
+                "them."
+            )
         for name, value in _FIXED.items():
             if config.get(name, value) != value:
                 raise ValueError(f"`{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
-        needed = (
-            *("hidden_size", "num_layers", "num_attention_heads", "vocab_size", "state_size", "eps"),
-            *("hcs_filter_length", "hcs_filter_groups", "hcm_filter_length", "hcm_filter_groups"),
-            "short_filter_length",
-        )
-        missing = [name for name in needed if config.get(name) is None]
+        missing = [name for name in _COPIED if config.get(name) is None]
         if missing:
             raise ValueError(f"the configuration lacks {', '.join(missing)}: give the YAML file of the public code.")
         if config["hcs_filter_length"] >= _LONG_TAPS:
@@ -138,53 +141,32 @@ class Evo2Converter(CheckpointConverter):
         scaled = config.get("use_interpolated_rotary_pos_emb", False)
         size, multiple = config["hidden_size"], config.get("inner_size_multiple_of", 64)
         biases = (config.get("mha_out_proj_bias", True), config.get("hyena_out_proj_bias", True))
+        frequencies = [tensor for name, tensor in tensors.items() if name.endswith(".rotary_emb.inv_freq")]
+        theta = float(config.get("rotary_emb_base", 1_000_000))
+        dtype = tensors["embedding_layer.weight"].dtype if "embedding_layer.weight" in tensors else torch.float32
         return {
-            "vocab_size": config["vocab_size"],
-            "hidden_size": size,
-            "num_hidden_layers": config["num_layers"],
+            **{new: config[name] for name, new in _COPIED.items()},
             "layer_types": _layer_types(config),
-            "short_filter_length": config["hcs_filter_length"],
-            "short_filter_groups": config["hcs_filter_groups"],
-            "medium_filter_length": config["hcm_filter_length"],
-            "medium_filter_groups": config["hcm_filter_groups"],
             "medium_filter_decay": False,
-            "state_size": config["state_size"],
-            "conv_kernel": config["short_filter_length"],
             "use_conv_bias": bool(config.get("short_filter_bias", False)),
-            "num_attention_heads": config["num_attention_heads"],
             "num_key_value_heads": config["num_attention_heads"] // config.get("proj_groups", 1),
-            "rope_theta": float(config.get("rotary_emb_base", 1_000_000)),
+            "rope_theta": _theta(frequencies, theta) if frequencies else theta,
             "rope_scaling_factor": float(config.get("rotary_emb_scaling_factor", 1)) if scaled else 1.0,
             "intermediate_size": config.get("inner_mlp_size", -(-(8 * size // 3) // multiple) * multiple),
             "hidden_act": config.get("mlp_activation", "gelu"),
             "evo2_style_activations": bool(config.get("evo2_style_activations", False)),
             "use_bias": any(biases),
             "use_qkv_bias": bool(config.get("qkv_proj_bias", True)),
-            "layer_norm_epsilon": config["eps"],
             "tie_word_embeddings": bool(config.get("tie_embeddings", False)),
             "eos_token_id": 0,
             "pad_token_id": 1,
+            "dtype": str(dtype).removeprefix("torch."),
         }
 
-    def sized_config(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """As `convert_config`, with the precision of the embedding, and the rotary frequencies of the tensors.
-
-        The public code computes with the frequencies that a checkpoint holds, whatever its configuration says.
-        """
-        converted = self.convert_config(config)
-        stored = [tensor for name, tensor in tensors.items() if name.endswith(".rotary_emb.inv_freq")]
-        if stored:
-            converted["rope_theta"] = _theta(stored, converted["rope_theta"])
-        embedding = tensors.get("embedding_layer.weight")
-        dtype = torch.float32 if embedding is None else embedding.dtype
-        return {**converted, "dtype": str(dtype).removeprefix("torch.")}
-
-    def convert_weights(
-        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: Hyena2Config
-    ) -> dict[str, Tensor]:
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         # Checkpoints hold a head beside the embedding, which the public code does not read if both are tied.
         skipped = ("._extra_state", ".inv_freq", *(("unembed.weight",) if config.tie_word_embeddings else ()))
-        weights = rename({name: t for name, t in state_dict.items() if not name.endswith(skipped)}, _NAMES)
+        weights = rename({name: t for name, t in tensors.items() if not name.endswith(skipped)}, self.names)
         flags = _FLAGS | {name: found[name] for name in _FLAGS.keys() & found.keys()}
         streams = _order_of_streams(flags, config)
         heads = _order_of_heads(config) if flags["column_split"] else None
@@ -196,12 +178,15 @@ class Evo2Converter(CheckpointConverter):
             elif name.endswith(".filter.taps"):
                 tensor = tensor.squeeze(1) if tensor.shape[-1] >= _LONG_TAPS else tensor.squeeze(1).flip(-1)
             elif name.endswith(".filter.log_poles"):
-                tensor = _checked_poles(name, tensor.squeeze(-1))
+                tensor = tensor.squeeze(-1)
+                if bool((tensor > 0).any()):
+                    raise ValueError(f"{name} holds positive numbers: the filter of such a layer grows without limit.")
             weights[name] = tensor
         return weights | _zeros(weights, config)
 
 
-def _layer_types(config: Mapping[str, Any]) -> list[str]:
+def _layer_types(config: Fields) -> list[str]:
+    """Return the types of the layers."""
     # In the order in which the public code looks a layer up.
     types: dict[int, str] = {}
     for name in ("attn_layer_idxs", "hcl_layer_idxs", "hcm_layer_idxs", "hcs_layer_idxs"):
@@ -214,7 +199,7 @@ def _layer_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def _theta(stored: list[Tensor], claimed: float) -> float:
-    """The base of rotary frequencies base^(-2 i / d)."""
+    """Return the base of rotary frequencies base^(-2 i / d)."""
     first = stored[0].double()
     steps = torch.arange(len(first), dtype=torch.float64) / len(first)
     theta = claimed if len(first) == 1 else float(first[-1] ** (-1 / steps[-1]))
@@ -225,8 +210,8 @@ def _theta(stored: list[Tensor], claimed: float) -> float:
     return float(f"{theta:.6g}")
 
 
-def _order_of_streams(flags: Mapping[str, Any], config: Hyena2Config) -> Tensor:
-    """Where the rows of [gate behind, gate before, value] are stored, `(3 D,)`."""
+def _order_of_streams(flags: Fields, config: Hyena2Config) -> Tensor:
+    """Return where the rows of [gate behind, gate before, value] are stored, `(3 D,)`."""
     order = torch.arange(3 * config.hidden_size)
     if flags["interleave"]:
         order = order.view(-1, 3).T.flatten()
@@ -237,20 +222,14 @@ def _order_of_streams(flags: Mapping[str, Any], config: Hyena2Config) -> Tensor:
 
 
 def _order_of_heads(config: Hyena2Config) -> Tensor:
-    """Where the rows of all queries, all keys and all values are stored, head by head."""
+    """Return where the rows of all queries, all keys and all values are stored, head by head."""
     if config.num_key_value_heads != config.num_attention_heads:
         raise ValueError("`proj_groups` other than 1 cannot be converted with `column_split`.")
     return torch.arange(3 * config.hidden_size).view(config.num_attention_heads, 3, -1).transpose(0, 1).flatten()
 
 
-def _checked_poles(name: str, poles: Tensor) -> Tensor:
-    if bool((poles > 0).any()):
-        raise ValueError(f"{name} holds positive numbers: the filter of such a layer grows without limit.")
-    return poles
-
-
-def _zeros(weights: Mapping[str, Tensor], config: Hyena2Config) -> dict[str, Tensor]:
-    """Biases that only one kind of layer has, and D of medium filters below the length from which they have one."""
+def _zeros(weights: Tensors, config: Hyena2Config) -> dict[str, Tensor]:
+    """Return zeros for biases that only one kind of layer has, and for D of medium filters too short to have one."""
     zeros = torch.zeros(config.hidden_size)
     layers = [f"model.layers.{layer}.mixer" for layer in range(config.num_hidden_layers)]
     wanted = [f"{layer}.out_proj.bias" for layer in layers if config.use_bias]

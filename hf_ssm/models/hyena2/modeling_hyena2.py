@@ -250,7 +250,7 @@ class GatedMLP(nn.Module):
 
 
 def build_mixer(config, layer_idx: int) -> nn.Module:
-    """What mixes positions in a layer."""
+    """Make the module that mixes positions in a layer."""
     kind = SelfAttention if config.layer_types[layer_idx] == "full_attention" else Hyena2Mixer
     return kind(config, layer_idx)
 

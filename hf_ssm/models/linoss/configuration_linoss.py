@@ -29,6 +29,8 @@ class LinOSSConfig(StateSpaceConfig):
         frequency_scale (`float`, defaults to 1.0): α, which multiplies the initial angles of the ring, or the initial
             frequencies √A.
         time_step_min, time_step_max (`float`, default to 0.5 and 0.73): Range of the step sizes Δ.
+        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation a after the state space model, GELU by the
+            approximation of the public code (JAX); `"linear"` for none.
         output_gate (`str`, defaults to `"glu"`): `"glu"`: a linear map to twice the width and a gated linear unit, as
             in the paper; `"sigmoid"`: a ⊙ σ(W a); `"none"`: a linear map.
 
@@ -56,6 +58,7 @@ class LinOSSConfig(StateSpaceConfig):
     frequency_shift: float | int = one_of(0.0)
     time_step_min: float | int = positive(0.5, 1e-12, 1e3)
     time_step_max: float | int = positive(0.73, 1e-12, 1e3)
+    hidden_act: str = "gelu_pytorch_tanh"
     output_gate: str = one_of("glu", "sigmoid", "none")
     sobolev_step = 1.0
 

@@ -112,7 +112,7 @@ class Mamba3Mixer(nn.Module):
         return rest, gate
 
     def scan_inputs(self, projected: Tensor, rows: Rows = Rows(), *, reverse: bool = False) -> tuple[Tensor, Tensor]:
-        """What the scans read, from the first output of `project`: x, zero at padding, B and C, `(B, L, D + 2 R G N)`,
+        """Inputs of the scans, from the first output of `project`: x, zero at padding, B and C, `(B, L, D + 2 R G N)`,
         and dt, the projections of A and λ, and the angles, `(B, L, 3 H + K)`."""
         sizes = [self.inner, self.matrix_size, self.matrix_size, sum(self.step_sizes)]
         x, B, C, steps = projected.split(sizes, dim=-1)

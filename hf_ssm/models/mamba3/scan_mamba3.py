@@ -243,7 +243,7 @@ class Mamba3Scan(ScaledScan):
         return (y + self.D.unsqueeze(-1) * x).flatten(-2), after
 
     def _passed(self, x: Tensor, decay: Tensor, here: Tensor, ahead: Tensor, angles: Tensor, *others: Tensor) -> Tensor:
-        """What the state before a segment is multiplied by: its decay, cosines and sines, `(B, H, 1, 1 + 2 K)`."""
+        """Factors of the state before a segment: its decay, cosines and sines, `(B, H, 1, 1 + 2 K)`."""
         decay = torch.exp(-decay.sum(1)).unsqueeze(-1)
         if angles is None:
             return decay.unsqueeze(-2)
@@ -328,7 +328,7 @@ class Mamba3Scan(ScaledScan):
             return self._with_filter(matrix, chosen, mask)
 
     def _pair_weight(self, out: int, into: int) -> Tensor:
-        """What the path from an input to an output is multiplied by in the sum of outputs, `(D,)`."""
+        """Factor of the path from an input to an output in the sum of outputs, `(D,)`."""
         if self.mimo_x is None or self.mimo_o is None:
             return torch.ones_like(self.D).repeat_interleave(self.head_dim)
         return (self.mimo_x[:, into] * self.mimo_o[:, out]).flatten()

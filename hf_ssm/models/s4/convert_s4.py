@@ -2,18 +2,18 @@
 
 Legend: `H` channels, `P` stored conjugate pairs (half of the state size), `S` systems, each shared by `H / S` channels,
 `M` kernels per channel, `R` rank of the low-rank term, `W` width of the output's linear map, `C` input channels, `K`
-classes.
+classes. The real part of the eigenvalues is -exp(`log_A_real`), and the step size exp(`log_dt`): the defaults of that
+library, which its files do not record.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import Converter, check_names, check_tensor, check_tensors, widest
-from hf_ssm.models.s4.configuration_s4 import S4Config
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, check_tensors, rename
 from hf_ssm.models.s4.modeling_s4 import S4ForSequenceClassification
 from hf_ssm.ops.lti.discretize import bilinear_dense
 from hf_ssm.ops.lti.dplr import dplr_dense
@@ -21,46 +21,16 @@ from hf_ssm.ops.lti.dplr import dplr_dense
 __all__ = ["CONVERTERS", "ConvertedLayer", "S4Converter", "layer_from_state_dict"]
 
 
-class _Layout(NamedTuple):
-    """Names of the kernel's parameters in one version of `state-spaces/s4`.
-
-    The real part of the eigenvalues is -exp(`real`), and the step size exp(`step`): the defaults of that library, which
-    its files do not record. The discretisation is not recorded either; `discretization` is the default of the version.
-    """
-
-    step: str
-    real: str
-    imag: str
-    discretization: str = "zoh"
-    inputs: bool = True
-    # Number of taps L for which C is stored as C (1 - Ā^L).
-    length: str | None = None
-    # Sign of the stored imaginary part.
-    sign: int = 1
-
-    @property
-    def low_rank(self) -> bool:
-        return self.length is not None
-
-    @property
-    def names(self) -> list[str]:
-        found = ["C", self.step, self.real, self.imag]
-        return found + ["B"] * self.inputs + (["P", self.length] if self.length is not None else [])
-
-
-_LAYOUTS = (
-    # models/s4/s4d.py, and before it the first stand-alone S4D.
-    _Layout("log_dt", "log_A_real", "A_imag", inputs=False),
-    _Layout("log_dt", "log_w_real", "w_imag", inputs=False),
-    # Versions 3 and 4 of S4D.
-    _Layout("log_dt", "inv_A_real", "A_imag", "bilinear"),
-    _Layout("inv_dt", "A_real", "A_imag", sign=-1),
-    # Versions 2, 3 and 4 of S4.
-    _Layout("log_dt", "log_w_real", "w_imag", "bilinear", length="L"),
-    _Layout("log_dt", "inv_w_real", "w_imag", "bilinear", length="L"),
-    _Layout("inv_dt", "A_real", "A_imag", "bilinear", length="l_kernel", sign=-1),
-)
-
+# Names of a layer in any version of `state-spaces/s4`, as regular expressions, and one name for each.
+_LAYER_NAMES = {
+    r"^layer\.": "",
+    r"^kernel\.kernel\.": "kernel.",
+    r"^kernel\.inv_dt$": "kernel.log_dt",
+    r"^kernel\.(log_w|inv_w|inv_A|A)_real$": "kernel.log_A_real",
+    r"^kernel\.w_imag$": "kernel.A_imag",
+    # The number of taps L for which S4 stores C as C (1 - Ā^L).
+    r"^kernel\.l_kernel$": "kernel.L",
+}
 # Computed from other tensors, or never read.
 _DERIVED = frozenset({"kernel.omega", "kernel.z", "kernel.A"})
 
@@ -69,7 +39,7 @@ _LAYER = re.compile(r"s4_layers\.(\d+)\.")
 
 
 class ConvertedLayer(NamedTuple):
-    """One converted layer.
+    """A converted layer.
 
     Attributes:
         parameters: By their names in `S4Mixer`.
@@ -81,74 +51,64 @@ class ConvertedLayer(NamedTuple):
 
 
 class S4Converter(Converter):
-    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`)."""
+    """Converts state dicts of the model in the example of `state-spaces/s4` (`S4Model`).
+
+    The classifier reads `input_values` `(B, L, C)`. It has an encoder, layers with residual sums and layer norms, the
+    mean over the sequence, and a decoder. Dropout, which the file does not record, is 0.
+
+    Options: `norm_first`, whether the norms precede the layers (`--prenorm` of the example); `discretization`, `"zoh"`
+    or `"bilinear"`, by default that of the version.
+    """
 
     name = "state-spaces/s4"
     options = ("norm_first", "discretization")
+    heads = {"": S4ForSequenceClassification}
+    names = {
+        r"^encoder\.": "model.input_projection.",
+        r"^norms\.(\d+)\.": r"model.layers.\1.norm1.",
+        r"^decoder\.": "classifier.",
+    }
 
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return any(_STEP.search(name) for name in names)
 
-    def convert(
-        self,
-        state_dict: Mapping[str, Tensor],
-        config: Mapping[str, Any] | None = None,
-        *,
-        norm_first: bool = False,
-        discretization: str | None = None,
-        **unused: Any,
-    ) -> S4ForSequenceClassification:
-        """Convert a state dict to a classifier that reads `input_values` `(B, L, C)`.
-
-        The classifier has an encoder, layers with residual sums and layer norms, the mean over the sequence, and a
-        decoder. Dropout, which the file does not record, is 0. The type is that of the tensors, at least float32.
-
-        Args:
-            state_dict: `encoder.weight` `(H, C)`, `encoder.bias`, `norms.i.weight`, `norms.i.bias`, `decoder.weight`
-                `(K, H)`, `decoder.bias`, and the layers `s4_layers.i.`, see `layer_from_state_dict`. All names may
-                begin with `module.`.
-            config: Unused.
-            norm_first: Whether the norms precede the layers (`--prenorm` of the example).
-            discretization: `"zoh"` or `"bilinear"`; default: that of the version.
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        """Return the arguments of the `S4Config`.
 
         Raises:
             ValueError: Tensors that are missing, unknown, of another shape or not finite; layers of different kinds.
         """
-        if state_dict and all(name.startswith("module.") for name in state_dict):
-            state_dict = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-        layers = _layers_of(state_dict)
-        outside = {name: tensor for name, tensor in state_dict.items() if not _LAYER.match(name)}
+        layers = _layers_of(tensors, config.get("discretization"))
+        for index, layer in enumerate(layers):
+            if layer.options != layers[0].options:
+                raise ValueError(
+                    f"s4_layers.{index} differs from the first layer: {layer.options} and {layers[0].options}"
+                )
         shapes: dict[str, tuple[str | int, ...]] = {"encoder.weight": ("H", "C"), "encoder.bias": ("H",)}
         for index in range(len(layers)):
             shapes |= {f"norms.{index}.weight": ("H",), f"norms.{index}.bias": ("H",)}
         shapes |= {"decoder.weight": ("K", "H"), "decoder.bias": ("K",)}
-        check_names(outside, shapes, "the example of state-spaces/s4")
-        parts = [
-            layer_from_state_dict(layer, prefix=f"s4_layers.{index}.", discretization=discretization)
-            for index, layer in enumerate(layers)
-        ]
-        options = parts[0].options
-        for index, part in enumerate(parts):
-            if part.options != options:
-                raise ValueError(f"s4_layers.{index} differs from the first layer: {part.options} and {options}")
-        sizes = check_tensors(outside, shapes, {"H": options["hidden_size"]})
-        arguments: dict[str, Any] = {
+        outside = {name: tensor for name, tensor in tensors.items() if not _LAYER.match(name)}
+        sizes = check_tensors(outside, shapes, "the example of state-spaces/s4")
+        return {
+            **layers[0].options,
             "num_input_channels": sizes["C"],
-            "num_hidden_layers": len(parts),
+            "num_hidden_layers": len(layers),
             "num_labels": sizes["K"],
             "pooling": "mean",
-            "norm_first": norm_first,
+            "norm_first": config.get("norm_first", False),
             "use_final_norm": False,
         }
-        model = S4ForSequenceClassification(S4Config(**arguments, **options))
-        if widest(state_dict.values()) == torch.float64:
-            model.double()
-        model.load_state_dict(_rename(outside, [part.parameters for part in parts]))
-        return model.eval()
+
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
+        weights = rename({name: tensor for name, tensor in tensors.items() if not _LAYER.match(name)}, self.names)
+        for index, layer in enumerate(_layers_of(tensors)):
+            weights |= {f"model.layers.{index}.mixer.{name}": tensor for name, tensor in layer.parameters.items()}
+        return weights
 
 
 def layer_from_state_dict(
-    state_dict: Mapping[str, Tensor], *, prefix: str = "", discretization: str | None = None
+    state_dict: Tensors, *, prefix: str = "", discretization: str | None = None
 ) -> ConvertedLayer:
     """Convert one layer of `state-spaces/s4`: S4D or S4 with its feed-through and its (gated) linear output.
 
@@ -172,56 +132,57 @@ def layer_from_state_dict(
 
     Source: Gu, Goel & Ré 2022 (S4), Section 3; Gu et al. 2022 (S4D), Section 3.
     """
-    tensors = _canonical(state_dict, prefix)
-    layout = _layout_of(tensors)
-    glu = "output_linear.weight" not in tensors
-    output = "output_linear.0" if glu else "output_linear"
-    expected = ["D", f"{output}.weight", f"{output}.bias", *(f"kernel.{name}" for name in layout.names)]
-    check_names(
-        (prefix + name for name in tensors.keys() - _DERIVED), (prefix + name for name in expected), "a layer of S4"
-    )
-    tensors = {name: _without_ones(name, tensors[name]) for name in expected}
-    sizes = _check_layer(tensors, layout, output, glu, prefix)
-    two_sided = sizes["M"] == 2
-    filter_parameters = _filter(tensors, layout, sizes, prefix)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        short = name
+        for pattern, replacement in _LAYER_NAMES.items():
+            short = re.sub(pattern, replacement, short)
+        if short in tensors:
+            raise ValueError(f"{prefix}{name} occurs twice, under two names")
+        if short not in _DERIVED:
+            tensors[short] = _without_ones(short, tensor)
+    kernel = {name.rpartition("kernel.")[2] for name in state_dict}
+    is_s4 = bool({"P", "L", "l_kernel"} & kernel)
+    output = "output_linear" if "output_linear.weight" in tensors else "output_linear.0"
+    # Only the first versions of S4D have no B.
+    has_inputs = is_s4 or not {"log_A_real", "log_w_real"} & kernel
+    sizes = _check_layer(tensors, output, is_s4, has_inputs, prefix)
+    real = tensors["kernel.log_A_real"]
+    parts = {
+        "log_dt": tensors["kernel.log_dt"],
+        "log_A_real": real,
+        # The last versions store the other one of each conjugate pair.
+        "A_imag": (-1 if "inv_dt" in kernel else 1) * tensors["kernel.A_imag"],
+        "B": tensors["kernel.B"] if has_inputs else torch.stack([torch.ones_like(real), torch.zeros_like(real)], -1),
+        "C": tensors["kernel.C"],
+    }
+    if is_s4:
+        parts["P"] = tensors["kernel.P"][0]
+        taps = _taps(tensors["kernel.L"], f"{prefix}kernel.L")
+        parts["C"] = _of_any_length(parts, sizes["H"] // sizes["S"], taps, f"{prefix}kernel.C")
     parameters = {
-        **{f"long_conv.filter.{name}": value for name, value in filter_parameters.items()},
+        **{f"long_conv.filter.{name}": value for name, value in parts.items()},
         "long_conv.D": tensors["D"][0],
         "out_proj.weight": tensors[f"{output}.weight"],
         "out_proj.bias": tensors[f"{output}.bias"],
     }
+    # The defaults of the versions, which the files do not record.
+    is_bilinear = is_s4 or "inv_A_real" in kernel
     options = {
         "hidden_size": sizes["H"],
         "state_size": 2 * sizes["P"],
-        "kernel_type": "s4" if layout.low_rank else "s4d",
+        "kernel_type": "s4" if is_s4 else "s4d",
         "n_ssm": None if sizes["S"] == sizes["H"] else sizes["S"],
-        "discretization": discretization or layout.discretization,
-        "bidirectional": two_sided,
-        "output_glu": glu,
+        "discretization": discretization or ("bilinear" if is_bilinear else "zoh"),
+        "bidirectional": sizes["M"] == 2,
+        "output_glu": output == "output_linear.0",
     }
     return ConvertedLayer({name: value.contiguous() for name, value in parameters.items()}, options)
 
 
-def _canonical(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Tensors by the names that all versions share."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in state_dict.items():
-        short = name.removeprefix("layer.").replace("kernel.kernel.", "kernel.", 1)
-        if short in found:
-            raise ValueError(f"{prefix}{name} occurs twice, under two names")
-        found[short] = tensor
-    return found
-
-
-def _layout_of(tensors: Mapping[str, Tensor]) -> _Layout:
-    """The layout with the most names in common and the fewest missing."""
-    kernel = {name.removeprefix("kernel.") for name in tensors if name.startswith("kernel.")}
-    return max(_LAYOUTS, key=lambda layout: len(kernel & {*layout.names}) - len({*layout.names} - kernel))
-
-
 def _without_ones(name: str, tensor: Tensor) -> Tensor:
     """Add or remove the dimension of size 1 in which versions differ."""
-    wanted = {"D": 2, "kernel.C": 4, "kernel.B": 3, "kernel.log_dt": 1, "kernel.inv_dt": 1}
+    wanted = {"D": 2, "kernel.C": 4, "kernel.B": 3, "kernel.log_dt": 1}
     dimensions = 2 if name.endswith(".weight") else wanted.get(name, tensor.dim())
     if tensor.dim() == dimensions - 1:
         return tensor.unsqueeze(0)
@@ -230,35 +191,35 @@ def _without_ones(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, glu: bool, prefix: str) -> dict[str, int]:
-    """Sizes by their letters."""
+def _check_layer(tensors: Tensors, output: str, is_s4: bool, has_inputs: bool, prefix: str) -> dict[str, int]:
+    """Return the sizes by their letters."""
+    length = tensors.get("kernel.L") if is_s4 else None
     shapes: dict[str, tuple[str | int, ...]] = {
         "kernel.C": ("M", "H", "P", 2),
         "D": ("heads", "H"),
-        f"kernel.{layout.step}": ("H",),
-        f"kernel.{layout.real}": ("S", "P"),
-        f"kernel.{layout.imag}": ("S", "P"),
+        "kernel.log_dt": ("H",),
+        "kernel.log_A_real": ("S", "P"),
+        "kernel.A_imag": ("S", "P"),
         f"{output}.weight": ("W", "H"),
         f"{output}.bias": ("W",),
+        **({"kernel.B": ("S", "P", 2)} if has_inputs else {}),
+        **({"kernel.P": ("R", "S", "P", 2)} if is_s4 else {}),
+        # An integer, which is read apart; without it, it is named as missing.
+        **({"kernel.L": ()} if is_s4 and length is None else {}),
     }
-    if layout.inputs:
-        shapes["kernel.B"] = ("S", "P", 2)
-    if layout.low_rank:
-        shapes["kernel.P"] = ("R", "S", "P", 2)
     sizes = check_tensors(
-        {prefix + name: tensor for name, tensor in tensors.items()},
+        {prefix + name: tensor for name, tensor in tensors.items() if tensor is not length},
         {prefix + name: letters for name, letters in shapes.items()},
+        "a layer of S4",
     )
-    if sizes["heads"] != 1 or sizes["M"] not in (1, 2):
+    if sizes["heads"] != 1 or sizes["M"] not in (1, 2) or sizes.get("R", 1) != 1:
         raise ValueError(
-            f"{prefix}kernel.C has {sizes['M']} and {prefix}D {sizes['heads']} rows: a layer of several heads "
-            "(`channels`) cannot be converted"
+            f"{prefix}kernel.C has {sizes['M']} and {prefix}D {sizes['heads']} rows, {prefix}kernel.P has the rank "
+            f"{sizes.get('R', 0)}: a layer of several heads (`channels`), or of a rank above 1, cannot be converted"
         )
-    if sizes.get("R", 1) != 1:
-        raise ValueError(f"{prefix}kernel.P has the rank {sizes['R']}: only rank 1 can be converted")
     if sizes["H"] % sizes["S"]:
-        raise ValueError(f"{prefix}kernel.{layout.real} has {sizes['S']} rows, which do not divide {sizes['H']}")
-    if sizes["W"] != sizes["H"] * (2 if glu else 1):
+        raise ValueError(f"{prefix}kernel.log_A_real has {sizes['S']} rows, which do not divide {sizes['H']}")
+    if sizes["W"] != sizes["H"] * (2 if output == "output_linear.0" else 1):
         raise ValueError(
             f"{prefix}{output}.weight has {sizes['W']} rows for {sizes['H']} channels: only a gated linear unit (twice "
             "as many, `output_linear.0`) or a linear map alone (as many, `output_linear`) can be converted"
@@ -266,27 +227,8 @@ def _check_layer(tensors: Mapping[str, Tensor], layout: _Layout, output: str, gl
     return sizes
 
 
-def _filter(tensors: Mapping[str, Tensor], layout: _Layout, sizes: Mapping[str, int], prefix: str) -> dict[str, Tensor]:
-    """The parameters of the `StateSpaceFilter`; channel h uses the system h mod S in both libraries."""
-    real = tensors[f"kernel.{layout.real}"]
-    found = {
-        "log_dt": tensors[f"kernel.{layout.step}"],
-        "log_A_real": real,
-        "A_imag": layout.sign * tensors[f"kernel.{layout.imag}"],
-        "B": tensors["kernel.B"]
-        if layout.inputs
-        else torch.stack([torch.ones_like(real), torch.zeros_like(real)], dim=-1),
-        "C": tensors["kernel.C"],
-    }
-    if layout.length is not None:
-        found["P"] = tensors["kernel.P"][0]
-        taps = _taps(tensors[f"kernel.{layout.length}"], f"{prefix}kernel.{layout.length}")
-        found["C"] = _of_any_length(found, sizes["H"] // sizes["S"], taps, f"{prefix}kernel.C")
-    return found
-
-
 def _taps(length: Tensor, name: str) -> int:
-    """The number of taps in a tensor."""
+    """Return the number of taps in a tensor."""
     if length.numel() != 1 or length.is_meta or length.is_floating_point() or length.is_complex():
         raise ValueError(f"{name} must be one integer, got {tuple(length.shape)} of {length.dtype}")
     taps = int(length.item())
@@ -295,8 +237,8 @@ def _taps(length: Tensor, name: str) -> int:
     return taps
 
 
-def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: str) -> Tensor:
-    """C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
+def _of_any_length(filter: Tensors, copies: int, taps: int, name: str) -> Tensor:
+    """Return C `(M, H, P, 2)` from the C̃ = C (1 - Ā^L) that S4 trains; with `taps` 0 (a fresh layer), C̃ is C.
 
     `copies` is H / S.
 
@@ -319,16 +261,16 @@ def _of_any_length(filter: Mapping[str, Tensor], copies: int, taps: int, name: s
     except torch.linalg.LinAlgError as error:
         raise ValueError(f"{name} does not determine a kernel of any length: 1 - Ā^{taps} is singular") from error
     found = torch.view_as_real(solved).to(filter["C"].dtype)
-    check_tensor(f"{name}, for any length,", found)
+    if not found.isfinite().all():
+        raise ValueError(f"{name}, for any length, holds NaN or infinite values")
     return found
 
 
-def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors of each layer, without the prefix."""
+def _layers_of(tensors: Tensors, discretization: str | None = None) -> list[ConvertedLayer]:
+    """Convert the layers."""
     found: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in state_dict.items():
-        match = _LAYER.match(name)
-        if match:
+    for name, tensor in tensors.items():
+        if match := _LAYER.match(name):
             found.setdefault(int(match[1]), {})[name[match.end() :]] = tensor
     if not found:
         raise ValueError(
@@ -337,19 +279,10 @@ def _layers_of(state_dict: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         )
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"`s4_layers` must be numbered from 0 without gaps, got {sorted(found)}")
-    return [found[index] for index in range(len(found))]
-
-
-def _rename(outside: Mapping[str, Tensor], layers: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    found = {}
-    for name in ("weight", "bias"):
-        found[f"model.input_projection.{name}"] = outside[f"encoder.{name}"]
-        found[f"classifier.{name}"] = outside[f"decoder.{name}"]
-        for index in range(len(layers)):
-            found[f"model.layers.{index}.norm1.{name}"] = outside[f"norms.{index}.{name}"]
-    for index, layer in enumerate(layers):
-        found |= {f"model.layers.{index}.mixer.{name}": tensor for name, tensor in layer.items()}
-    return found
+    return [
+        layer_from_state_dict(found[index], prefix=f"s4_layers.{index}.", discretization=discretization)
+        for index in range(len(found))
+    ]
 
 
 CONVERTERS = (S4Converter(),)

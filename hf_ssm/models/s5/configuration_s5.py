@@ -11,8 +11,9 @@ class S5Config(StateSpaceConfig, BlockedStateConfig):
     `SSMConfig`, `StateSpaceConfig` and `BlockedStateConfig` for further arguments.
 
     Args:
-        output_gate (`str`, defaults to `"sigmoid"`): `"sigmoid"`: a ⊙ σ(W a), as in the paper; `"glu"`: a linear map to
-            twice the width and a gated linear unit, as in S4; `"none"`: a linear map.
+        output_gate (`str`, defaults to `"sigmoid"`): `"sigmoid"`: a ⊙ σ(W a), as in the paper; `"half_glu2"`:
+            y ⊙ σ(W a) with the output y of the state space model, as in the public code; `"glu"`: a linear map to twice
+            the width and a gated linear unit, as in S4; `"none"`: a linear map.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
     sampled at irregular times.
@@ -24,7 +25,7 @@ class S5Config(StateSpaceConfig, BlockedStateConfig):
 
     model_type = "hf_ssm_s5"
 
-    output_gate: str = one_of("sigmoid", "glu", "none")
+    output_gate: str = one_of("sigmoid", "half_glu2", "glu", "none")
 
 
 __all__ = ["S5Config"]

@@ -32,10 +32,11 @@ class S5Mixer(nn.Module):
         self.out_proj = nn.Linear(size, 2 * size if config.output_gate == "glu" else size)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        activated = self.activation(self.ssm(zero_padding(hidden_states, rows.mask), rows, state))
+        scanned = self.ssm(zero_padding(hidden_states, rows.mask), rows, state)
+        activated = self.activation(scanned)
         output = self.out_proj(activated)
-        if self.output_gate == "sigmoid":
-            return activated * output.sigmoid()
+        if self.output_gate in ("sigmoid", "half_glu2"):
+            return (activated if self.output_gate == "sigmoid" else scanned) * output.sigmoid()
         return nn.functional.glu(output, dim=-1) if self.output_gate == "glu" else output
 
 

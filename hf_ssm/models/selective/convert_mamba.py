@@ -1,35 +1,50 @@
-"""Converters of Mamba checkpoints of transformers, and of the state dicts of Honarpisheh et al. 2025.
+"""Converters of Mamba checkpoints of transformers and of mamba_ssm, and of Honarpisheh et al. 2025.
 
 Legend: `V` vocabulary, `D` channels, `N` states.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import CheckpointConverter, Converter, check_names, check_tensors, rename
-from hf_ssm.models.selective.configuration_selective import SelectiveSSMConfig
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, check_tensors, rename
+from hf_ssm.models.base.mamba_ssm import INITIAL, NAMES, convert_options, convert_outer, layer_of, object_of
 from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMForCausalLM,
     SelectiveSSMForSequenceClassification,
     SelectiveSSMModel,
 )
 
-__all__ = ["CONVERTERS", "MAMBA_NAMES", "HonarpishehConverter", "MambaConverter", "plain_classifier_from_state_dict"]
+__all__ = [
+    *("CONVERTERS", "MAMBA_NAMES", "MIXER_NAMES", "SSM_FIELDS", "HonarpishehConverter", "MambaConverter"),
+    "plain_classifier_from_state_dict",
+]
 
-MAMBA_NAMES = {
-    r"^(backbone\.)?(?=embeddings?\.|layers\.|norm_f\.)": "model.",
-    r"embeddings?\.weight": "embed_tokens.weight",
-    r"norm_f\.": "norm.",
-    r"layers\.(\d+)\.norm\.": r"layers.\1.norm1.",
-    r"mixer\.(A_log|D\b|x_proj\.|dt_proj\.weight)": r"mixer.scan.\1",
-    r"mixer\.dt_proj\.bias": "mixer.scan.dt_bias",
+MIXER_NAMES = {
+    r"mixer\.(reverse_)?(A_log|D\b|x_proj\.|dt_proj\.weight)": r"mixer.\1scan.\2",
+    r"mixer\.(reverse_)?dt_proj\.bias": r"mixer.\1scan.dt_bias",
 }
-"""Weight names of `MambaForCausalLM` and `MambaModel`, as regular expressions, and the names here."""
+"""Names in a mixer, and in a second direction, as regular expressions, and the names here."""
 
-# Fields of `MambaConfig` that choose an implementation, or repeat another field.
+MAMBA_NAMES = {**NAMES, **MIXER_NAMES}
+"""Names of transformers' and mamba_ssm's Mamba as regular expressions, and the names here."""
+
+SSM_FIELDS: dict[str, tuple[str, Any]] = {
+    "d_state": ("state_size", 16),
+    "d_conv": ("conv_kernel", 4),
+    "expand": ("expand", 2),
+    "dt_rank": ("time_step_rank", None),
+    "conv_bias": ("use_conv_bias", True),
+    "bias": ("use_bias", False),
+    **INITIAL,
+    "dt_init": ("time_step_init_scheme", "random"),
+    "dt_scale": ("time_step_scale", 1.0),
+}
+"""Options of `ssm_cfg` of mamba_ssm, the fields here, and the values that absent options stand for."""
+
+# Fields of `MambaConfig` of transformers that choose an implementation, or repeat another field.
 _UNUSED_FIELDS = frozenset(
     {
         *("model_type", "architectures", "use_mambapy", "use_associative_scan", "ssm_cfg", "rms_norm"),
@@ -37,7 +52,7 @@ _UNUSED_FIELDS = frozenset(
     }
 )
 
-# A state dict of Honarpisheh et al.
+# A state dict of Honarpisheh et al., and its names here.
 _PLAIN_SHAPES: dict[str, tuple[str | int, ...]] = {
     "embedding.weight": ("V", "D"),
     "SSM.ssm.A": ("D", "N"),
@@ -49,78 +64,79 @@ _PLAIN_SHAPES: dict[str, tuple[str | int, ...]] = {
 }
 
 
-class MambaConverter(CheckpointConverter):
-    """Converts `MambaForCausalLM` and `MambaModel` of transformers."""
+class MambaConverter(Converter):
+    """Converts `MambaForCausalLM` and `MambaModel` of transformers, and `MambaLMHeadModel` of mamba_ssm."""
 
     name = "Mamba"
     model_type = "mamba"
-    heads = {"MambaForCausalLM": SelectiveSSMForCausalLM, "MambaModel": SelectiveSSMModel}
+    reads_untyped = True
+    heads = {
+        "MambaForCausalLM": SelectiveSSMForCausalLM,
+        "MambaModel": SelectiveSSMModel,
+        "MambaLMHeadModel": SelectiveSSMForCausalLM,
+    }
     backbone_class = SelectiveSSMModel
+    names = MAMBA_NAMES
 
-    def convert_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
+        return super().recognises(config, names) or layer_of(config) == "Mamba1"
 
-    def convert_weights(
-        self, state_dict: Mapping[str, Tensor], found: Mapping[str, Any], config: SelectiveSSMConfig
-    ) -> dict[str, Tensor]:
-        return rename(state_dict, MAMBA_NAMES)
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        if config.get("model_type") is not None:
+            return {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
+        if config.get("d_intermediate"):
+            raise ValueError(
+                f"`d_intermediate`={config['d_intermediate']!r} cannot be converted: Mamba has no MLPs here"
+            )
+        own = convert_outer(config) | convert_options(object_of(config, "ssm_cfg"), SSM_FIELDS, "Mamba", ("layer",))
+        return own | {"time_step_rank": own["time_step_rank"] or "auto"}
 
 
 class HonarpishehConverter(Converter):
-    """Converts state dicts of the authors' code of *Generalization Error Analysis for Selective State-Space Models*."""
-
-    name = "Honarpisheh et al."
-
-    def recognises(self, config: Mapping[str, Any], names: Collection[str]) -> bool:
-        return any(name.startswith("SSM.") for name in names)
-
-    def convert(
-        self, state_dict: Mapping[str, Tensor], config: Mapping[str, Any], **options: Any
-    ) -> SelectiveSSMForSequenceClassification:
-        return plain_classifier_from_state_dict(state_dict)
-
-
-def plain_classifier_from_state_dict(state_dict: Mapping[str, Tensor]) -> SelectiveSSMForSequenceClassification:
-    """Convert a state dict of Honarpisheh et al. to a classifier.
+    """Converts state dicts of the authors' code of *Generalization Error Analysis for Selective State-Space Models*.
 
     The classifier has one logit (class 1 against class 0), stores A itself (`state_matrix="raw"`), and reads the last
-    position unless a mask is given. Its type is that of the embedding, at least float32.
-
-    Args:
-        state_dict: `embedding.weight` `(V, D)`, `SSM.ssm.A` `(D, N)`, `SSM.ssm.W_B` and `SSM.ssm.W_C` `(N, D)`,
-            `SSM.ssm.q_delta` `(D,)`, `SSM.ssm.p_delta` `(1,)`, `SSM.w` `(D,)`.
-
-    Raises:
-        ValueError: Tensors that are missing, unknown, of another shape or type, or not finite.
+    position unless a mask is given.
 
     Source: Honarpisheh et al. 2025, eqs. (8), (13), (14), (21).
     """
-    check_names(state_dict, _PLAIN_SHAPES, "the selective SSM of Honarpisheh et al.")
-    sizes = check_tensors(state_dict, _PLAIN_SHAPES)
-    # With one label, transformers assumes a regression unless the problem type is set.
-    one_logit: dict[str, Any] = {"num_labels": 1, "problem_type": "multi_label_classification"}
-    config = SelectiveSSMConfig(
-        block="plain",
-        state_matrix="raw",
-        vocab_size=sizes["V"],
-        hidden_size=sizes["D"],
-        state_size=sizes["N"],
-        **one_logit,
-    )
-    model = SelectiveSSMForSequenceClassification(config)
-    if state_dict["embedding.weight"].dtype == torch.float64:
-        model.double()
-    projections = (state_dict["SSM.ssm.q_delta"].unsqueeze(0), state_dict["SSM.ssm.W_B"], state_dict["SSM.ssm.W_C"])
-    model.load_state_dict(
-        {
-            "model.embed_tokens.weight": state_dict["embedding.weight"],
-            "model.layers.0.mixer.scan.A": state_dict["SSM.ssm.A"],
-            "model.layers.0.mixer.scan.x_proj.weight": torch.cat(projections),
-            "model.layers.0.mixer.scan.dt_bias": state_dict["SSM.ssm.p_delta"],
-            "classifier.weight": state_dict["SSM.w"].unsqueeze(0),
+
+    name = "Honarpisheh et al."
+    heads = {"": SelectiveSSMForSequenceClassification}
+    names = {
+        r"^embedding\.": "model.embed_tokens.",
+        r"^SSM\.ssm\.A$": "model.layers.0.mixer.scan.A",
+        r"^SSM\.ssm\.p_delta$": "model.layers.0.mixer.scan.dt_bias",
+        r"^SSM\.w$": "classifier.weight",
+    }
+
+    def recognises(self, config: Fields, names: Collection[str]) -> bool:
+        return any(name.startswith("SSM.") for name in names)
+
+    def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
+        sizes = check_tensors(tensors, _PLAIN_SHAPES, "the selective SSM of Honarpisheh et al.")
+        return {
+            "block": "plain",
+            "state_matrix": "raw",
+            "vocab_size": sizes["V"],
+            "hidden_size": sizes["D"],
+            "state_size": sizes["N"],
+            # With one label, transformers assumes a regression unless the problem type is set.
+            "num_labels": 1,
+            "problem_type": "multi_label_classification",
         }
-    )
-    return model.eval()
+
+    def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
+        weights = rename(tensors, self.names)
+        step, *matrices = (weights.pop(f"SSM.ssm.{name}") for name in ("q_delta", "W_B", "W_C"))
+        weights["model.layers.0.mixer.scan.x_proj.weight"] = torch.cat([step.unsqueeze(0), *matrices])
+        weights["classifier.weight"] = weights["classifier.weight"].unsqueeze(0)
+        return weights
+
+
+def plain_classifier_from_state_dict(state_dict: Tensors) -> Any:
+    """Convert a state dict of Honarpisheh et al. to a `SelectiveSSMForSequenceClassification`."""
+    return HonarpishehConverter().convert(state_dict)
 
 
 CONVERTERS = (HonarpishehConverter(), MambaConverter())

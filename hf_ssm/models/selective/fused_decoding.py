@@ -12,7 +12,7 @@ from torch import nn
 from hf_ssm.models.base.fused_decoding import FUSED_MODULES, FUSED_WEIGHTS, FusedBlocks, fused_options, fused_step
 from hf_ssm.models.selective.mixer_selective import SelectiveMixer
 from hf_ssm.modules.selective_scan import SelectiveScan
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, find_blocks_step
+from hf_ssm.ops.selective_decoding import BlockOptions, BlockWeights, find_blocks_step
 
 __all__ = ["step_of_blocks"]
 

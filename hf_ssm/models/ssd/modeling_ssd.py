@@ -88,7 +88,7 @@ class SSDMixer(nn.Module):
     def scan_inputs(
         self, projected: Tensor, rows: Rows = Rows(), state: LayerState | None = None, *, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """What the scan (or the reverse one) reads: x, B and C, `(B, L, C)`, zero at padding, and step sizes,
+        """Inputs of the scan (or the reverse one): x, B and C, `(B, L, C)`, zero at padding, and step sizes,
         `(B, L, H)`; from the first output of `project`."""
         inputs, step = projected.split([self.mixed, self.heads], dim=-1)
         convolution = self.reverse_conv1d if reverse else self.conv1d

@@ -1,6 +1,6 @@
 """Packed rows: several documents one after the other in a row, as data collators for training without padding make.
 
-Legend: `B` batch, `L` length, `T` positions of the layout, `n` documents.
+Legend: `B` batch, `L` length, `n` documents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from hf_ssm.models.views.alignment import RunLayers, read_with_cache
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Documents
+from hf_ssm.ops.documents import Bucket, Documents
 
 # Arguments of packed rows, in the order of trust.
 PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
@@ -151,55 +151,46 @@ def read_packed_with_cache(
     Returns:
         The hidden states of every layer, each `(B, L, D)`; values outside documents are meaningless.
     """
-    batch, length, _ = hidden_states.shape
-    device, before = hidden_states.device, (cache.get_seq_length(), cache.tokens_seen)
+    (batch, length), device = documents.shape, hidden_states.device
+    before, tokens_before = cache.get_seq_length(), cache.tokens_seen
     is_last = torch.ones(len(documents), dtype=torch.bool)
     is_last[:-1] = documents.rows.diff() != 0
-    continued = documents.continued
+    is_new = ~documents.continued
     # Rows that keep the document of the cache: it fills the row, or the row has no token.
     keeps_state = torch.ones(batch, dtype=torch.bool)
-    keeps_state[documents.rows[~continued]] = False
+    keeps_state[documents.rows[is_new]] = False
     pieces = []
-    if bool(continued.any()):
-        mask = _positions(documents, continued, device)
+    if bool(documents.continued.any()):
+        mask = _positions(documents, documents.continued, device)
         pieces.append((mask, read_with_cache(run, hidden_states, rows._replace(mask=mask), cache)))
-    between = ~continued & ~is_last
-    if bool(between.any()):
-        chosen = documents.rows[between], documents.starts[between], documents.lengths[between]
-        between_documents = Documents(*chosen, documents.shape, device)
-        arranged = rows._replace(mask=None).moved(between_documents.arrange)
-        arranged = arranged._replace(mask=between_documents.mask, layout=between_documents)
-        outputs = run(between_documents.arrange(hidden_states), arranged, None)
-        pieces.append(
-            (_positions(documents, between, device), [between_documents.restore(output) for output in outputs])
-        )
+    if bool(is_new.any()):
+        bucket = documents.bucket(is_new.nonzero().squeeze(1))
+        fresh, taken = cache.empty_copy(), bucket
+        owners = torch.where(is_last, documents.rows, -1)[bucket.numbers]
+        if not before and bool(keeps_state.any()):
+            # Without history, a row without tokens gets a state of its own as well.
+            empty = keeps_state.nonzero().squeeze(1)
+            tokens = torch.ones_like(bucket.positions, dtype=torch.bool) if bucket.mask is None else bucket.mask
+            index = torch.cat([bucket.positions, bucket.positions[:1].expand(len(empty), -1)])
+            mask = torch.cat([tokens, torch.zeros_like(tokens[:1]).expand(len(empty), -1)])
+            taken, owners = Bucket(bucket.numbers, index, mask), torch.cat([owners, empty])
+        read = rows.moved(taken.take)._replace(mask=taken.mask)
+        outputs = read_with_cache(run, taken.take(hidden_states), read, fresh)
+        restored = [documents.restore([bucket], [output[: len(bucket.positions)]]) for output in outputs]
+        pieces.append((_positions(documents, is_new, device), restored))
+        # The cache holds the last document of each row.
+        kept = (owners >= 0).nonzero().squeeze(1)
+        fresh.batch_select_indices(kept.to(device))
+        groups: list[tuple[Tensor, list[LayerState]]] = [(owners[kept].to(device), list(fresh.states))]
+        if before and bool(keeps_state.any()):
+            others = keeps_state.nonzero().squeeze(1).to(device)
+            groups.append((others, cache.rows(others)))
+        cache.assemble(groups)
     counts = torch.zeros(batch, dtype=torch.long)
     counts[documents.rows[is_last]] = documents.lengths[is_last]
-    if not bool(keeps_state.all()):
-        # Without history, a row without tokens gets a state of its own as well.
-        fresh_rows = (~keeps_state if before[0] else torch.ones_like(keeps_state)).nonzero().squeeze(1)
-        starts = torch.zeros(batch, dtype=torch.long)
-        starts[documents.rows[is_last]] = documents.starts[is_last]
-        steps = torch.arange(int(counts[fresh_rows].max()))
-        there = (steps < counts[fresh_rows].unsqueeze(1)).to(device)
-        columns = (starts[fresh_rows].unsqueeze(1) + steps).clamp(max=length - 1).to(device)
-        places = fresh_rows.unsqueeze(1).to(device), columns
-        fresh = cache.empty_copy()
-        chosen_rows = rows.moved(lambda values: values[places])._replace(mask=there)
-        outputs = read_with_cache(run, hidden_states[places], chosen_rows, fresh)
-        target = places[0].expand_as(columns)[there], columns[there]
-        whole = [
-            output.new_zeros(batch, length, output.shape[2]).index_put(target, output[there]) for output in outputs
-        ]
-        pieces.append((_positions(documents, ~continued & is_last, device), whole))
-        groups: list[tuple[Tensor, list[LayerState]]] = [(places[0].squeeze(1), list(fresh.states))]
-        if before[0] and bool(keeps_state.any()):
-            kept = keeps_state.nonzero().squeeze(1).to(device)
-            groups.append((kept, cache.rows(kept)))
-        cache.assemble(groups)
-    seen = torch.zeros(batch, dtype=torch.long, device=device) if before[1] is None else before[1]
+    seen = torch.zeros(batch, dtype=torch.long, device=device) if tokens_before is None else tokens_before
     counts, keeps = counts.to(seen.device), keeps_state.to(seen.device)
-    cache.length = before[0] + length
+    cache.length = before + length
     cache.tokens_seen = torch.where(keeps, seen + counts, counts)
     longest = int(cache.tokens_seen.max())
     for layer in cache.states:

@@ -7,7 +7,7 @@ strands. Its hidden states are `(B, L, 2 D)`: the first D channels are those of 
 of its reverse complement, h2, with length and channels reversed. The reverse complement of the input therefore gives
 the same hidden states with length and channels reversed.
 
-Padding stays where it is: only the tokens of a row are reversed, and in packed rows those of each document.
+Padding stays where it is: only the tokens of a row are reversed.
 
 Source: Schiff et al. 2024 (Caduceus), Section 4.
 """
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from hf_ssm.modules.rows import Rows
-from hf_ssm.ops.documents import Documents
 
 # A, C, G, T of the single-nucleotide vocabulary (`hf_ssm.tokenization.DNA_TOKENS`).
 _DNA_SIZE, _DNA_PAIRS = 12, {7: 10, 8: 9, 9: 8, 10: 7}
@@ -123,28 +122,18 @@ def embed_strands(embedding: Callable[[Tensor], Tensor], input_ids: Tensor, conf
     return torch.cat([strand, other.flip(-1)], dim=-1)
 
 
-def read_order(shape: tuple[int, int], mask: Tensor | None, documents: Documents | None) -> Tensor | None:
+def read_order(mask: Tensor | None) -> Tensor | None:
     """Which position of a row stands at each one after the tokens are reversed, `(B, L)`; `None` to reverse whole rows.
 
     Args:
-        shape: `(B, L)`.
         mask: `(B, L)` or `None`, true at tokens, which are consecutive in each row.
-        documents: The documents of packed rows, each of which is reversed by itself.
     """
-    if documents is not None:
-        order = torch.arange(shape[1]).expand(shape).clone()
-        lengths = documents.lengths
-        rows = documents.rows.repeat_interleave(lengths)
-        ends = lengths.cumsum(0)
-        steps = torch.arange(len(rows)) - (ends - lengths).repeat_interleave(lengths)
-        firsts = documents.starts.repeat_interleave(lengths)
-        order[rows, firsts + steps] = firsts + lengths.repeat_interleave(lengths) - 1 - steps
-        return order
     if mask is None:
         return None
-    steps = torch.arange(shape[1], device=mask.device)
+    length = mask.shape[1]
+    steps = torch.arange(length, device=mask.device)
     first = mask.int().argmax(dim=1, keepdim=True)
-    last = shape[1] - 1 - mask.flip(1).int().argmax(dim=1, keepdim=True)
+    last = length - 1 - mask.flip(1).int().argmax(dim=1, keepdim=True)
     return torch.where(mask, first + last - steps, steps)
 
 
@@ -154,25 +143,17 @@ class Strands:
     Embeddings of both strands are `(B, L, 2 D)`, from `embed_strands`. Layers read `(2 B, L, D)`.
 
     Args:
-        config: The configuration of the model.
-        documents: The documents of packed rows, or `None`.
+        mask: `(B, L)` or `None`, true at tokens, which are consecutive in each row.
     """
 
-    def __init__(self, config: Any, documents: Documents | None = None):
-        self.config, self.packed = config, documents
-        self._order: Tensor | None = None
+    def __init__(self, mask: Tensor | None = None):
+        order = read_order(mask)
+        self._order = None if order is None else order.unsqueeze(-1)
 
     def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
-        """From `(B, L, 2 D)` to `(2 B, L, D)`; the documents, too, are those of the doubled batch afterwards."""
-        order = read_order((hidden_states.shape[0], hidden_states.shape[1]), rows.mask, self.packed)
-        self._order = None if order is None else order.to(hidden_states.device).unsqueeze(-1)
+        """From `(B, L, 2 D)` to `(2 B, L, D)`."""
         strand, other = hidden_states.chunk(2, dim=-1)
         doubled = torch.cat([strand, self.reverse_complement(other)])
-        if (packed := self.packed) is not None:
-            batch, length = packed.shape
-            places = torch.cat([packed.rows, packed.rows + batch]), packed.starts.repeat(2)
-            documents = Documents(*places, packed.lengths.repeat(2), (2 * batch, length), hidden_states.device)
-            return doubled, rows._replace(layout=documents)
         return doubled, rows._replace(mask=None if rows.mask is None else torch.cat([rows.mask, rows.mask]))
 
     def reverse_complement(self, hidden_states: Tensor) -> Tensor:
@@ -182,11 +163,11 @@ class Strands:
         return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
 
     def exchanged(self, hidden_states: Tensor, rows: Rows) -> Tensor:
-        """Each strand becomes the reverse complement of the other (`rc_swap`), `(2 B, L, D)`, or `(1, T, D)`."""
-        doubled = hidden_states if rows.layout is None else rows.layout.restore(hidden_states)
+        """Each strand becomes the reverse complement of the other (`rc_swap`), `(2 B, L, D)`."""
+        doubled = hidden_states if rows.layout is None else rows.layout.whole(hidden_states)
         strand, other = doubled.unflatten(0, (2, -1)).unbind(0)
         exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(strand)])
-        return exchanged if rows.layout is None else rows.layout.arrange(exchanged)
+        return exchanged if rows.layout is None else rows.layout.cut(exchanged)
 
     def restore(self, hidden_states: Tensor) -> Tensor:
         """From `(2 B, L, D)` to `(B, L, 2 D)`."""

@@ -29,7 +29,7 @@ def convolve_frames(frames: Tensor, kernel: Tensor) -> Tensor:
 def conv_ssm_reference(
     inputs: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, initial_state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `conv_ssm`, with a loop over the frames, and over the offsets of the kernels; same arguments."""
+    """Compute `conv_ssm` with a loop over the frames, and over the offsets of the kernels; same arguments."""
 
     def around(frame: Tensor, kernel: Tensor) -> Tensor:
         height, width = frame.shape[1:3]

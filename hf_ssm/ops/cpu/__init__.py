@@ -1,1 +1,1 @@
-"""What the compiled kernels for CPUs share: their compilation by numba, and vectors."""
+"""Parts that the compiled kernels for CPUs share: their compilation by numba, and vectors."""

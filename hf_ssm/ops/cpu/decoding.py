@@ -1,4 +1,4 @@
-"""What the compiled kernels of one position share: linear maps, norms, the short convolution, and the call of blocks.
+"""Parts of the compiled kernels of one position: linear maps, norms, the short convolution, and the call of blocks.
 
 In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
 all numbers. The weights of a block are given by descriptions of three integers: the address of the numbers, that of a

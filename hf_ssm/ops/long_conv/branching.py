@@ -35,7 +35,7 @@ class BranchedConvolution:
         return self._stream.length + (0 if self._inputs is None else self._inputs.shape[1])
 
     def extend(self, u: Tensor, taps: Taps) -> Tensor:
-        """As `StreamingConvolution.extend`: the outputs `(R, L, D)` at the positions of the piece `u`."""
+        """Compute, as `StreamingConvolution.extend`, the outputs `(R, L, D)` at the positions of the piece `u`."""
         history = self._stream.history
         assert history is not None
         kernel = self._stream.first_taps(self.length + u.shape[1], taps)

@@ -1,4 +1,4 @@
-"""Frequency responses of discrete kernels and of Sobolev filters.
+"""Frequency responses of discrete kernels.
 
 Dimensions: `D` channels, `S` frequencies, `H` stored conjugate pairs, `n` poles (`2 H` with conjugates),
 `L` taps.
@@ -15,7 +15,6 @@ import torch
 from hf_ssm.ops.lti.discretize import check_discretization, zoh, zoh_dense
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
 from hf_ssm.ops.lti.krylov import dense_kernel
-from hf_ssm.ops.sobolev import FREQUENCIES, ZERO_PHASE_CUTOFF
 
 # Size limit of temporary tables and matrices.
 _TEMPORARY_BYTES = 2**27
@@ -232,63 +231,3 @@ def taps_response_reference(omega: torch.Tensor, taps: torch.Tensor) -> torch.Te
         waves = torch.exp(_delay(nodes).unsqueeze(-1) * lags)
         parts.append((waves @ taps.unsqueeze(-1)).squeeze(-1) if omega.dim() == 2 else taps @ waves.T)
     return torch.cat(parts, dim=-1)
-
-
-def sobolev_response(
-    omega: torch.Tensor,
-    order: torch.Tensor | float,
-    frequency: str,
-    dt: torch.Tensor | float = 1.0,
-    *,
-    causal: bool,
-) -> torch.Tensor:
-    """Response of the Sobolev filters: `(1 + s)^β` of `causal_taps`, or `(1 + |s|)^β` of `zero_phase_taps`.
-
-    At Nyquist the frequency of the causal `"bilinear"` is infinite, and the response is a real infinity for β > 0, 0
-    for β < 0 and 1 for β = 0. The zero-phase one is constant above `ZERO_PHASE_CUTOFF`.
-
-    Args:
-        omega: Frequencies `(S,)` or `(D, S)`, radians per sample, in [0, π].
-        order: β, a number or `(D,)`.
-        frequency: `"bilinear"`, `"normalized"` or `"radian"`.
-        dt: Step size, a number or `(D,)`; not used by `"normalized"`.
-        causal: The causal filter instead of the zero-phase weight.
-
-    Returns:
-        `(S,)`, or `(D, S)` if one of the arguments is per channel, complex128.
-
-    Raises:
-        ValueError: Unknown `frequency`.
-
-    Source: Yu et al. 2025, eq. (8); the causal filter is original.
-    """
-    if frequency not in FREQUENCIES:
-        raise ValueError(f"frequency must be one of {', '.join(map(repr, FREQUENCIES))}, got {frequency!r}")
-    omega = omega.to(torch.float64)
-    beta, step = (torch.as_tensor(t, dtype=torch.float64, device=omega.device).unsqueeze(-1) for t in (order, dt))
-    beta, size, angle = torch.broadcast_tensors(beta, *_sobolev_logarithm(omega, frequency, step, causal))
-    size = torch.exp(torch.where(beta == 0, 0.0, beta * size))
-    infinite = torch.isinf(size)
-    finite = torch.polar(torch.where(infinite, 1.0, size), torch.where(infinite, 0.0, beta * angle))
-    return torch.where(infinite, torch.complex(size, torch.zeros_like(size)), finite)
-
-
-def _sobolev_logarithm(
-    omega: torch.Tensor, frequency: str, step: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Real and imaginary part of `log(1 + s)`, or of `log(1 + |s|)`."""
-    if frequency == "bilinear":
-        if not causal:
-            omega = omega.clamp(max=ZERO_PHASE_CUTOFF)
-        magnitude = 2 / step * torch.tan(omega / 2)
-        # In floating point tan(π / 2) is a large finite number.
-        magnitude = torch.where(omega >= math.pi, math.inf, magnitude)
-        if causal:
-            return torch.log1p(magnitude.square()) / 2, torch.atan(magnitude)
-    else:
-        unit = torch.full_like(step, 2 * math.pi) if frequency == "normalized" else step
-        magnitude = omega / unit
-        if causal:
-            logarithm = torch.log(1 - torch.expm1(_delay(omega)) / unit)
-            return logarithm.real, logarithm.imag
-    return torch.log1p(magnitude), torch.zeros_like(magnitude)

@@ -71,7 +71,7 @@ class SSDBlockOptions(NamedTuple):
 
 
 def ssd_block_shapes(w: SSDBlockWeights, options: SSDBlockOptions) -> BlockShapes:
-    """Of blocks like this one; they follow from the shapes of `A_log`, `skip`, `out_weight` and `conv_weight`."""
+    """Shapes of blocks like this one, from those of `A_log`, `skip`, `out_weight` and `conv_weight`."""
     (size, channels), (mixed, _, taps), heads = w.out_weight.shape, w.conv_weight.shape, len(w.A_log)
     rows, states = channels + mixed + heads, (mixed - channels) // (2 * options.groups)
     weights = (

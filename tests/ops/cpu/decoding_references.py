@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
+from hf_ssm.ops.selective_decoding import BlockOptions, BlockWeights
 from hf_ssm.ops.ssd import ssd_step
 from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
 

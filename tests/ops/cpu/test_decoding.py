@@ -9,9 +9,9 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 from decoding_references import blocks_step_reference
 
+from hf_ssm.ops.cpu.selective_decoding import BlocksStep
 from hf_ssm.ops.decoding import LINEAR_MAPS, ScaledRows
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights
-from hf_ssm.ops.selective_scan.numba_decoding import BlocksStep
+from hf_ssm.ops.selective_decoding import BlockOptions, BlockWeights
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 

@@ -17,7 +17,6 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.selective_scan import selective_scan, selective_scan_reference
-from hf_ssm.ops.selective_scan.numba import _backward, _forward
 
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
 ALONG = ("u", "delta", "B", "C", "z")
@@ -130,22 +129,21 @@ def test_values_and_gradients(batch, length, channels, states, is_complex, share
     assert_parity(inputs, softplus, 1e-12 if double else 5e-5)
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("wanted", NAMES)
-def test_gradient_of_one_input_only(wanted, is_complex):
-    inputs = scan_inputs(is_complex=is_complex, shared=True, dtype=torch.float64)
+def test_gradient_of_one_input_only(wanted):
+    inputs = scan_inputs(shared=True)
     grads = []
-    for scan in (selective_scan, selective_scan_reference):
-        leaf = inputs[wanted].detach().clone().requires_grad_()
-        y, last = scan(**(inputs | {wanted: leaf}), delta_softplus=True, return_last_state=True)
-        grads.append(torch.autograd.grad(y.square().sum() + last.abs().sum(), leaf)[0])
-    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+    for scan, dtype in ((selective_scan, torch.float32), (selective_scan_reference, torch.float64)):
+        given = {name: value.to(dtype) for name, value in inputs.items()}
+        leaf = given[wanted].clone().requires_grad_()
+        y, last = scan(**(given | {wanted: leaf}), delta_softplus=True, return_last_state=True)
+        grads.append(torch.autograd.grad(y.square().sum() + last.abs().sum(), leaf)[0].double())
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5 * grads[1].abs().max().item())
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_no_digit_depends_on_the_number_of_threads(is_complex, shared):
-    inputs = learning(scan_inputs(3, 50, 200, 6, is_complex, shared))
+def test_no_digit_depends_on_the_number_of_threads(shared):
+    inputs = learning(scan_inputs(3, 50, 600, 6, shared=shared))
     before = torch.get_num_threads()
     results = []
     try:
@@ -157,43 +155,6 @@ def test_no_digit_depends_on_the_number_of_threads(is_complex, shared):
     for result in results[1:]:
         for name, value in result.items():
             assert torch.equal(value, results[0][name]), name
-
-
-def test_views_of_projections_are_not_copied(monkeypatch):
-    inputs = scan_inputs()
-    inputs["u"] = inputs["u"].contiguous()
-    copies = []
-    original = torch.Tensor.contiguous
-    monkeypatch.setattr(torch.Tensor, "contiguous", lambda t, *a, **k: copies.append(t.shape) or original(t, *a, **k))
-    selective_scan(**inputs, delta_softplus=True)
-    assert (2, 37, 21) not in copies
-    assert (2, 37, 5) not in copies
-
-
-def test_the_operators_pass_torchs_own_checks():
-    for is_complex in (False, True):
-        tensors = learning(scan_inputs(2, 20, 17, 3, is_complex))
-        args = *(tensors[name] for name in NAMES), True, True
-        torch.library.opcheck(_forward, args)
-        bare = *(tensors[name] for name in NAMES[:5]), None, None, None, None, False, True
-        torch.library.opcheck(_forward, bare)
-        *_, starts = _forward(*args)
-        detached = [t.detach() for t in args[:9]]
-        grads = torch.ones(2, 20, 17), None, *detached, True, starts.detach(), [True] * 9
-        torch.library.opcheck(_backward, grads)
-        torch.library.opcheck(_backward, (*grads[:-1], [False, True] * 4 + [False]))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_compiles_as_one_graph_with_gradients(is_complex, dynamic):
-    torch._dynamo.reset()
-    compiled = torch.compile(selective_scan, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for length in (20, 33):
-        inputs = learning(scan_inputs(length=length, is_complex=is_complex))
-        actual = outputs_and_gradients(compiled, inputs)
-        for name, value in outputs_and_gradients(selective_scan, inputs).items():
-            torch.testing.assert_close(actual[name], value, rtol=1e-6, atol=1e-6, msg=name)
 
 
 def test_gradient_checkpointing():
@@ -220,9 +181,6 @@ def test_peak_of_what_is_kept_for_the_backward():
     own = {t.untyped_storage().data_ptr() for t in inputs.values() if t is not None}
     # The states before each 16 positions: with 16 states as many numbers as the input has.
     assert sum(size for at, size in saved.items() if at not in own) == inputs["u"].numel()
-    with torch.no_grad():
-        *_, starts = _forward(*(inputs[name] for name in NAMES), True, False)
-    assert starts.numel() == 0
 
 
 def _in_child(queue: Any, inputs: dict[str, Any]) -> None:

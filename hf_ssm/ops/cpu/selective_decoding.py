@@ -23,7 +23,7 @@ from hf_ssm.ops.cpu.decoding import (
 )
 from hf_ssm.ops.cpu.vector import LANES, exp2, fma, load_some, mul, pointer, softplus, splat, store_some, sub, total
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
-from hf_ssm.ops.selective_scan.decoding import BlockOptions, BlockWeights, block_shapes
+from hf_ssm.ops.selective_decoding import BlockOptions, BlockWeights, block_shapes
 
 __all__ = ["BlocksStep"]
 

@@ -64,7 +64,7 @@ class BlockOptions(NamedTuple):
 
 
 def block_shapes(w: BlockWeights) -> BlockShapes:
-    """Of blocks like this one; they follow from the shapes of `A`, `dt_weight`, `out_weight` and `conv_weight`."""
+    """Shapes of blocks like this one, from those of `A`, `dt_weight`, `out_weight` and `conv_weight`."""
     (channels, states), rank = w.A.shape, w.dt_weight.shape[1]
     size, taps = w.out_weight.shape[0], w.conv_weight.shape[-1]
     weights = (
@@ -75,7 +75,7 @@ def block_shapes(w: BlockWeights) -> BlockShapes:
     return BlockShapes(weights, (taps - 1, channels), (channels, states), size)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.selective_scan.numba_decoding", "BlocksStep"))
+_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.cpu.selective_decoding", "BlocksStep"))
 
 find_blocks_step = partial(find_step, _BLOCKS_STEP)
 """`find_step` of Mamba blocks, with `pasts` `(number of blocks, B, K - 1, D)` and `states` `(..., B, D, N)`."""

@@ -1,0 +1,155 @@
+"""Callback that logs how far training moves the parameters (Yu et al. 2025, Table 1)."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from hf_ssm.analysis.parameter_change import PREFIX, SINCE, relative_change
+from hf_ssm.modules.roles import parameter_roles
+from hf_ssm.utils.processes import is_sharded
+
+__all__ = ["ParameterMovement"]
+
+logger = logging.get_logger(__name__)
+
+_STEP = "relative_change_step"
+_SNAPSHOT_NAME = "initial_parameters.safetensors"
+
+
+class ParameterMovement(TrainerCallback):
+    """Callback that logs the relative change of each quantity since the start of training.
+
+    Each entry of `log_history` with a training loss, and a last one for the model that is kept (the best checkpoint
+    with `load_best_model_at_end`), gets `relative_change_<quantity>` for the keys of `QUANTITIES`; a quantity that was
+    zero at the start is omitted. The last entry has the step of this model in `relative_change_step`.
+
+    The start is `on_train_begin`, after a rescaling. Each checkpoint also holds the initial parameters
+    (`initial_parameters.safetensors`, as large as the weights), from which a resumed run reads them. Without this file,
+    changes are measured from the resumption, with a warning, and each entry has `relative_change_since_step`.
+
+    Works with `SSMTrainer` and with transformers' Trainer. The first process keeps a copy of the parameters on the CPU;
+    parts of parameters that FSDP2 has sharded are gathered for each entry. FSDP1 and ZeRO-3 are not supported.
+
+    Args:
+        resumed_from: Checkpoint folder that the run resumes from; default: `checkpoint-STEP` in the output folder.
+
+    Source: Yu et al. 2025, Table 1.
+    """
+
+    def __init__(self, resumed_from: str | Path | None = None):
+        self.resumed_from = resumed_from
+        self.initial: dict[str, Tensor] = {}
+        self.since_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        parameters = _whole(_parameters(kwargs["model"]))
+        if not state.is_world_process_zero:
+            return
+        self.initial = {
+            name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, value in parameters.items()
+        }
+        self.since_step = 0
+        if state.global_step == 0:
+            return
+        folder = _checkpoint(args, state) if self.resumed_from is None else Path(self.resumed_from)
+        stored = _stored_snapshot(folder, self.initial)
+        if stored is None:
+            self.since_step = state.global_step
+            logger.warning(
+                f"{str(folder)!r} holds no {_SNAPSHOT_NAME} of this model: changes of parameters are measured from "
+                f"step {state.global_step}, where the run was resumed."
+            )
+        else:
+            self.initial = stored
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Only the history gets the values: the printed line stays short.
+        if "loss" in (kwargs.get("logs") or {}) and state.log_history:
+            state.log_history[-1].update(self._entry(kwargs["model"]))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        folder = _checkpoint(args, state)
+        # A snapshot taken at a resumption is not the start of training.
+        if self.initial and folder.is_dir() and self.since_step == 0:
+            save_file(self.initial, folder / _SNAPSHOT_NAME)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        entry: dict[str, Any] = dict(self._entry(kwargs["model"]))
+        if self.initial:
+            best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+            entry[_STEP] = state.best_global_step if best else state.global_step
+            state.log_history.append({**entry, "epoch": state.epoch, "step": state.global_step})
+
+    @contextmanager
+    def start(self, model: nn.Module) -> Iterator[None]:
+        """Context manager that gives the model its initial parameters, if they are known in this process."""
+        present = _parameters(model)
+        kept = {name: present[name].detach().clone() for name in self.initial}
+        try:
+            _assign(present, self.initial)
+            yield
+        finally:
+            _assign(present, kept)
+
+    def changes(self, model: nn.Module) -> dict[str, float]:
+        """Compute the relative change of each quantity that was not zero at the start; empty if the start is unknown.
+
+        It is known in the first process; for a sharded model, all processes must call this method.
+        """
+        parameters = _whole(_parameters(model))
+        if not self.initial:
+            return {}
+        roles = {_bare_name(name): role for name, role in parameter_roles(model).items()}
+        changes = relative_change(roles, self.initial, parameters)
+        return {group: value for group, value in changes.items() if value is not None}
+
+    def _entry(self, model: nn.Module) -> dict[str, float]:
+        entry = {f"{PREFIX}{group}": value for group, value in self.changes(model).items()}
+        return {**entry, SINCE: self.since_step} if self.since_step else entry
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """The Trainer's checkpoint folder of this step."""
+    return Path(args.output_dir or "", f"checkpoint-{state.global_step}")
+
+
+def _bare_name(name: str) -> str:
+    """A parameter's name without the prefixes of data-parallel wrappers and `torch.compile`."""
+    return re.sub(r"(^|\.)(module|_orig_mod)\.", r"\1", name)
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {_bare_name(name): value for name, value in model.named_parameters()}
+
+
+def _whole(parameters: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Join the parts of sharded parameters of all processes, on the CPU."""
+    return {name: p.detach().full_tensor().cpu() if is_sharded(p) else p for name, p in parameters.items()}
+
+
+@torch.no_grad()
+def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)
+
+
+def _stored_snapshot(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Load the initial parameters stored in a checkpoint, if they fit this model."""
+    if not (folder / _SNAPSHOT_NAME).is_file():
+        return None
+    stored = load_file(folder / _SNAPSHOT_NAME)
+    fits = stored.keys() == like.keys() and all(stored[name].shape == like[name].shape for name in like)
+    return stored if fits else None

@@ -1,0 +1,269 @@
+"""Mamba and Mamba-3 in the layout of mamba_ssm: logits by loops over tokens in float64, authors' outputs, errors."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import hf_ssm
+from hf_ssm import HybridForCausalLM, Mamba3ForCausalLM, SelectiveSSMForCausalLM, cli
+from hf_ssm.models.conversion import convert_checkpoint
+
+D, LAYERS, VOCABULARY, ROWS = 8, 2, 11, 12
+INNER, N, HEADS, P = 2 * D, 6, 4, 4
+
+
+def outer_config(options: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """As mamba_ssm writes it; the vocabulary is that of the tokenizer, and the tensors have 12 rows."""
+    return {
+        **{"d_model": D, "n_layer": LAYERS, "vocab_size": VOCABULARY, "ssm_cfg": options, "rms_norm": True},
+        **{"residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 4},
+        **fields,
+    }
+
+
+def draw(shapes: dict[str, tuple[int, ...]], mlp: int = 0) -> dict[str, Tensor]:
+    """Random tensors of a language model, whose layers have tensors of these shapes."""
+    own = {f"mixer.{name}": shape for name, shape in shapes.items()} | {"norm.weight": (D,)}
+    if mlp:
+        own |= {"norm2.weight": (D,), "mlp.fc1.weight": (2 * mlp, D), "mlp.fc2.weight": (D, mlp)}
+    names = {f"backbone.layers.{layer}.{name}": shape for layer in range(LAYERS) for name, shape in own.items()}
+    names |= {"backbone.embedding.weight": (ROWS, D), "backbone.norm_f.weight": (D,)}
+    tensors = {name: torch.randn(shape) for name, shape in names.items()}
+    return tensors | {"lm_head.weight": tensors["backbone.embedding.weight"]}
+
+
+def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def logits_by_loops(tensors: dict[str, Tensor], ids: Tensor, mixer: Any) -> Tensor:
+    """Logits `(L, V)` of one row; `mixer` computes a layer from its tensors."""
+    w = {name: tensor.double() for name, tensor in tensors.items()}
+    h = w["backbone.embedding.weight"][ids]
+    for layer in range(LAYERS):
+        own = f"backbone.layers.{layer}."
+        part = {name.removeprefix(f"{own}mixer."): t for name, t in w.items() if name.startswith(f"{own}mixer.")}
+        h = h + mixer(rms(h, w[f"{own}norm.weight"]), part)
+        if f"{own}mlp.fc1.weight" in w:
+            up, gate = (rms(h, w[f"{own}norm2.weight"]) @ w[f"{own}mlp.fc1.weight"].T).chunk(2, dim=-1)
+            h = h + (up * F.silu(gate)) @ w[f"{own}mlp.fc2.weight"].T
+    return rms(h, w["backbone.norm_f.weight"]) @ w["lm_head.weight"].T
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+
+
+class TestMamba:
+    SHAPES: ClassVar[dict[str, tuple[int, ...]]] = {
+        **{"in_proj.weight": (2 * INNER, D), "conv1d.weight": (INNER, 1, 3), "conv1d.bias": (INNER,)},
+        **{"x_proj.weight": (1 + 2 * N, INNER), "dt_proj.weight": (INNER, 1), "dt_proj.bias": (INNER,)},
+        **{"A_log": (INNER, N), "D": (INNER,), "out_proj.weight": (D, INNER)},
+    }
+    CONFIG: ClassVar[dict[str, Any]] = outer_config({"d_state": N, "d_conv": 3})
+
+    @staticmethod
+    def mixer(x: Tensor, w: dict[str, Tensor]) -> Tensor:
+        u, z = (x @ w["in_proj.weight"].T).chunk(2, dim=-1)
+        past = torch.cat([u.new_zeros(2, INNER), u])
+        u = F.silu(sum(past[k : k + len(x)] * w["conv1d.weight"][:, 0, k] for k in range(3)) + w["conv1d.bias"])
+        dt, B, C = (u @ w["x_proj.weight"].T).split([1, N, N], dim=-1)
+        dt = F.softplus(dt @ w["dt_proj.weight"].T + w["dt_proj.bias"]).unsqueeze(-1)
+        state, outputs = u.new_zeros(INNER, N), []
+        for t in range(len(x)):
+            state = torch.exp(-dt[t] * w["A_log"].exp()) * state + dt[t] * B[t] * u[t].unsqueeze(-1)
+            outputs.append(state @ C[t] + w["D"] * u[t])
+        return (torch.stack(outputs) * F.silu(z)) @ w["out_proj.weight"].T
+
+    @torch.no_grad()
+    def test_logits(self, tmp_path):
+        tensors, ids = draw(self.SHAPES), torch.randint(0, ROWS, (15,))
+        folder = write(tmp_path / "source", tensors, self.CONFIG)
+        expected = logits_by_loops(tensors, ids, self.mixer)
+        model, info = SelectiveSSMForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not info["missing_keys"] | info["unexpected_keys"]
+        assert model.config.vocab_size == ROWS and model.lm_head.weight is model.model.embed_tokens.weight
+        close(model.eval().double()(ids[None]).logits[0], expected)
+        assert cli.main(["convert", str(folder), str(tmp_path / "target")]) == 0
+        model = SelectiveSSMForCausalLM.from_pretrained(tmp_path / "target")
+        close(model.eval().double()(ids[None]).logits[0], expected)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"attn_layer_idx": [1]}, r"`attn_layer_idx`=\[1\] cannot be converted"),
+            ({"d_intermediate": 8}, "`d_intermediate`=8 cannot be converted"),
+            ({"ssm_cfg": {"d_state": N, "d_konv": 3}}, "has options that Mamba does not have: 'd_konv'"),
+            ({"ssm_cfg": {"d_state": 4, "d_conv": 3}}, r"scan.A_log \(16, 6\) instead of \(16, 4\)"),
+            ({"vocab_size": 13}, r"embed_tokens.weight \(12, 8\) instead of \(16, 8\)"),
+            ({"n_layer": 3}, "the tensors have 2 layers, but the configuration asks for 3"),
+            ({"n_layer": 1}, r"unknown model\.layers\.1"),
+        ],
+    )
+    def test_what_does_not_fit(self, fields, message, tmp_path):
+        folder = write(tmp_path / "source", draw(self.SHAPES), {**self.CONFIG, **fields})
+        with pytest.raises(ValueError, match=message):
+            SelectiveSSMForCausalLM.from_pretrained(folder)
+        with pytest.raises(ValueError, match=message):
+            convert_checkpoint(folder, tmp_path / "target")
+
+
+class Mamba3:
+    """A layer by its equations, token by token, with what mamba_ssm does beyond them."""
+
+    def __init__(self, rank: int = 0, fraction: float = 0.5, activation: str = "heavy_tail", norm: bool = False):
+        self.is_mimo, self.rank = rank > 0, max(rank, 1)
+        self.pairs, self.activation, self.norm = int(N * fraction) // 2, activation, norm
+        self.options: dict[str, Any] = {"layer": "Mamba3", "d_state": N, "headdim": P, "chunk_size": 4}
+        self.options |= {"rope_fraction": fraction, "is_outproj_norm": norm}
+        self.options |= {"is_mimo": True, "mimo_rank": rank} if rank else {}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        R = self.rank
+        found: dict[str, tuple[int, ...]] = {
+            "in_proj.weight": (2 * INNER + 2 * R * N + 3 * HEADS + self.pairs, D),
+            **{"out_proj.weight": (D, INNER), "dt_bias": (HEADS,), "D": (HEADS,)},
+            **{"B_norm.weight": (N,), "C_norm.weight": (N,), "B_bias": (HEADS, R, N), "C_bias": (HEADS, R, N)},
+        }
+        found |= dict.fromkeys(("mimo_x", "mimo_z", "mimo_o"), (HEADS, R, P)) if self.is_mimo else {}
+        return found | ({"norm.weight": (INNER,)} if self.norm else {})
+
+    def turned(self, v: Tensor, angle: Tensor) -> Tensor:
+        """`(H, R, N)` with K pairs of states turned by `(H, K)`: neighbours, or with MIMO state i and i + N/2."""
+        v = v.clone()
+        for k in range(self.pairs):
+            i, j = (k, k + N // 2) if self.is_mimo else (2 * k, 2 * k + 1)
+            c, s = angle[:, k, None].cos(), angle[:, k, None].sin()
+            v[..., i], v[..., j] = v[..., i] * c - v[..., j] * s, v[..., i] * s + v[..., j] * c
+        return v
+
+    def __call__(self, h: Tensor, w: dict[str, Tensor]) -> Tensor:
+        R, ones = self.rank, torch.ones(HEADS, self.rank, P, dtype=h.dtype)
+        sizes = [INNER, INNER, R * N, R * N, HEADS, HEADS, HEADS, self.pairs]
+        projected = (h @ w["in_proj.weight"].T).split(sizes, dim=-1)
+        up, gate, down = (w.get(f"mimo_{name}", ones) for name in "xzo")
+        state, last, total = h.new_zeros(HEADS, P, N), h.new_zeros(HEADS, P, N), h.new_zeros(HEADS, self.pairs)
+        rows = []
+        for z, x, B, C, dt, a, share, angles in zip(*projected, strict=True):
+            dt, share = F.softplus(dt + w["dt_bias"]), share.sigmoid()
+            rate = F.softplus(a) if self.activation == "softplus" else torch.where(a > 0, 1 + a, 1 / (1 - a))
+            decay = torch.exp(-dt * rate.clamp(min=1e-4))[:, None, None]
+            total = total + dt[:, None] * torch.pi * torch.tanh(angles)
+            B, C = (rms(v.view(R, N), w[f"{name}_norm.weight"]) + w[f"{name}_bias"] for name, v in (("B", B), ("C", C)))
+            B, C = self.turned(B, total), self.turned(C, total)
+            x = x.view(HEADS, 1, P) * up
+            now = torch.einsum("hrp,hrn->hpn", x, B)
+            weight = (dt * share)[:, None, None], (dt * (1 - share))[:, None, None]
+            state = decay * (state + weight[1] * last) + weight[0] * now
+            last = now
+            y = torch.einsum("hpn,hrn->hrp", state, C) + w["D"][:, None, None] * x
+            if self.norm:
+                y = rms(y, w["norm.weight"].view(HEADS, 1, P))
+            rows.append((y * F.silu(z.view(HEADS, 1, P) * gate) * down).sum(1).flatten())
+        return torch.stack(rows) @ w["out_proj.weight"].T
+
+
+class TestMamba3:
+    @pytest.mark.parametrize(
+        ("layer", "mlp"),
+        [
+            (Mamba3(), 0),
+            (Mamba3(activation="softplus", norm=True), 0),
+            (Mamba3(), 128),
+            (Mamba3(rank=1, norm=True), 0),
+            (Mamba3(rank=2, fraction=1.0), 0),
+            (Mamba3(rank=3), 128),
+        ],
+        ids=["one input", "softplus, norm", "MLPs", "rank 1", "rank 2, all states", "rank 3, MLPs"],
+    )
+    @torch.no_grad()
+    def test_logits(self, layer, mlp, tmp_path, capsys):
+        tensors, ids = draw(layer.shapes(), mlp), torch.randint(0, ROWS, (1, 13))
+        expected = logits_by_loops(tensors, ids[0], layer)
+        config = outer_config(layer.options, d_intermediate=mlp and 100)
+        command = ["convert", str(write(tmp_path / "source", tensors, config)), str(tmp_path / "target")]
+        assert cli.main([*command, *(["--A-activation", "softplus"] if layer.activation == "softplus" else [])]) == 0
+        assert f"does not record A_activation; its value is {layer.activation!r}" in capsys.readouterr().out
+        model_class: Any = HybridForCausalLM if mlp else Mamba3ForCausalLM
+        model = model_class.from_pretrained(tmp_path / "target")
+        # Products of two numbers of single precision are exact in double precision.
+        assert model.dtype == (torch.float64 if layer.options.get("mimo_rank") == 1 else torch.float32)
+        close(model.eval().double()(ids).logits[0], expected)
+
+    def test_rank_1_in_half_precision_stays_exact_in_single(self, tmp_path):
+        layer, ids = Mamba3(rank=1), torch.randint(0, ROWS, (1, 9))
+        tensors = {name: tensor.bfloat16() for name, tensor in draw(layer.shapes()).items()}
+        model = convert_checkpoint(write(tmp_path / "a", tensors, outer_config(layer.options)), tmp_path / "b")
+        assert model.dtype == torch.float32
+        close(model.double()(ids).logits[0].detach(), logits_by_loops(tensors, ids[0], layer))
+
+    @pytest.mark.parametrize(
+        ("options", "removed", "message"),
+        [
+            ({"d_stat": 6}, "", "has options that Mamba-3 does not have: 'd_stat'"),
+            ({"d_state": 4}, "", r"in_proj.weight \(69, 8\) instead of \(61, 8\)"),
+            ({"is_mimo": False}, "", r"unknown .*layers.0.mixer.mimo_z"),
+            ({}, "mixer.mimo_o", r"missing model.layers.0.mixer.scan.mimo_o"),
+            ({}, "mixer.in_proj.weight", r"missing model.layers.0.mixer.in_proj.weight"),
+        ],
+    )
+    def test_what_does_not_fit(self, options, removed, message, tmp_path):
+        layer = Mamba3(rank=2)
+        tensors = {name: t for name, t in draw(layer.shapes()).items() if not removed or not name.endswith(removed)}
+        folder = write(tmp_path / "source", tensors, outer_config(layer.options | options))
+        with pytest.raises(ValueError, match=message):
+            convert_checkpoint(folder, tmp_path / "target")
+        assert not (tmp_path / "target").exists()
+
+    def test_the_option_is_of_mamba3_alone(self, tmp_path):
+        folder = write(tmp_path / "source", draw(TestMamba.SHAPES), TestMamba.CONFIG)
+        with pytest.raises(ValueError, match="`A_activation` is not an option for checkpoints of Mamba"):
+            convert_checkpoint(folder, tmp_path / "target", A_activation="softplus")
+
+
+@pytest.mark.parametrize(
+    ("family", "model_class", "tolerance"),
+    [
+        ("mamba_ssm/mamba1", "SelectiveSSMForCausalLM", 1e-10),
+        ("mamba_ssm/mamba1_published_fields", "SelectiveSSMForCausalLM", 1e-10),
+        ("mamba_ssm/mamba2", "SSDForCausalLM", 1e-10),
+        ("mamba3/siso", "Mamba3ForCausalLM", 1e-10),
+        ("mamba3/siso_mlp", "HybridForCausalLM", 1e-10),
+        ("mamba3/mimo1", "Mamba3ForCausalLM", 1e-10),
+        ("mamba3/mimo2", "Mamba3ForCausalLM", 1e-10),
+        ("caduceus/ps", "SelectiveSSMForMaskedLM", 1e-10),
+        ("caduceus/plantcad2", "SSDForMaskedLM", 1e-10),
+        ("evo1/8k_base", "Hyena2ForCausalLM", 2e-5),
+        ("evo2/7b_8k", "Hyena2ForCausalLM", 1e-5),
+        ("transformers/mamba", "SelectiveSSMForCausalLM", 5e-6),
+        ("transformers/mamba2", "SSDForCausalLM", 5e-6),
+    ],
+)
+@torch.no_grad()
+def test_outputs_of_the_authors_code(family, model_class, tolerance, shared_data, tmp_path):
+    """Small random checkpoints in the layouts of the authors, with what their code computed."""
+    folder = shared_data.parent / "families" / family
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder}")
+    reference = np.load(folder / "reference.npz")
+    model = convert_checkpoint(folder, tmp_path / "target")
+    assert type(model) is getattr(hf_ssm, model_class)
+    logits = model.double()(torch.from_numpy(reference["ids"])).logits.numpy()
+    every = {"evo1": 4, "evo2": 5}.get(family.partition("/")[0], 1)
+    expected = reference["logits" if "logits" in reference else "y"]
+    found = logits[:, ::every, : expected.shape[-1]]
+    np.testing.assert_allclose(found, expected[..., : found.shape[-1]], rtol=0, atol=tolerance * np.abs(expected).max())
