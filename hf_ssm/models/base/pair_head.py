@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.fields import require
 from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_is_tensor
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
@@ -59,14 +60,13 @@ class _SequencesHead(LabelHead):
         Raises:
             ValueError: Inputs of another shape; packed rows.
         """
-        for name in PACKING_ARGUMENTS:
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"{type(self).__name__} reads several sequences in a row, but packed rows hold none: leave out "
-                    f"`{name}`."
-                )
+        packed = next((name for name in PACKING_ARGUMENTS if kwargs.get(name) is not None), None)
+        require(
+            packed is None,
+            f"{type(self).__name__} reads several sequences in a row, but packed rows hold none: leave out `{packed}`.",
+        )
         extra = take_extra_inputs(self, kwargs)
-        return super().forward(
+        outputs: Any = super().forward(
             self._flattened("input_ids", input_ids, "length"),
             self._flattened("attention_mask", attention_mask, "length"),
             self._flattened("inputs_embeds", inputs_embeds, "length, hidden_size"),
@@ -77,6 +77,11 @@ class _SequencesHead(LabelHead):
             **{name: self._flattened(name, value, "length") for name, value in extra.items()},
             **{**kwargs, "return_dict": True},
         )
+        if self.sequences_of_row is None:
+            given = next(value for value in (input_ids, inputs_embeds, input_values) if value is not None)
+            outputs.logits = outputs.logits.view(given.shape[:2])
+        result: SSMHeadOutput = outputs
+        return result
 
     pooling = SSMForSequenceClassification.pooling
 
@@ -85,12 +90,12 @@ class _SequencesHead(LabelHead):
         if value is None:
             return None
         check_is_tensor(name, value)
-        if value.dim() != 2 + len(rest.split()) or value.shape[1] != (self.sequences_of_row or value.shape[1]):
-            count = self.sequences_of_row or "choices"
-            raise ValueError(
-                f"`{name}` must have the shape (batch, {count}, {rest}), the sequences of each row, got "
-                f"{tuple(value.shape)}{self.how_to_batch}."
-            )
+        count = self.sequences_of_row
+        require(
+            value.dim() == 2 + len(rest.split()) and value.shape[1] == (count or value.shape[1]),
+            f"`{name}` must have the shape (batch, {count or 'choices'}, {rest}), the sequences of each row, got "
+            f"{tuple(value.shape)}{self.how_to_batch}.",
+        )
         return value.flatten(0, 1)
 
 
@@ -134,30 +139,8 @@ class SSMForMultipleChoice(_SequencesHead):
 
     num_outputs = 1
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        input_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        output_tau: bool = False,
-        **kwargs: Any,
-    ) -> SSMHeadOutput:
-        """As in the other heads, see the class."""
-        outputs: Any = super().forward(
-            *(input_ids, attention_mask, inputs_embeds, input_values, None, output_hidden_states, output_tau),
-            **{**kwargs, "return_dict": True},
-        )
-        given = next(value for value in (input_ids, inputs_embeds, input_values) if value is not None)
-        outputs.logits = outputs.logits.view(given.shape[:2])
-        if labels is not None:
-            check_is_tensor("labels", labels)
-            outputs.loss = nn.functional.cross_entropy(outputs.logits.float(), labels.to(outputs.logits.device))
-        result: SSMHeadOutput = outputs
-        return result
+    def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
+        return nn.functional.cross_entropy(logits.view(len(labels), -1).float(), labels.to(logits.device))
 
 
 __all__ = ["PairClassifier", "SSMForMultipleChoice", "SSMForSequencePairClassification"]

@@ -66,6 +66,11 @@ class ConvS5Config(StateSpaceConfig, BlockedStateConfig):
         )
 
     @property
+    def output_gate(self) -> str:
+        """The gate of the mixer, see `S5Config`."""
+        return "glu" if self.output_glu else "none"
+
+    @property
     def frame_shape(self) -> tuple[int, int, int]:
         return 4 * self.patch_size, 4 * self.patch_size, self.num_channels
 

@@ -18,12 +18,11 @@ from hf_ssm.models.base.heads import SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
+from hf_ssm.models.s5.modeling_s5 import S5Mixer
 from hf_ssm.models.views.alignment import read_with_cache
-from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.convs5 import ConvS5
 from hf_ssm.modules.observers import TauMeter
 from hf_ssm.modules.rows import Rows, is_shared
-from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
 
 
@@ -74,26 +73,13 @@ class FrameDecoder(nn.Module):
         return self.output(images).permute(0, 2, 3, 1).unflatten(0, hidden_states.shape[:2])
 
 
-class ConvS5Mixer(nn.Module):
+class ConvS5Mixer(S5Mixer):
     """Convolutional state space model, activation, and a linear map (with a gated linear unit where configured).
 
     Source: Smith et al. 2023 (ConvS5), Section 3.4, with the gated linear unit of S5 in the place of a ResNet block.
     """
 
-    def __init__(self, config, layer_idx: int):
-        super().__init__()
-        size = config.hidden_size
-        self.ssm = ConvS5(config, layer_idx)
-        self.activation = build_activation(config)
-        self.output_glu = config.output_glu
-        self.out_proj = nn.Linear(size, 2 * size if config.output_glu else size)
-
-    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        output = self.ssm(hidden_states, rows, state)
-        if state is not None and state.last_position_only:
-            output = output[:, -1:]
-        output = self.out_proj(self.activation(output))
-        return nn.functional.glu(output, dim=-1) if self.output_glu else output
+    operator_class = ConvS5
 
 
 class ConvS5PreTrainedModel(SSMPreTrainedModel):

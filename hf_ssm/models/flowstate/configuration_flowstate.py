@@ -67,6 +67,9 @@ class FlowStateConfig(BlockedStateConfig):
     decoder_type: str = one_of("legs", "hlegs", "four")
     min_context: int = positive(24)
     norm_type: str = one_of("none")
+    # Those of `S5Mixer`; the activation, SELU, is not one of transformers' names.
+    hidden_act = "linear"
+    output_gate = "sigmoid"
     reads_series = True
     has_final_norm = False
 

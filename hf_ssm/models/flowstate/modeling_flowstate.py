@@ -24,6 +24,7 @@ from hf_ssm.models.flowstate.forecasting_flowstate import (
     pinball_loss,
     point_forecast,
 )
+from hf_ssm.models.s5.modeling_s5 import S5Mixer
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
 from hf_ssm.modules.rows import Rows, is_shared, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
@@ -68,29 +69,26 @@ class ResidualMLP(nn.Module):
         return hidden_states + self.down_proj(nn.functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
 
-class FlowStateMixer(nn.Module):
+class FlowStateMixer(S5Mixer):
     """State space model, gate (or MLP) and a layer norm of the result, which the block adds to its input.
 
     Source: Graf et al. 2025, encoder.
     """
 
+    operator_class = GatedStateSpace
+
     def __init__(self, config, layer_idx: int):
-        super().__init__()
-        size = config.hidden_size
-        self.ssm = GatedStateSpace(config, layer_idx)
-        self.has_mlp = config.mlp_type == "transformer"
-        if self.has_mlp:
-            self.mlp = ResidualMLP(size)
-        else:
-            self.out_proj = nn.Linear(size, size)
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon)
+        super().__init__(config, layer_idx)
+        self.activation, self.mlp = nn.SELU(), None
+        if config.mlp_type == "transformer":
+            self.mlp = ResidualMLP(config.hidden_size)
+            del self.out_proj
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        output = self.ssm(zero_padding(hidden_states, rows.mask), rows, state)
-        if self.has_mlp:
-            return self.norm(self.mlp(output))
-        activated = nn.functional.selu(output)
-        return self.norm(activated * self.out_proj(activated).sigmoid())
+        if self.mlp is None:
+            return self.norm(super().forward(hidden_states, rows, state))
+        return self.norm(self.mlp(self.ssm(zero_padding(hidden_states, rows.mask), rows, state)))
 
 
 class FlowStatePreTrainedModel(SSMPreTrainedModel):

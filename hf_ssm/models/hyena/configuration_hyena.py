@@ -92,6 +92,8 @@ class HyenaConfig(SSMConfig):
     n_ssm: int | None = positive(None)
     use_bias: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
+    # Bias of the short convolution, as in HyenaDNA.
+    use_conv_bias = True
 
     def _derive(self) -> None:
         if self.intermediate_size is None:
@@ -125,6 +127,11 @@ class HyenaConfig(SSMConfig):
     def has_state_matrix(self) -> bool:
         """Whether the filters are state space models."""
         return self.filter_type in ("s4d", "s4")
+
+    @property
+    def use_qkv_bias(self) -> bool:
+        """Bias of the in-projection."""
+        return self.use_bias
 
     @property
     def sobolev_step(self) -> float:

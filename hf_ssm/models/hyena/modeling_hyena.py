@@ -23,18 +23,19 @@ class HyenaMixer(nn.Module):
 
     def __init__(self, config, layer_idx: int):
         super().__init__()
-        self.order = config.hyena_order
-        size = config.hidden_size
+        self.order, size = config.hyena_order, config.hidden_size
         width = (self.order + 1) * size
-        self.in_proj = nn.Linear(size, width, bias=config.use_bias)
-        self.short_filter = None
-        if config.conv_kernel:
-            self.short_filter = ShortConvolution(width, config.conv_kernel, bidirectional=bool(config.bidirectional))
-        groups = config.num_filters
-        filters = build_filter(config, config.filter_type, groups * size)
-        flags = {"groups": groups, "use_skip": config.use_skip}
-        self.long_conv = LongConvolution.from_config(config, layer_idx, filters, **flags)
+        self.in_proj = nn.Linear(size, width, bias=config.use_qkv_bias)
+        flags = {"bias": config.use_conv_bias, "bidirectional": bool(config.bidirectional)}
+        self.short_filter = ShortConvolution(width, config.conv_kernel, **flags) if config.conv_kernel else None
+        self.long_conv = self.build_convolution(config, layer_idx)
         self.out_proj = nn.Linear(size, size, bias=config.use_bias) if config.use_output_projection else nn.Identity()
+
+    def build_convolution(self, config, layer_idx: int) -> LongConvolution:
+        """The long convolutions of a layer, one group of filters for each."""
+        groups = config.num_filters
+        filters = build_filter(config, config.filter_type, groups * config.hidden_size)
+        return LongConvolution.from_config(config, layer_idx, filters, groups=groups, use_skip=config.use_skip)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         # All streams are zero at padding, and so is each product with one.
@@ -44,7 +45,8 @@ class HyenaMixer(nn.Module):
         else:
             streams = self.short_filter(streams, rows, state)
         *gates, value = streams.chunk(self.order + 1, dim=-1)
-        kernels = self.long_conv.kernels_for(hidden_states, rows) if state is None else None
+        several = state is None and self.order > 2
+        kernels = self.long_conv.kernels_for(hidden_states, rows) if several else None
         before_filters: list[Tensor | None] = [*reversed(gates[1:])] or [None]
         for group, gate in enumerate(before_filters):
             gated = value if gate is None else value * gate

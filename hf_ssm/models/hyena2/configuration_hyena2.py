@@ -79,6 +79,8 @@ class Hyena2Config(LayerTypesConfig):
     norm_type: str = one_of("rms_plus", *NORMS)
     layer_norm_epsilon: float | int = positive(1e-6, 1e-20, 1e6)
     tie_word_embeddings: bool = True
+    hyena_order = 2
+    use_output_projection = True
     sobolev_step = 1.0
     stores_pairs = False
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.hyena.modeling_hyena import HyenaMixer
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.attention import SelfAttention
@@ -19,7 +20,6 @@ from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Halo, Rows
-from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
@@ -32,30 +32,19 @@ from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 _SLOWEST, _FASTEST = 1.0, 100.0
 
 
-class Hyena2Mixer(nn.Module):
-    """y = W_out (q ⊙ (h ∗ (k ⊙ v))), with [q, k, v] = short(W_in x): two gates around a convolution."""
+class Hyena2Mixer(HyenaMixer):
+    """y = W_out (q ⊙ (h ∗ (k ⊙ v))), with [q, k, v] = short(W_in x): Hyena of order 2 with one of three filters."""
 
-    def __init__(self, config, layer_idx: int):
-        super().__init__()
+    def build_convolution(self, config, layer_idx: int) -> LongConvolution:
         size, kind = config.hidden_size, config.layer_types[layer_idx].removesuffix("_conv")
-        self.in_proj = nn.Linear(size, 3 * size, bias=config.use_qkv_bias)
-        self.short_filter = ShortConvolution(3 * size, config.conv_kernel, bias=config.use_conv_bias)
         if kind == "long":
             steps = (config.time_step_min, config.time_step_max)
             frequencies = (config.frequency_scale, config.frequency_shift) if config.complex_state else None
             modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps, frequencies)
-            self.long_conv = LongConvolution.from_config(config, layer_idx, modal)
-        else:
-            groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
-            explicit = ExplicitFilter(size, groups, taps, decays=kind == "medium" and config.medium_filter_decay)
-            self.long_conv = WindowConvolution.from_config(config, layer_idx, explicit, use_skip=kind == "medium")
-        self.out_proj = nn.Linear(size, size, bias=config.use_bias)
-
-    def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        # The streams are zero at padding.
-        query, key, value = self.short_filter(self.in_proj(hidden_states), rows, state).chunk(3, dim=-1)
-        mixed = self.long_conv(key * value, rows, state)
-        return self.out_proj(query[:, -mixed.shape[1] :] * mixed)
+            return LongConvolution.from_config(config, layer_idx, modal)
+        groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
+        explicit = ExplicitFilter(size, groups, taps, decays=kind == "medium" and config.medium_filter_decay)
+        return WindowConvolution.from_config(config, layer_idx, explicit, use_skip=kind == "medium")
 
 
 class ExplicitFilter(LongFilter):

@@ -7,7 +7,6 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.linoss.configuration_linoss import LinOSSConfig
 from hf_ssm.models.linoss.oscillators_linoss import OscillatorStateSpace
 from hf_ssm.models.s5.modeling_s5 import S5Mixer
-from hf_ssm.modules.mimo import MIMOStateSpace
 
 
 class LinOSSMixer(S5Mixer):
@@ -16,7 +15,7 @@ class LinOSSMixer(S5Mixer):
     Source: Rusch & Rus 2025, Section 2.4.
     """
 
-    operator_class: ClassVar[type[MIMOStateSpace]] = OscillatorStateSpace
+    operator_class = OscillatorStateSpace
 
 
 class LinOSSPreTrainedModel(SSMPreTrainedModel):

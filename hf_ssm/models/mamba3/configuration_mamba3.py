@@ -15,9 +15,7 @@ class Mamba3Config(HeadedScanConfig):
     the equations.
 
     Args:
-        hidden_size (`int`, defaults to 128): Channels of the residual stream.
         n_groups (`int`, defaults to 1): Groups of heads that share B and C, apart from their biases.
-        state_size (`int`, defaults to 64): States N of each channel.
         use_trapezoid (`bool`, defaults to `True`): Generalised trapezoidal discretisation: a step adds the input at its
             end and the input at its beginning, with weights λ and 1 - λ that depend on the token. `False`: λ = 1, the
             discretisation of Mamba-2.

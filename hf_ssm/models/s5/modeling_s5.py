@@ -1,5 +1,6 @@
 """The state space model S5: the mixer, and the names."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from hf_ssm.models.base.factory import model_classes
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.s5.configuration_s5 import S5Config
 from hf_ssm.modules.activation import build_activation
-from hf_ssm.modules.mimo import MIMOStateSpace
+from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
@@ -20,7 +21,7 @@ class S5Mixer(nn.Module):
     Source: Smith, Warrington & Linderman 2023, Section 3 and App. G.
     """
 
-    operator_class: ClassVar[type[MIMOStateSpace]] = S5StateSpace
+    operator_class: ClassVar[Callable[..., SequenceOperator]] = S5StateSpace
 
     def __init__(self, config, layer_idx: int):
         super().__init__()

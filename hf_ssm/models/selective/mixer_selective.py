@@ -58,10 +58,10 @@ class SelectiveMixer(nn.Module):
         return ShortConvolution(config.intermediate_size, config.conv_kernel, bias=config.use_conv_bias)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        if state is not None and state.last_position_only:
-            return self._last(hidden_states, rows, state)
         inputs, gate = self.project(hidden_states, rows.mask)
         output = self.scan(self.scan_inputs(inputs, rows, state), gate, rows, state)
+        if state is not None and state.last_position_only:
+            output = output[:, -1:]
         if self.bidirectional:
             if self.reverse_in_proj is not None:
                 inputs, gate = self.project(hidden_states, rows.mask, reverse=True)
@@ -80,23 +80,6 @@ class SelectiveMixer(nn.Module):
         reverse_out_proj = self.out_proj if self.reverse_out_proj is None else self.reverse_out_proj
         output, behind = self.out_proj(output), reverse_out_proj(behind)
         return output * behind if self.multiplies else output + behind
-
-    def _last(self, hidden_states: Tensor, rows: Rows, state: LayerState) -> Tensor:
-        """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
-        gate = None
-        if type(self.in_proj) is nn.Linear:
-            halves = (parameter.chunk(2) for parameter in self.in_proj.parameters())
-            for_input, for_gate = zip(*halves, strict=True)
-            inputs = nn.functional.linear(hidden_states, *for_input)
-            gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
-        else:
-            # For example an adapter, whose halves are not known.
-            inputs, gate = self.project(hidden_states, rows.mask)
-            gate = None if gate is None else gate[:, -1:]
-        output = self.scan(self.scan_inputs(inputs, rows, state), None, rows, state)[:, -1:]
-        if gate is not None:
-            output = output * nn.functional.silu(gate)
-        return output if self.out_proj is None else self.out_proj(output)
 
     def project(
         self, hidden_states: Tensor, mask: Tensor | None = None, *, reverse: bool = False

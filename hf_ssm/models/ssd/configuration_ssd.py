@@ -17,10 +17,8 @@ class SSDConfig(HeadedScanConfig, ConvolvedScanConfig):
     `state-spaces/mamba2-*` load through `from_pretrained`.
 
     Args:
-        hidden_size (`int`, defaults to 128): Channels of the residual stream.
         n_groups (`int`, defaults to 1): Groups of heads that share B and C; the norm before the out-projection is
             computed for the channels of each group by itself.
-        state_size (`int`, defaults to 64): States N of each channel.
         complex_state (`bool`, defaults to `False`): Rotated states: pairs of states turn with a frequency of the head,
             by an angle that is proportional to the step size. This corresponds to a complex state matrix with N/2
             eigenvalues.

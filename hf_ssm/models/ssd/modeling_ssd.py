@@ -61,31 +61,16 @@ class SSDMixer(nn.Module):
         return {"in_proj.weight": ParameterRole("projection", parts=parts)}
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        if state is not None and state.last_position_only:
-            return self._last(hidden_states, rows, state)
         projected, gate = self.project(hidden_states, rows.mask)
         output = self.scan(*self.scan_inputs(projected, rows, state), rows, state)
+        if state is not None and state.last_position_only:
+            output, gate = output[:, -1:], gate[:, -1:]
         if self.bidirectional:
             turned = rows.reversed()
             behind = self.reverse_scan(*self.scan_inputs(rows.flip(projected), turned, reverse=True), turned)
             if self.reverse_norm is not None:
                 return self.out_proj(self._gated(output, gate) + self.reverse_norm(rows.flip(behind), gate))
             output = output + rows.flip(behind)
-        return self.out_proj(self._gated(output, gate))
-
-    def _last(self, hidden_states: Tensor, rows: Rows, state: LayerState) -> Tensor:
-        """The output at the last position, `(B, 1, D)`; other positions are neither gated nor projected."""
-        if type(self.in_proj) is nn.Linear:
-            sizes = [self.inner, self.in_proj.out_features - self.inner]
-            halves = (parameter.split(sizes) for parameter in self.in_proj.parameters())
-            for_gate, for_rest = zip(*halves, strict=True)
-            projected = nn.functional.linear(hidden_states, *for_rest)
-            gate = nn.functional.linear(hidden_states[:, -1:], *for_gate)
-        else:
-            # For example an adapter, whose parts are not known.
-            projected, gate = self.project(hidden_states, rows.mask)
-            gate = gate[:, -1:]
-        output = self.scan(*self.scan_inputs(projected, rows, state), rows, state)[:, -1:]
         return self.out_proj(self._gated(output, gate))
 
     def _gated(self, output: Tensor, gate: Tensor) -> Tensor:
