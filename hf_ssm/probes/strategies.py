@@ -177,7 +177,7 @@ def _with_fresh_fills(
         if level < (1 - _DIVIDED_AT) * start.mean() and any(len(unit) > 1 for unit in left):
             for unit in left:
                 effects[unit] = effects[unit[0]] / len(unit)
-                weights[unit] = weights[unit[0]]
+                weights[unit] = weights[unit[0]].item()
             left = [[place] for unit in left for place in unit]
             continue
         values = _values_of_units(evaluator, masked, left, now)
