@@ -3,7 +3,7 @@
     python benchmarks/probe.py                 # some ten minutes on two idle cores
     python benchmarks/probe.py --steps 2       # a minute: only the first two steps of the plain loop, see below
     python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
-    python benchmarks/probe.py --draws         # the default search, with 16 draws: tokens, kept bases, long rows
+    python benchmarks/probe.py --draws         # the default search: tokens, kept bases, long rows
     python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
 The plain loop calls the model once for each candidate of each step, with the whole sequence in a batch of one. The
@@ -14,9 +14,10 @@ plain loop ends after N steps, and its time is extrapolated: all calls cost the 
 by the number of calls of the whole loop.
 
 With `--draws`, a model is trained on planted motifs (two of 12 bases in a row). The table has the tokens of the default
-search and of its tests relative to the exact search with one token, the Jaccard index of the kept bases with those of
-the exact search with 64 draws (with 16 draws for rows above 100 bases) and the share of them in the motif. Its last row
-is a search of 1,000 bases.
+search and of its tests relative to the exact search with one token, the share of the kept bases in the motif, and
+Jaccard indices of kept bases: of two default searches with different draws, of the default search and an exact search
+with 64 draws, and of two such exact searches, which no search can exceed. Exact searches are left out above
+`--longest-exact` bases. The last line is a search of 1,000 bases.
 
 With `--evaluators`, the script prints the median CPU seconds of three searches: by full passes, with stored states, and
 with stored states and differences.
@@ -188,21 +189,24 @@ def train(length: int, tiny: bool) -> tuple[torch.nn.Module, Any, list[tuple[str
     return model.eval(), tokenizer, [(text, site) for text, label, site in found if label == 1]
 
 
-def compare_draws(length: int, count: int, tiny: bool) -> list[float]:
-    """Tokens relative to the exact search with one token, Jaccard index, share in the motif, and CPU seconds."""
+def jaccard(first: set[int], second: set[int]) -> float:
+    return len(first & second) / max(len(first | second), 1)
+
+
+def compare_draws(length: int, count: int, runs_exact: bool, tiny: bool) -> list[float]:
+    """Tokens relative to the exact search with one token, share in the motif, and Jaccard indices; see above."""
     model, tokenizer, rows = train(length, tiny)
-    make = functools.partial(MaskingProbe, model, tokenizer, allow_wrong=True)
-    quick, exact = make(), make(strategy="exact", draws=64 if length <= 100 else 16, tests=False)
+    make = functools.partial(MaskingProbe, model, tokenizer, allow_wrong=True, tests=False)
+    exact = functools.partial(make, strategy="exact", draws=4 if tiny else 64)
     numbers = []
     for text, site in rows[:count]:
-        before = time.process_time()
-        result = quick.run(text, 1, progress=False)
-        seconds = time.process_time() - before
-        kept, expected = (set(r.kept.tolist()) for r in (result, exact.run(text, 1, progress=False)))
-        tokens = (result.tokens + PASSES * length) / (length * (length * (length + 1) / 2 + 1))
-        numbers.append(
-            [tokens, len(kept & expected) / max(len(kept | expected), 1), len(kept & site) / max(len(kept), 1), seconds]
-        )
+        probes = [make(seed=0), make(seed=1), *([exact(seed=2), exact(seed=3)] if runs_exact else [])]
+        results = [probe.run(text, 1, progress=False) for probe in probes]
+        kept = [set(result.kept.tolist()) for result in results]
+        tokens = (results[0].tokens + PASSES * length) / (length * (length * (length + 1) / 2 + 1))
+        pairs = [(0, 1), (0, 2), (2, 3)] if runs_exact else [(0, 1)]
+        similar = [jaccard(kept[first], kept[second]) for first, second in pairs]
+        numbers.append([tokens, len(kept[0] & site) / max(len(kept[0]), 1), *similar])
     return [statistics.mean(column) for column in zip(*numbers, strict=True)]
 
 
@@ -225,18 +229,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--draws", action="store_true", help="measure the default search instead")
     parser.add_argument("--lengths", nargs="+", type=int, default=[60, 200], help="of rows with --draws")
     parser.add_argument("--rows", type=int, default=3, help="rows of each length with --draws")
+    parser.add_argument("--longest-exact", type=int, default=100, help="longest rows of exact searches with --draws")
+    parser.add_argument("--long", type=int, default=1000, help="length of the long row with --draws; 0: none")
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
     add_output(parser)
     args = parser.parse_args(argv)
     if args.draws:
-        print("| bases | tokens / exact search with one token | Jaccard index | in the motif | CPU seconds of a row |")
-        print("|---" * 5 + "|")
+        names = ["bases", "tokens / exact search with one token", "in the motif", "Jaccard: two seeds"]
+        names += ["with exact, 64 draws", "two exact, 64 draws"]
+        print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
         for length in [16] if args.tiny else args.lengths:
-            numbers = compare_draws(length, 1 if args.tiny else args.rows, args.tiny)
-            print(f"| {length} | " + " | ".join(f"{number:.2f}" for number in numbers) + " |", flush=True)
-        length = 300 if args.tiny else 1000
-        passes, seconds = seconds_of_long_row(length)
-        print(f"| {length} | {passes:.0f} passes | | | {seconds:.1f} |")
+            numbers = compare_draws(length, 1 if args.tiny else args.rows, length <= args.longest_exact, args.tiny)
+            cells = [f"{number:.2f}" for number in numbers]
+            print(f"| {' | '.join([str(length), *cells, *[''] * (len(names) - 1 - len(cells))])} |", flush=True)
+        length = 300 if args.tiny else args.long
+        if length:
+            passes, seconds = seconds_of_long_row(length)
+            share = passes / (length * (length + 1) / 2 + 1)
+            print(f"\n{length} bases: {share:.2f} times the exact search with one token, {seconds:.1f} CPU seconds")
         return
     length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"

@@ -44,28 +44,30 @@ class MaskingProbe:
         model: A model of hf_ssm, or any model of transformers with `input_ids` and `logits`: a classifier of sequences
             or tokens, a causal or a masked language model.
         tokenizer: Its tokenizer. Without one, sequences are given as ids, and the mask is an id or "zero".
-        replace: Replacement of masked tokens. Draws are the same for all candidates, and the probability is the mean
-            over them: "composition" (default), tokens of the sequence itself at their frequencies; "shuffle", its
-            tokens permuted; "dinucleotide", permuted with the same pairs of neighbours; "background", tokens at the
+        replace: Replacement of masked tokens. Draws are the same for all candidates of a step, and the probability is
+            the mean over them: "composition" (default), tokens of the sequence itself at their frequencies; "shuffle",
+            its tokens permuted; "dinucleotide", permuted with the same pairs of neighbours; "background", tokens at the
             frequencies of `background`; "uniform". One token: "mask", the mask token of the tokenizer; "n", its token
             "N"; "pad", its padding token, which the attention mask does not hide; "zero", a zero embedding; any other
             token of the tokenizer, or an id. A model that never saw this token answers outside of its training data.
         strategy: "shortlist" (default; "screened" is another name) masks, in each step, the token whose masking leaves
-            the highest probability, among the tokens with the highest scores; few draws first, more for the best
-            candidates; groups of neighbours first in sequences of more than 256 tokens, and several tokens per step in
-            long sequences. "exact" evaluates all tokens with all draws. "one_shot" masks in the order of the
-            probabilities with only one token masked. Attributions mask in ascending order of the scores that they give
-            to the tokens (`MaskingResult.scores`): "occlusion"; "integrated_gradients" of captum; "deep_lift", with
-            `hf_ssm.deep_lift`; "in_silico_mutagenesis". Their baselines are the sequence with all tokens masked.
-        draws: Number K of draws, default 16.
+            the highest probability, among the tokens with the highest scores; groups of neighbours first in sequences
+            of more than 256 tokens. With one token, several are masked per step in long sequences. With several draws
+            it evaluates all tokens in each step with a few new draws, and averages the effect of each token over the
+            steps; the probabilities come from draws that the search has not seen. "exact" evaluates all tokens with all
+            draws, the same in each step. "one_shot" masks in the order of the probabilities with only one token masked.
+            Attributions mask in ascending order of the scores that they give to the tokens (`MaskingResult.scores`):
+            "occlusion"; "integrated_gradients" of captum; "deep_lift", with `hf_ssm.deep_lift`;
+            "in_silico_mutagenesis". Their baselines are the sequence with all tokens masked.
+        draws: Number K of draws for the probabilities, default 16. The steps of "shortlist" have more or fewer.
         seed: Seed of the draws, which also depend on the sequence, default 0.
         background: For "background": the count of each token in the training data by id, `(V,)`.
         tests: Whether to test the tokens that keep 90 % of the initial probability (`MaskingResult.evidence`), default
             True.
         max_tokens_per_batch: Largest number of tokens per batch, default 16384. A batch has at least one sequence.
-        candidates: For "shortlist": number of tokens evaluated per step, default 12.
-        masks_per_step: For "shortlist": largest share of the remaining tokens masked in one step, default 0.01; 0 masks
-            one token per step.
+        candidates: For "shortlist" with one token: number of tokens evaluated per step, default 12.
+        masks_per_step: For "shortlist" with one token: largest share of the remaining tokens masked in one step,
+            default 0.01; 0 masks one token per step.
         steps: For "integrated_gradients": number of gradients per draw, default 32.
         alphabet: For "in_silico_mutagenesis": the letters that replace each other. Default: ACGT for a tokenizer of
             nucleotides, otherwise all single letters of a tokenizer that has at most 32 of them. Other tokens have no

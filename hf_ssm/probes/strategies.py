@@ -48,8 +48,8 @@ class SearchSettings:
 
     Attributes:
         strategy: One of `STRATEGIES`.
-        candidates: For "shortlist": number of units evaluated per step.
-        masks_per_step: For "shortlist": largest share of the remaining units masked in one step.
+        candidates: For "shortlist" with one token: number of units evaluated per step.
+        masks_per_step: For "shortlist" with one token: largest share of the remaining units masked in one step.
         attribution: Settings of attributions.
     """
 
@@ -164,6 +164,7 @@ def _with_fresh_fills(
     effects = torch.zeros(evaluator.length, dtype=torch.float64)
     weights = torch.zeros_like(effects)
     level, seen = start.mean(), 0.0
+    floor = start.mean() - _DIVIDED_AT * start.mean().abs()
     order: list[int] = []
     units: list[list[int]] = []
     step = 0
@@ -174,18 +175,18 @@ def _with_fresh_fills(
         masked = evaluator.masked(order)
         now = evaluator.values(masked.unsqueeze(0))[0]
         level, seen = (_MEMORY * seen * level + now.sum()) / (_MEMORY * seen + count), _MEMORY * seen + count
-        if level < (1 - _DIVIDED_AT) * start.mean() and any(len(unit) > 1 for unit in left):
-            for unit in left:
-                effects[unit] = effects[unit[0]] / len(unit)
-                weights[unit] = weights[unit[0]]
-            left = [[place] for unit in left for place in unit]
-            continue
         values = _values_of_units(evaluator, masked, left, now)
         firsts = torch.tensor([unit[0] for unit in left])
         known = _MEMORY * weights[firsts]
         weights[firsts] = known + count
         effects[firsts] = (known * effects[firsts] + (values - now).sum(1)) / weights[firsts]
-        units.append(left.pop(_first_argmax(effects[firsts])))
+        best = _first_argmax(effects[firsts])
+        if level + effects[firsts[best]] < floor and any(len(unit) > 1 for unit in left):
+            # Effects of groups say nothing about their tokens.
+            weights.zero_()
+            left = [[place] for unit in left for place in unit]
+            continue
+        units.append(left.pop(best))
         order += units[-1]
         advance(len(units[-1]))
     evaluator.redraw(fills)

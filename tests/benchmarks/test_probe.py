@@ -44,5 +44,6 @@ def test_another_order_is_an_error(script, monkeypatch) -> None:
 def test_tiny_draws(script, capsys) -> None:
     script.main(["--tiny", "--draws"])
     out = capsys.readouterr().out
-    assert re.search(r"^\| 16( \| \d+\.\d\d){4} \|$", out, re.MULTILINE)
-    assert re.search(r"^\| 300 \| \d+ passes \|", out, re.MULTILINE)
+    assert re.search(r"^\| 16( \| \d+\.\d\d){5} \|$", out, re.MULTILINE)
+    assert re.search(r"^300 bases: \d\.\d\d times the exact search", out, re.MULTILINE)
+    assert script.jaccard({1, 2, 3}, {2, 3, 4, 5}) == 0.4

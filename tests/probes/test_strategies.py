@@ -245,6 +245,38 @@ def test_a_sequence_that_fits_into_no_256_units_is_masked_in_groups_first(make_m
     assert close[0] and close[-1] and close.sum() >= 5
 
 
+class Motif(torch.nn.Module):
+    """The value is the share of the places of a motif that hold the letters of the sequence, to the power `power`."""
+
+    def __init__(self, ids, places, power):
+        super().__init__()
+        self.config = BertConfig(vocab_size=12, num_labels=2)
+        self.embedding = torch.nn.Embedding(12, 2)
+        self.ids, self.places, self.power = torch.tensor(ids), torch.tensor(places), power
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        share = (input_ids == self.ids)[:, self.places].double().mean(1)
+        return type("Output", (), {"logits": share.pow(self.power).unsqueeze(-1)})
+
+
+@pytest.mark.parametrize("length", [24, 300])
+def test_the_default_search_masks_a_motif_last(length):
+    """Also in a sequence that is masked in groups first; the curve has draws that the steps have not seen."""
+    ids, places = bases(length), [5, 6, 8, 9, 17]
+    probe = MaskingProbe(Motif(ids, places, 3), build_dna_tokenizer(), seed=1)
+    target = lambda logits: logits[:, 0]  # noqa: E731
+    result = probe.run(ids, target, progress=False)
+    assert set(result.survivors(5).tolist()) == set(places)
+    assert result.kept.tolist() == result.survivors(5).tolist()
+    assert result.evidence.sufficiency[0] == 1 and result.evidence.is_explained
+    along = probe.evaluate(ids, result.order, target)
+    torch.testing.assert_close(result.probabilities[-6:], along[-6:])
+    assert torch.equal(result.order, probe.run(ids, target, progress=False).order)
+
+
 def test_callable_targets_take_the_place_of_the_probability(make_model):
     model, ids = make_model("S4", "ForSequenceClassification", num_labels=3).double(), bases(12)
     function = lambda logits: logits[:, 1] - logits[:, 2]  # noqa: E731
