@@ -136,7 +136,6 @@ class SSDScan(ScaledScan):
                 factor = self.observe(rows, x.flatten(-2), statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
             if state is None:
-                # `ops/ssd/reference.py` has the loop over positions that this computes.
                 split = SegmentScan(self._continued, self._decay)
                 y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C, split=split)
             else:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_ssm.ops import ssd as module
 from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.ssd import chunked, ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
+from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
 
 Inputs = dict[str, Any]
 STEPWISE = ("x", "dt", "B", "C", "seq_idx")
@@ -270,17 +271,10 @@ def test_the_matrix_multiplies_the_input():
 @pytest.mark.parametrize(("length", "packed"), [(1, False), (2, True), (65, True), (64 * 16 + 1, False)])
 def test_the_path_of_exported_programs(length, packed, monkeypatch):
     inputs = ssd_inputs(1, length, 2, 3, 1, 2)
-    inputs.pop("dt_bias")
-    d, state = inputs.pop("dt").exp(), inputs.pop("initial_state")
-    starts = torch.rand(1, length) < 0.1 if packed else None
-    seq_idx = starts.cumsum(1) if packed else None
-    if packed:
-        starts[:, 0] = False
-    x, *others = inputs.values()
-    monkeypatch.setattr(chunked, "is_exporting", lambda: True)
-    found = chunked.chunked_ssd(x, d, *others, state, starts, None)
-    expected = ssd_scan_reference(x, d, *others, initial_state=state, seq_idx=seq_idx, return_last_state=True)
-    torch.testing.assert_close(found, expected)
+    seq_idx = documents(1, length) if packed else None
+    monkeypatch.setattr(module, "is_exporting", lambda: True)
+    found = ssd_scan(**inputs, **OPTIONS, seq_idx=seq_idx)
+    torch.testing.assert_close(found, ssd_scan_reference(**inputs, **OPTIONS, seq_idx=seq_idx))
 
 
 @pytest.mark.slow
@@ -338,11 +332,11 @@ GOOD = {"x": (2, 5, 4, 3), "dt": (2, 5, 4), "A": (4,), "B": (2, 5, 2, 6), "C": (
 WRONG: list[tuple[str, Any, str]] = [
     ("x", (2, 0, 4, 3), r"x must have shape \(batch, length, heads, head_dim\) with sizes of at least 1"),
     ("x", (2, 5, 4), "x must have shape"),
-    ("dt", (2, 5, 1), r"dt must have shape \(batch, length, heads\) = \(2, 5, 4\), got \(2, 5, 1\)"),
-    ("A", (4, 6), r"A must have shape \(heads,\)"),
+    ("dt", (2, 5, 1), r"dt must have shape \(2, 5, 4\), got \(2, 5, 1\)"),
+    ("A", (4, 6), r"A must have shape \(4,\), got \(4, 6\)"),
     ("B", (2, 5, 3, 6), "divides the 4 heads of x"),
-    ("C", (2, 5, 2, 7), r"C must have shape \(batch, length, groups, states\) = \(2, 5, 2, 6\)"),
-    ("D", (3,), r"D must have shape \(heads,\) or \(heads, head_dim\) = \(4,\) or \(4, 3\)"),
+    ("C", (2, 5, 2, 7), r"C must have shape \(2, 5, 2, 6\)"),
+    ("D", (3,), r"D must have shape \(4,\) or \(4, 3\)"),
     ("dt_bias", (1,), "dt_bias must have shape"),
     ("initial_state", (2, 4, 6, 3), "initial_state must have shape"),
     ("seq_idx", (2, 4), r"seq_idx must have shape \(batch, length\) = \(2, 5\)"),
@@ -368,5 +362,5 @@ def test_wrong_values_are_clear_errors():
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         ssd_scan(**given, chunk_size=0)
     row = {key: value[:, 0] if key in STEPWISE else value for key, value in given.items()}
-    with pytest.raises(ValueError, match=r"state must have shape \(batch, heads, head_dim, states\)"):
+    with pytest.raises(ValueError, match=r"state must have shape \(2, 4, 3, 6\)"):
         ssd_step(**row, state=torch.ones(2, 4, 6, 3))

@@ -13,7 +13,7 @@ from hf_ssm.models.base.fused_decoding import FUSED_MODULES, FUSED_WEIGHTS, Fuse
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, find_ssd_blocks_step
+from hf_ssm.ops.ssd_decoding import SSDBlockOptions, SSDBlockWeights, find_ssd_blocks_step
 
 __all__ = ["step_of_ssd_blocks"]
 

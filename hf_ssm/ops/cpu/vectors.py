@@ -17,7 +17,7 @@ from numba.extending import models, overload, register_model
 
 from hf_ssm.ops.cpu.compiling import kernel
 
-__all__ = ["LANES", "F", "exp2", "load", "pointer", "sigmoid", "softplus", "splat", "store", "total"]
+__all__ = ["LANES", "F", "exp2", "load", "pointer", "shifted", "sigmoid", "softplus", "splat", "store", "total"]
 
 LANES = 16
 F = np.float32
@@ -61,6 +61,16 @@ def pointer(typing: Any, address: Any, index: Any) -> Any:
         return builder.gep(first, [arguments[1]])
 
     return types.CPointer(types.float32)(types.int64, types.int64), generate
+
+
+@intrinsic
+def shifted(typing: Any, at: Any, index: Any) -> Any:
+    """The pointer to `at[index]`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return at(at, types.int64), generate
 
 
 @intrinsic

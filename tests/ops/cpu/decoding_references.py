@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_ssm.ops.selective_decoding import BlockOptions, BlockWeights
 from hf_ssm.ops.ssd import ssd_step
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
+from hf_ssm.ops.ssd_decoding import SSDBlockOptions, SSDBlockWeights
 
 
 def _normed(h: Tensor, options: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -11,12 +11,9 @@ pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 from decoding_references import ssd_blocks_step_reference
 
 from hf_ssm.ops.backends import use_backend
+from hf_ssm.ops.cpu.ssd_decoding import SSDBlocksStep
 from hf_ssm.ops.ssd import ssd_scan
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights
-from hf_ssm.ops.ssd.numba import _backward, _forward
-from hf_ssm.ops.ssd.numba_decoding import SSDBlocksStep
-
-NAMES = ("x", "d", "A", "B", "C", "D", "initial_state")
+from hf_ssm.ops.ssd_decoding import SSDBlockOptions, SSDBlockWeights
 
 
 def kernel_inputs(batch=2, length=70, heads=6, channels=20, groups=2, states=17) -> dict[str, Any]:
@@ -30,19 +27,6 @@ def kernel_inputs(batch=2, length=70, heads=6, channels=20, groups=2, states=17)
         "initial_state": torch.randn(batch, heads, channels, states),
     }
     return {name: t.requires_grad_() for name, t in tensors.items()}
-
-
-def test_the_operators_pass_torchs_own_checks():
-    inputs = kernel_inputs(1, 20, 2, 3, 1, 2)
-    tensors = [inputs[name] for name in NAMES]
-    starts = torch.rand(1, 20) < 0.2
-    torch.library.opcheck(_forward, (*tensors, starts, 16, True))
-    torch.library.opcheck(_forward, (*tensors[:5], None, None, None, 16, True))
-    given = [t.detach() for t in tensors]
-    *_, kept = _forward(*given, starts, 16, True)
-    for wanted in ([True] * 7 + [False], [False, True] * 3 + [False] * 2):
-        torch.library.opcheck(_backward, (torch.ones(1, 20, 2, 3), None, *given, starts, 16, kept, wanted))
-    assert _forward(*given, None, 16, False)[2].numel() == 0
 
 
 def test_no_digit_depends_on_the_number_of_threads():
@@ -59,21 +43,6 @@ def test_no_digit_depends_on_the_number_of_threads():
     for result in results[1:]:
         for found, expected in zip(result, results[0], strict=True):
             assert torch.equal(found, expected)
-
-
-def test_views_of_projections_are_not_copied(monkeypatch):
-    # The layout of a mixer: x, B and C are parts of the rows of one tensor.
-    rows = torch.randn(2, 30, 6 * 20 + 2 * 2 * 17)
-    x, B, C = rows.split([120, 34, 34], dim=-1)
-    views = x.unflatten(-1, (6, 20)), torch.rand(2, 30, 6), -torch.rand(6)
-    weights = tuple(t.unflatten(-1, (2, 17)) for t in (B, C))
-    expected = ssd_scan(*(t.clone() for t in (*views, *weights)))
-    copies = []
-    original = torch.Tensor.contiguous
-    monkeypatch.setattr(torch.Tensor, "contiguous", lambda t, *a, **k: copies.append(t.shape) or original(t, *a, **k))
-    assert torch.equal(ssd_scan(*views, *weights), expected)
-    assert (2, 30, 6, 20) not in copies
-    assert (2, 30, 2, 17) not in copies
 
 
 def block_weights(size, heads, channels, groups, states, taps, options: dict[str, Any], dtype) -> SSDBlockWeights:

@@ -37,7 +37,7 @@ from hf_ssm.ops.cpu.vector import (
     total,
 )
 from hf_ssm.ops.decoding import NO_FINAL_NORM, FinalNorm
-from hf_ssm.ops.ssd.decoding import SSDBlockOptions, SSDBlockWeights, ssd_block_shapes
+from hf_ssm.ops.ssd_decoding import SSDBlockOptions, SSDBlockWeights, ssd_block_shapes
 
 __all__ = ["SSDBlocksStep"]
 

@@ -81,7 +81,7 @@ def ssd_block_shapes(w: SSDBlockWeights, options: SSDBlockOptions) -> BlockShape
     return BlockShapes(weights, (taps - 1, mixed), (heads, channels // heads, states), size)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.ssd.numba_decoding", "SSDBlocksStep"))
+_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.cpu.ssd_decoding", "SSDBlocksStep"))
 
 find_ssd_blocks_step = partial(find_step, _BLOCKS_STEP)
 """`find_step` of Mamba-2 blocks, with `pasts` `(number of blocks, B, K - 1, M)` and `states` `(..., B, H, P, N)`."""
