@@ -35,7 +35,7 @@ from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, layer_power, s
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.long_conv import fast_length
 from hf_ssm.utils.checks import check_batch, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -311,7 +311,7 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
         ),
         default=1,
     )
-    return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
+    return max(_FEWEST_FREQUENCIES, fast_length(-(-longest // 2)) + 1)
 
 
 def _special_tokens(config: Any) -> set[int]:

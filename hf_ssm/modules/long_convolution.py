@@ -17,8 +17,7 @@ from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.rows import ByChannel, Halo, Rows, SegmentScan, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
-from hf_ssm.ops.long_conv import add_feed_through_, long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.lti.transfer import sobolev_response
 from hf_ssm.ops.sobolev import causal_taps
 
@@ -91,7 +90,9 @@ class LongConvolution(SequenceOperator):
             dtype = torch.float64 if self._needs_float64 else torch.float32
             step = self._time_step(torch.empty(0, dtype=dtype))
             kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
-            kernel = kernel if self.D is None else add_feed_through_(kernel, self.D)
+            if self.D is not None:
+                # In place, to avoid a copy of a long kernel.
+                kernel[0, :, 0] += self.D.to(kernel.dtype)
             order = self._order(kernel)
             if order is None or self.sobolev_mode != "causal":
                 return kernel

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution
 
 __all__ = ["LayerState", "as_real", "from_real"]
 
@@ -118,7 +118,7 @@ class LayerState:
             if (history := stream.history) is not None:
                 moved = converted(history)
                 if moved is not history:
-                    self.streams[name] = type(stream).from_history(moved, stream.longest)
+                    self.streams[name] = type(stream)(stream.longest, moved)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order; a row may appear more than once."""

@@ -6,7 +6,7 @@ import torch
 
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import long_conv_reference
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution
 
 
 def taps(length: int) -> torch.Tensor:

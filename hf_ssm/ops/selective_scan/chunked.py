@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
-from hf_ssm.ops.linear_scan.parallel import plain_scan
+from hf_ssm.ops.linear_scan import plain_scan
 from hf_ssm.ops.selective_scan.arguments import (
     LOG2_E,
     ScanTensors,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
-from hf_ssm.ops.linear_scan.parallel import parallel_scan
+from hf_ssm.ops.linear_scan import plain_scan
 from hf_ssm.ops.ssd.arguments import in_dtype_of_steps
 
 __all__ = ["chunked_ssd"]
@@ -67,7 +67,7 @@ def _scan_in_chunks(
     added = (decay[..., -1, :].unsqueeze(-1) * u).mT @ B.unsqueeze(2)
     # The scan over chunks, (B, K, G R P, N).
     added, factor = (t.movedim(3, 1).flatten(2, 4) for t in (added, from_start[..., -1:, :].expand_as(added[..., :1])))
-    after = parallel_scan(factor, added, state.flatten(1, 2), False)
+    after = plain_scan(factor, added, state.flatten(1, 2))
     before = torch.cat([state.flatten(1, 2).unsqueeze(1), after[:, :-1]], dim=1)
     before = before.unflatten(2, (*u.shape[1:3], -1)).movedim(1, 3)
     y = inside + from_start * (C.unsqueeze(2) @ before.mT)
