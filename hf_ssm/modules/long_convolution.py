@@ -71,11 +71,6 @@ class LongConvolution(SequenceOperator):
         super(SequenceOperator, self)._apply(self._at_least_fp32(fn), recurse)
         return self
 
-    @property
-    def _needs_float64(self) -> bool:
-        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
-        return self.has_sobolev_filter and self.sobolev_frequency != "normalized"
-
     def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies do not depend on the step size: all channels share the taps.
         return 1.0 if self.sobolev_frequency == "normalized" else self.time_step(like.dtype)
@@ -87,17 +82,22 @@ class LongConvolution(SequenceOperator):
             `(K, C, length)`, float32 or better, also under autocast.
         """
         with materialized(self), no_autocast(next(self.parameters()).device):
-            dtype = torch.float64 if self._needs_float64 else torch.float32
-            step = self._time_step(torch.empty(0, dtype=dtype))
-            kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
-            if self.D is not None:
-                # In place, to avoid a copy of a long kernel.
-                kernel[0, :, 0] += self.D.to(kernel.dtype)
-            order = self._order(kernel)
-            if order is None or self.sobolev_mode != "causal":
-                return kernel
-            taps = causal_taps(length, order, self.sobolev_frequency, step)
-            return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
+            return self._kernels(length)
+
+    def _kernels(self, length: int) -> Tensor:
+        filtered = self.has_sobolev_filter
+        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
+        dtype = torch.float64 if filtered and self.sobolev_frequency != "normalized" else torch.float32
+        kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
+        if self.D is not None:
+            # In place, to avoid a copy of a long kernel.
+            kernel[0, :, 0] += self.D.to(kernel.dtype)
+        if not filtered or self.sobolev_mode != "causal":
+            return kernel
+        step = self._time_step(kernel.new_empty(0, dtype=dtype))
+        order: Any = self._order(kernel)
+        taps = causal_taps(length, order, self.sobolev_frequency, step).to(kernel).expand(kernel.shape[1:])
+        return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
 
     def forward(
         self,
@@ -142,7 +142,7 @@ class LongConvolution(SequenceOperator):
 
     def _scanned(self, inputs: Tensor, rows: Rows, channels: slice) -> Tensor:
         """`forward` of rows that several processes share, by recurrences, whose states they exchange."""
-        with materialized(self), no_autocast(inputs.device):
+        with no_autocast(inputs.device):
             output = self._by_recurrence(inputs, rows, channels, self.D, 0)
             if self.directions == 2:
                 turned = rows.reversed()
@@ -234,30 +234,28 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(B, L, D)`; for the last group of a state with `last_position_only`, `(B, 1, D)`.
         """
-        output = self._continue(inputs, state, group)
-        return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
-
-    def _continue(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
         name = f"long_conv_{group}"
-        with materialized(self), no_autocast(inputs.device):
-            if not self.has_recurrent_state or name in state.streams:
+        taps = partial(self._taps, group)
+        with no_autocast(inputs.device):
+            if not self._has_recurrence or self.has_sobolev_filter or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
-                return stream.extend(inputs, partial(self._taps, group))
-            # With gradients, a stored recurrence would belong to the graph of an earlier call.
-            recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
-            if recurrence is None:
-                recurrence = self._recurrence(group)
-                if not torch.is_grad_enabled():
-                    state.constants[name] = recurrence
-            output, after = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
-            state.put(name, after)
-            return output
+                output = stream.extend(inputs, taps)
+            else:
+                # With gradients, a stored recurrence would belong to the graph of an earlier call.
+                recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
+                if recurrence is None:
+                    recurrence = self._recurrence(group)
+                    if not torch.is_grad_enabled():
+                        state.constants[name] = recurrence
+                output, after = recurrence.extend(inputs, state.get(name), taps)
+                state.put(name, after)
+        return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
 
     def _recurrence(self, group: int) -> Any:
         channels = slice(group, None, self.groups)
         return self.filter(lambda filter: filter.recurrence(channels, self.D))
 
     def _taps(self, group: int, length: int) -> Tensor:
-        return self.kernels(length)[0, group :: self.groups]
+        return self._kernels(length)[0, group :: self.groups]

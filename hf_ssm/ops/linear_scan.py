@@ -2,9 +2,9 @@
 
 Dimensions: `B` batch, `L` length, `S` states, `T` positions of a block, `K` blocks; `...` any further dimensions.
 
-The operator `(a, b) ∘ (a', b') = (a' a, a' b + b')` is associative. All blocks of a sequence run their `T` steps together
-from a zero state; the pairs of whole blocks are a scan of `K` positions, computed in the same way; then each block adds
-the state before it, multiplied by the products of its `a`.
+The operator `(a, b) ∘ (a', b') = (a' a, a' b + b')` is associative. All blocks of a sequence run their `T` steps
+together from a zero state; the pairs of whole blocks are a scan of `K` positions, computed in the same way; then each
+block adds the state before it, multiplied by the products of its `a`.
 
 Sources: Blelloch 1990, "Prefix sums and their applications", Section 1.4.1; Smith, Warrington & Linderman 2023 (S5),
 Section 2.2 and App. H, for state space models.

@@ -90,7 +90,9 @@ def split_length(length: int) -> tuple[int, int]:
     return -(-length // columns), columns
 
 
-def _exponential_sums(log_base: torch.Tensor, weights: torch.Tensor, *, length: int, dtype: torch.dtype) -> torch.Tensor:
+def _exponential_sums(
+    log_base: torch.Tensor, weights: torch.Tensor, *, length: int, dtype: torch.dtype
+) -> torch.Tensor:
     """`k[l] = Re Σ_n w_n exp(x_n l)` for `l < length`, `(D, L)`, of `x` and `w` `(D, H)`."""
     rows, columns = split_length(length)
     complex_dtype = torch.complex128 if dtype == torch.float64 else torch.complex64

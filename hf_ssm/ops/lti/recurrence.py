@@ -200,8 +200,8 @@ class Recurrence:
         """How a block maps inputs and the state before it to its outputs and the state at its end.
 
         Returns:
-            Inputs to the state `(D, M, N)`, the state to outputs `(D, M, N)` and inputs to outputs `(D, M, M)`, real and
-            in the precision of the parameters, with alternating `(Re x, Im x)` of a diagonal model; and `A_bar^M`.
+            Inputs to the state `(D, M, N)`, the state to outputs `(D, M, N)` and inputs to outputs `(D, M, M)`, real
+            and in the precision of the parameters, with alternating `(Re x, Im x)` of a diagonal model; `A_bar^M`.
         """
 
         def product(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
