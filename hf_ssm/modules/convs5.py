@@ -144,7 +144,7 @@ class ConvS5(SequenceOperator):
             filtered = self._filtered(precise, rows, state)
             system = self.state_space()
             if state is None:
-                # `ops/conv_ssm/reference.py` has the loop over frames that this computes.
+                # `ops/conv_ssm.py` has the loop over frames that this computes.
                 split = SegmentScan(
                     lambda frames, before: conv_ssm(frames, *system, self.D, before),
                     lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],

@@ -137,7 +137,7 @@ class LongConvolution(SequenceOperator):
             kernels = kernels if factor is None else kernels * factor
             ahead, *behind = kernels.unbind(0)
             split = ByChannel(lambda batch, part: long_conv(batch, *kernels[:, part].unbind(0)))
-            # `ops/long_conv/reference.py` has the sum over lags that this computes.
+            # `ops/long_conv.py` has the sum over lags that this computes.
             return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs, split=split).to(dtype)
 
     def _scanned(self, inputs: Tensor, rows: Rows, channels: slice) -> Tensor:
