@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hf_ssm.analysis.recording import sequence_operators
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.modules.operator import SequenceOperator, materialized
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.long_conv import fast_length
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.lti.transfer import frequency_grid
 from hf_ssm.theory.frequency import alpha_max, alpha_max_from_spectrum, checked_edges, sampled_total_variation
@@ -229,11 +229,11 @@ def _lengths_on_even_nodes(
     operator: SequenceOperator, rows: Tensor, ends: Tensor, finite: Tensor
 ) -> Iterator[tuple[Tensor, float]]:
     """Lengths of polygons on finer and finer grids; the first resolves the last tap and the narrowest pole."""
-    count = max(_COARSEST, 4 * next_fast_len(operator.support or 1))
+    count = max(_COARSEST, 4 * fast_length(operator.support or 1))
     features = operator.response_features(rows)
     if features is not None:
         narrowest = max(features[1].min().item(), _NARROWEST)
-        count = min(_FINEST // 2, max(count, next_fast_len(math.ceil(2 * math.pi / narrowest))))
+        count = min(_FINEST // 2, max(count, fast_length(math.ceil(2 * math.pi / narrowest))))
     finest = max(2 * count, _FINEST)
     while count <= finest:
         omega = frequency_grid(count + 1)

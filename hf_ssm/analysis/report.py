@@ -35,7 +35,7 @@ from hf_ssm.analysis.spectra import InputSpectrum, data_spectrum, special_token_
 from hf_ssm.analysis.tables import Table, markdown, plain_text
 from hf_ssm.analysis.variation import Variation, layer_variations
 from hf_ssm.modules.roles import QUANTITIES
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.long_conv import fast_length
 from hf_ssm.utils.checks import check_batch, check_finite, check_iterable, check_model
 from hf_ssm.utils.evaluation import unwrapped
 
@@ -265,7 +265,7 @@ def _enough_frequencies(batches: Sequence[Mapping[str, Any]]) -> int:
         check_batch("batches", batch)
     values = [value for batch in batches for value in batch.values() if isinstance(value, Tensor) and value.dim() > 1]
     longest = max((value.shape[1] for value in values), default=1)
-    return max(_FEWEST_FREQUENCIES, next_fast_len(-(-longest // 2)) + 1)
+    return max(_FEWEST_FREQUENCIES, fast_length(-(-longest // 2)) + 1)
 
 
 def _or_reason(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | str:

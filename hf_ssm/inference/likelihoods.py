@@ -24,7 +24,7 @@ from hf_ssm.inference.model import Encoded, SequenceModel
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.long_conv.branching import BranchedConvolution
+from hf_ssm.ops.branching import BranchedConvolution
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = [

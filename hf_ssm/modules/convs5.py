@@ -24,8 +24,7 @@ from hf_ssm.modules.rows import ByChannel, Reading, Rows, SegmentScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.sobolev import causal_taps
@@ -145,7 +144,7 @@ class ConvS5(SequenceOperator):
             filtered = self._filtered(precise, rows, state)
             system = self.state_space()
             if state is None:
-                # `ops/conv_ssm/reference.py` has the loop over frames that this computes.
+                # `ops/conv_ssm.py` has the loop over frames that this computes.
                 split = SegmentScan(
                     lambda frames, before: conv_ssm(frames, *system, self.D, before),
                     lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],

@@ -11,8 +11,7 @@ from torch import Tensor
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import ByChannel, Rows, zero_padding
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.sobolev import causal_taps
 
 __all__ = ["FilteredInput"]

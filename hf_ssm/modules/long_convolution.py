@@ -17,8 +17,7 @@ from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
 from hf_ssm.modules.rows import ByChannel, Halo, Rows, SegmentScan, is_shared
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
-from hf_ssm.ops.long_conv import add_feed_through_, long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.sobolev import causal_taps, sobolev_response
 
 __all__ = ["LongConvolution"]
@@ -71,11 +70,6 @@ class LongConvolution(SequenceOperator):
         super(SequenceOperator, self)._apply(self._at_least_fp32(fn), recurse)
         return self
 
-    @property
-    def _needs_float64(self) -> bool:
-        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
-        return self.has_sobolev_filter and self.sobolev_frequency != "normalized"
-
     def _time_step(self, like: Tensor) -> Tensor | float:
         # Normalised frequencies do not depend on the step size: all channels share the taps.
         return 1.0 if self.sobolev_frequency == "normalized" else self.time_step(like.dtype)
@@ -87,15 +81,22 @@ class LongConvolution(SequenceOperator):
             `(K, C, length)`, float32 or better, also under autocast.
         """
         with materialized(self), no_autocast(next(self.parameters()).device):
-            dtype = torch.float64 if self._needs_float64 else torch.float32
-            step = self._time_step(torch.empty(0, dtype=dtype))
-            kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
-            kernel = kernel if self.D is None else add_feed_through_(kernel, self.D)
-            order = self._order(kernel)
-            if order is None or self.sobolev_mode != "causal":
-                return kernel
-            taps = causal_taps(length, order, self.sobolev_frequency, step)
-            return long_conv(kernel.transpose(1, 2), taps.to(kernel).expand(kernel.shape[1:])).transpose(1, 2)
+            return self._kernels(length)
+
+    def _kernels(self, length: int) -> Tensor:
+        filtered = self.has_sobolev_filter
+        # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
+        dtype = torch.float64 if filtered and self.sobolev_frequency != "normalized" else torch.float32
+        kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
+        if self.D is not None:
+            # In place, to avoid a copy of a long kernel.
+            kernel[0, :, 0] += self.D.to(kernel.dtype)
+        if not filtered or self.sobolev_mode != "causal":
+            return kernel
+        step = self._time_step(kernel.new_empty(0, dtype=dtype))
+        order: Any = self._order(kernel)
+        taps = causal_taps(length, order, self.sobolev_frequency, step).to(kernel).expand(kernel.shape[1:])
+        return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
 
     def forward(
         self,
@@ -135,12 +136,12 @@ class LongConvolution(SequenceOperator):
             kernels = kernels if factor is None else kernels * factor
             ahead, *behind = kernels.unbind(0)
             split = ByChannel(lambda batch, part: long_conv(batch, *kernels[:, part].unbind(0)))
-            # `ops/long_conv/reference.py` has the sum over lags that this computes.
+            # `ops/long_conv.py` has the sum over lags that this computes.
             return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs, split=split).to(dtype)
 
     def _scanned(self, inputs: Tensor, rows: Rows, channels: slice) -> Tensor:
         """`forward` of rows that several processes share, by recurrences, whose states they exchange."""
-        with materialized(self), no_autocast(inputs.device):
+        with no_autocast(inputs.device):
             output = self._by_recurrence(inputs, rows, channels, self.D, 0)
             if self.directions == 2:
                 turned = rows.reversed()
@@ -232,30 +233,28 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(B, L, D)`; for the last group of a state with `last_position_only`, `(B, 1, D)`.
         """
-        output = self._continue(inputs, state, group)
-        return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
-
-    def _continue(self, inputs: Tensor, state: LayerState, group: int) -> Tensor:
         name = f"long_conv_{group}"
-        with materialized(self), no_autocast(inputs.device):
-            if not self.has_recurrent_state or name in state.streams:
+        taps = partial(self._taps, group)
+        with no_autocast(inputs.device):
+            if not self._has_recurrence or self.has_sobolev_filter or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)
-                return stream.extend(inputs, partial(self._taps, group))
-            # With gradients, a stored recurrence would belong to the graph of an earlier call.
-            recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
-            if recurrence is None:
-                recurrence = self._recurrence(group)
-                if not torch.is_grad_enabled():
-                    state.constants[name] = recurrence
-            output, after = recurrence.extend(inputs, state.get(name), partial(self._taps, group))
-            state.put(name, after)
-            return output
+                output = stream.extend(inputs, taps)
+            else:
+                # With gradients, a stored recurrence would belong to the graph of an earlier call.
+                recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)
+                if recurrence is None:
+                    recurrence = self._recurrence(group)
+                    if not torch.is_grad_enabled():
+                        state.constants[name] = recurrence
+                output, after = recurrence.extend(inputs, state.get(name), taps)
+                state.put(name, after)
+        return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
 
     def _recurrence(self, group: int) -> Any:
         channels = slice(group, None, self.groups)
         return self.filter(lambda filter: filter.recurrence(channels, self.D))
 
     def _taps(self, group: int, length: int) -> Tensor:
-        return self.kernels(length)[0, group :: self.groups]
+        return self._kernels(length)[0, group :: self.groups]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution
 
 __all__ = ["LayerState", "as_real", "from_real"]
 
@@ -125,7 +125,7 @@ class LayerState:
             if (history := stream.history) is not None:
                 moved = converted(history)
                 if moved is not history:
-                    self.streams[name] = type(stream).from_history(moved, stream.longest)
+                    self.streams[name] = type(stream)(stream.longest, moved)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order; a row may appear more than once."""
@@ -149,7 +149,7 @@ class LayerState:
         self.streams = {name: stream for name, stream in self.streams.items() if histories.get(name) is not None}
         for name, stream in self.streams.items():
             if (history := histories[name]) is not None:
-                stream.replace_history(history)
+                stream.history = history
 
     def keep(self, stays: Tensor, before: tuple[dict[str, Tensor], dict[str, Tensor | None]]) -> None:
         """Return the rows where `stays` `(B,)` is true to a snapshot; in the others, one position was read since."""
@@ -157,7 +157,7 @@ class LayerState:
         self.tensors = {name: _kept(stays, tensors[name], value) for name, value in self.tensors.items()}
         for name, stream in self.streams.items():
             if stream.history is not None and (history := histories[name]) is not None:
-                stream.replace_history(_kept(stays, history, stream.history))
+                stream.history = _kept(stays, history, stream.history)
 
     def rows(self, rows: Tensor) -> "LayerState":
         """An independent state of these rows, which keeps the graph of gradients."""

@@ -21,7 +21,7 @@ import torch
 
 from hf_ssm.ops.blocks import first_positions
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.long_conv import fast_length
 
 FREQUENCIES = ("bilinear", "normalized", "radian")
 
@@ -221,6 +221,6 @@ def _binomial_series(factors: list[tuple[torch.Tensor, torch.Tensor]], length: i
 def _series_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Coefficients of `z^1, ...` of the product of two series that start at `z^1`, cut to their length."""
     count = x.shape[-1]
-    n = 2 * count if is_exporting() else next_fast_len(2 * count)
+    n = 2 * count if is_exporting() else fast_length(2 * count)
     full = torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(y, n=n), n=n)
     return torch.nn.functional.pad(full, (1, 0))[..., :count]

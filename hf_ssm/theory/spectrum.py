@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.long_conv import next_fast_len
+from hf_ssm.ops.long_conv import fast_length
 
 __all__ = [
     "distance_from_flat",
@@ -30,7 +30,7 @@ _LEAST_LEVEL = 1e-6
 
 def _fast_count(length: int) -> int:
     """The smallest number of frequencies, at least L/2 + 1, with a fast transform."""
-    return next_fast_len(max(1, -(-length // 2))) + 1
+    return fast_length(max(1, -(-length // 2))) + 1
 
 
 def masked_inputs(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

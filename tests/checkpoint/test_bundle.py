@@ -39,7 +39,7 @@ def test_a_bundle_is_files_that_transformers_can_load(name, folder):
     stems = [f"{kind}_hf_ssm_{family.short_name}" for kind in ("configuration", "modeling")]
     configuration, modeling = (folder / f"{stem}.py" for stem in stems)
     assert {modeling, *map(Path, get_relative_import_files(modeling))} == {folder / file for file in files}
-    assert configuration.name in files and "hf_ssm_ops_backends.py" in files
+    assert configuration.name in files and "hf_ssm_ops_context.py" in files
     for file, source in files.items():
         assert (folder / file).read_text(encoding="utf-8") == source
         assert set(get_imports(folder / file)) <= AVAILABLE | sys.stdlib_module_names

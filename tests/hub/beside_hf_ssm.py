@@ -34,7 +34,7 @@ first = bits(NAME, travelled)
 importlib.import_module("hf_ssm")
 own = load(NAME)
 # As the code of a checkpoint.
-sys.modules["hf_ssm.ops.backends"].set_backend("torch")
+importlib.import_module("hf_ssm.ops.backends").set_backend("torch")
 assert type(own).__module__.startswith("hf_ssm.models."), type(own)
 for model in (own, travelled, own, travelled):
     assert all(map(torch.equal, first, bits(NAME, model)))

@@ -192,7 +192,7 @@ class TestLogits:
         close(mixer(hidden)[0], expected + behind)
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 @kinds
 def test_scan_and_gradients_are_those_of_the_reference(kind: str, backend: str) -> None:
     sizes = {"hidden_size": 8, "head_dim": 4, "n_groups": 4, "state_size": 10, "chunk_size": 8}

@@ -12,15 +12,12 @@ from hf_ssm.modules.observers import TauMeter
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.lti.discretize import bilinear, zoh
 from hf_ssm.ops.lti.hippo import legs_matrix
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import kernel_matrix_tau, matrix_tau
 from hf_ssm.theory.moments import lag_moments
 from hf_ssm.training.rescale import _Rescaler
-
-BACKENDS = ("torch", "numba", "reference")
 
 
 def make_operator(**config) -> S5StateSpace:
@@ -72,7 +69,6 @@ def assert_near(found, expected, tolerance=1e-10):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.detach().abs().max()))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "config",
     [
@@ -82,7 +78,7 @@ def assert_near(found, expected, tolerance=1e-10):
         {"bidirectional": True, "init": "inv"},
     ],
 )
-def test_scan_equals_convolution_and_recurrence(config, backend):
+def test_scan_equals_convolution_and_recurrence(config):
     operator = make_operator(**config)
     u = torch.randn(2, 41, 3, dtype=torch.float64, requires_grad=True)
     expected = convolved(kernel_by_powers(operator, 41), u)
@@ -91,9 +87,8 @@ def test_scan_equals_convolution_and_recurrence(config, backend):
     assert_near(kernel_by_powers(operator, 41), operator.kernel_matrix(41))
     parameters = [u, *operator.parameters()]
     weight = torch.randn_like(expected)
-    with use_backend(backend):
-        output = operator(u)
-        grads = torch.autograd.grad((output * weight).sum(), parameters)
+    output = operator(u)
+    grads = torch.autograd.grad((output * weight).sum(), parameters)
     assert_near(output, expected)
     for found, wanted in zip(grads, torch.autograd.grad((expected * weight).sum(), parameters), strict=True):
         assert_near(found, wanted)
@@ -163,16 +158,14 @@ def at_steps(time_deltas):
 
 
 @pytest.mark.parametrize("config", [{}, {"bidirectional": True, "discretization": "bilinear"}])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_time_deltas(config, backend):
+def test_time_deltas(config):
     operator = make_operator(**config)
     u = torch.randn(2, 23, 3, dtype=torch.float64)
     deltas = (torch.rand(2, 23, dtype=torch.float64) + 0.1).requires_grad_()
     expected = loop_with_steps(operator, u, deltas)
-    with use_backend(backend):
-        output = operator(u, at_steps(deltas))
-        (grad,) = torch.autograd.grad(output.square().sum(), deltas)
-        assert_near(operator(u, at_steps(torch.ones_like(deltas))), operator(u))
+    output = operator(u, at_steps(deltas))
+    (grad,) = torch.autograd.grad(output.square().sum(), deltas)
+    assert_near(operator(u, at_steps(torch.ones_like(deltas))), operator(u))
     assert_near(output, expected)
     assert_near(grad, torch.autograd.grad(expected.square().sum(), deltas)[0])
 

@@ -5,8 +5,7 @@ import copy
 import torch
 
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.long_conv import long_conv_reference
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv_reference
 
 
 def taps(length: int) -> torch.Tensor:

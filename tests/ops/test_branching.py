@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from hf_ssm.ops.long_conv import long_conv_reference
-from hf_ssm.ops.long_conv.branching import BranchedConvolution
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.branching import BranchedConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv_reference
 
 
 @pytest.mark.parametrize("pieces", [(7,), (1, 5), (3, 1, 2)])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from hf_ssm.ops.linear_scan import linear_scan, linear_scan_reference, parallel
+from hf_ssm.ops import linear_scan as module
+from hf_ssm.ops.linear_scan import linear_scan, linear_scan_reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
@@ -57,7 +58,7 @@ def test_values_and_gradients(name, reverse):
 
 @pytest.mark.parametrize("name", ["states", "per_position", "some_lines", "one"])
 def test_exported_form(name, monkeypatch):
-    monkeypatch.setattr(parallel, "plain_scan", lambda a, b, state: parallel._exported_scan(a, b, state, b.shape[1], 1))
+    monkeypatch.setattr(module, "plain_scan", lambda a, b, state: module._exported_scan(a, b, state, b.shape[1], 1))
     for types, reverse in (((C128, C128), False), ((F64, F64), True)):
         args = make_arguments(SHAPES[name], *types)
         assert_equal(run(linear_scan, args, reverse), run(linear_scan_reference, args, reverse))
@@ -115,23 +116,3 @@ def test_compiles():
     a, b, state = make_arguments(SHAPES["states"], F64, F64)
     compiled = torch.compile(linear_scan, backend="aot_eager", fullgraph=True)
     assert_equal(run(compiled, (a, b, state), False), run(linear_scan_reference, (a, b, state), False))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "state", "message"),
-    [
-        ((4,), (2, 5, 3), None, r"a must have shape \(states,\) = \(3,\)"),
-        ((2, 4, 3), (2, 5, 3), None, "5 positions"),
-        ((3,), (2, 3), None, "b must have shape"),
-        ((3,), (2, 0, 3), None, "b must have shape"),
-        ((3,), (2, 5, 3), (2, 5), r"initial_state must have shape \(batch, ..., states\) = \(2, 3\)"),
-    ],
-)
-def test_bad_arguments(a, b, state, message):
-    with pytest.raises(ValueError, match=message):
-        linear_scan(torch.zeros(a), torch.zeros(b), None if state is None else torch.zeros(state))
-
-
-def test_bad_types():
-    with pytest.raises(ValueError, match="b must be of a real or complex"):
-        linear_scan(torch.zeros(3), torch.zeros(1, 2, 3, dtype=torch.int64))

@@ -9,8 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 127, 128, 129, 130, 1100)
 SPLITS = {

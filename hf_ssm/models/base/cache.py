@@ -26,7 +26,7 @@ from hf_ssm.models.base.rollback import PastRecording
 from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.long_conv.streaming import StreamingConvolution
+from hf_ssm.ops.long_conv import StreamingConvolution
 from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.processes import is_sharded
 
@@ -378,7 +378,7 @@ class SSMCache(Cache):
                 _, index, kind, name = path.split(".", 3)
                 state = layers[int(index)]
                 if kind == "streams":
-                    value = StreamingConvolution.from_history(value, limits.get(path))
+                    value = StreamingConvolution(limits.get(path), value)
                 getattr(state, kind)[name] = value
         return cache
 

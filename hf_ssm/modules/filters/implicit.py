@@ -92,12 +92,11 @@ class ImplicitFilter(LongFilter):
             self.register_buffer(name, fp32_empty(*shape))
 
     def initial_parameters(self) -> dict[str, Tensor]:
-        omega = self._shifted(torch.tensor(self.activation_frequency))
-        values = {"frequency": omega.expand(self.sizes[1])}
+        omega = self.frequency_scale * self.activation_frequency + self.frequency_shift
+        values = {"frequency": torch.full((self.sizes[1],), omega)}
         if self.has_stored_positions:
-            like = torch.empty(0)
-            positions, time = self._computed_positions(0, self.longest, like)
-            values |= {"positions": positions, "time": time[:, 0], "decay_rates": self._computed_rates(like)[:, 0]}
+            stored = self._computed_positions(0, self.longest, torch.empty(0))
+            values |= dict(zip(("positions", "time", "decay_rates"), stored, strict=True))
         # PyTorch's default for linear layers instead of initializer_range: the window expects outputs of order one.
         for layer, size in enumerate(self.sizes[:-1]):
             for name in (f"weight_{layer}", f"bias_{layer}"):
@@ -114,71 +113,53 @@ class ImplicitFilter(LongFilter):
     def num_taps(self) -> int | None:
         return self.longest
 
-    def _shifted(self, frequency: Tensor) -> Tensor:
-        return self.frequency_scale * frequency + self.frequency_shift
-
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
         if length > self.longest:
             raise ValueError(
                 f"The input has {length} positions, but the implicit filter is defined on "
                 f"`max_position_embeddings`={self.longest}: shorten the input, or train a model with a larger value."
             )
-        # The same pieces with and without gradients, so that results are bit-identical.
         if is_exporting() or length <= _POSITIONS:
             return self._taps(0, length, dtype)
-        bounds = [(start, min(start + _POSITIONS, length)) for start in range(0, length, _POSITIONS)]
-        if torch.is_grad_enabled():
-            return torch.cat([self._taps(start, stop, dtype) for start, stop in bounds], dim=-1)
-        first = self._taps(*bounds[0], dtype)
-        kernel = first.new_empty(*first.shape[:-1], length)
-        kernel[..., : first.shape[-1]] = first
-        for start, stop in bounds[1:]:
-            kernel[..., start:stop] = self._taps(start, stop, dtype)
-        return kernel
+        # The same pieces with and without gradients, so that results are bit-identical.
+        starts = range(0, length, _POSITIONS)
+        return torch.cat([self._taps(start, min(start + _POSITIONS, length), dtype) for start in starts], dim=-1)
 
     def _taps(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """The taps from lag `start` to `stop`, `(K, C, stop - start)`."""
-        frequency = self._in_precision(self.frequency, dtype)
-        hidden, time = self._positions(start, stop, frequency)
-        *inner, last = range(len(self.sizes) - 1)
-        for layer in inner:
-            weight, bias = (self._in_precision(getattr(self, f"{name}_{layer}"), dtype) for name in ("weight", "bias"))
+        dtype = torch.promote_types(self.frequency.dtype, dtype)
+        frequency, count = self.frequency.to(dtype), len(self.sizes) - 1
+        hidden, time, rates = self._positions(start, stop, frequency)
+        for layer in range(count - 1):
+            weight, bias = getattr(self, f"weight_{layer}").to(dtype), getattr(self, f"bias_{layer}").to(dtype)
             hidden = torch.sin(frequency * (hidden @ weight.T + bias))
-        output = self._in_precision(getattr(self, f"weight_{last}"), dtype)
-        kernel = (output @ hidden.T).unflatten(0, (self.directions, self.channels))
-        return kernel * (torch.exp(-self._decay_rates(output) * time.T) + self.window_shift)
+        kernel = (getattr(self, f"weight_{count - 1}").to(dtype) @ hidden.T).unflatten(0, (self.directions, -1))
+        return kernel * (torch.exp(-rates.unsqueeze(-1) * time) + self.window_shift)
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.longest, torch.float64).flatten(0, 1)
         return taps_response(omega, taps if rows is None else taps[rows])
 
-    def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The positional embedding `(L, embedding_size)`, and the time axis `(L, 1)` in units of the longest input."""
+    def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The embedding of positions `(L, embedding_size)`, the time in units of the longest input `(L,)`, δ `(C,)`."""
         if not self.has_stored_positions:
             return self._computed_positions(start, stop, like)
         # While a program is exported, a slice would compare the length with that of the buffers.
         steps = torch.arange(start, stop, device=self.time.device)
-        positions, time = (part.index_select(0, steps).to(like.dtype) for part in (self.positions, self.time))
-        return positions, time.unsqueeze(-1)
+        positions, time = self.positions.index_select(0, steps), self.time.index_select(0, steps)
+        return positions.to(like.dtype), time.to(like.dtype), self.decay_rates.to(like.dtype)
 
-    def _computed_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        steps = torch.arange(start, stop, device=like.device, dtype=like.dtype).unsqueeze(-1)
-        time = steps / max(self.longest - 1, 1)
+    def _computed_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        steps = torch.arange(start, stop, device=like.device, dtype=like.dtype)
         bands = (self.embedding_size - 1) // 2
-        frequencies = self._shifted(torch.linspace(1e-4, bands - 1, bands, device=like.device, dtype=like.dtype))
-        phase = (2 * math.pi / self.longest) * steps * frequencies
-        return torch.cat([time, phase.cos(), -phase.sin()], dim=-1), time
-
-    def _decay_rates(self, like: Tensor) -> Tensor:
-        """δ of each channel, `(C, 1)`."""
-        if not self.has_stored_positions:
-            return self._computed_rates(like)
-        return self.decay_rates.to(like.dtype).unsqueeze(-1)
-
-    def _computed_rates(self, like: Tensor) -> Tensor:
+        frequencies = torch.linspace(1e-4, bands - 1, bands, device=like.device, dtype=like.dtype)
+        frequencies = self.frequency_scale * frequencies + self.frequency_shift
+        time = steps / max(self.longest - 1, 1)
+        phase = (2 * math.pi / self.longest) * steps.unsqueeze(-1) * frequencies
         # The window falls to 1 % after 0.3 (fastest channel) to 1.5 (slowest) times the longest input.
-        slow, fast = (-math.log(1e-2) / fraction for fraction in (1.5, 0.3))
-        return torch.linspace(slow, fast, self.channels, device=like.device, dtype=like.dtype).unsqueeze(-1)
+        slow, fast = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3
+        rates = torch.linspace(slow, fast, self.channels, device=like.device, dtype=like.dtype)
+        return torch.cat([time.unsqueeze(-1), phase.cos(), -phase.sin()], dim=-1), time, rates
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:

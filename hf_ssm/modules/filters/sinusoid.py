@@ -64,7 +64,8 @@ class SinusoidFilter(LongFilter):
         return self.window + self.inclusive
 
     def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        (c1, c2), (a1, a2) = (self._in_precision(p, dtype).flatten(1) for p in (self.amplitudes, self.frequencies))
+        dtype = torch.promote_types(self.amplitudes.dtype, dtype)
+        (c1, c2), (a1, a2) = self.amplitudes.to(dtype).flatten(1), self.frequencies.to(dtype).flatten(1)
         kernel = sinusoid_kernel(c1, c2, a1, a2, self.window, length, inclusive=self.inclusive)
         return kernel.unflatten(0, (self.directions, self.channels))
 

@@ -101,22 +101,22 @@ class StateSpaceFilter(LongFilter):
 
     def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The continuous model: `a`, `b` (and `p` for S4) of shape `(C, H)` and `c` of shape `(K, C, H)`, complex."""
-        a_real, a_imag = (self._of_channels(self._in_precision(p, dtype)) for p in (self.log_A_real, self.A_imag))
+        dtype, copies = torch.promote_types(self.C.dtype, dtype), self.channels // self.copies
+
+        def to_channels(parameter: Tensor) -> Tensor:
+            """From the copies `(S, ...)` to the channels, `(C, ...)`."""
+            parameter = parameter.to(dtype)
+            return parameter if copies == 1 else parameter.repeat(copies, *[1] * (parameter.dim() - 1))
+
         # Copies of the pairs: parameters may lie at addresses in a mapped file at which complex arithmetic crashes.
         matrices = {
-            "a": torch.complex(-a_real.exp(), a_imag),
-            "b": torch.complex(*self._of_channels(self._in_precision(self.B, dtype)).unbind(-1)),
-            "c": torch.complex(*self._in_precision(self.C, dtype).unbind(-1)),
+            "a": torch.complex(-to_channels(self.log_A_real).exp(), to_channels(self.A_imag)),
+            "b": torch.complex(*to_channels(self.B).unbind(-1)),
+            "c": torch.complex(*self.C.to(dtype).unbind(-1)),
         }
         if self.low_rank:
-            matrices["p"] = torch.complex(*self._of_channels(self._in_precision(self.P, dtype)).unbind(-1))
+            matrices["p"] = torch.complex(*to_channels(self.P).unbind(-1))
         return matrices
-
-    def _of_channels(self, parameter: Tensor) -> Tensor:
-        """From the copies `(S, ...)` to the channels, `(C, ...)`."""
-        if self.copies == self.channels:
-            return parameter
-        return parameter.repeat(self.channels // self.copies, *[1] * (parameter.dim() - 1))
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._in_precision(self.log_dt, dtype).exp()

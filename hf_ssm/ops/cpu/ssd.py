@@ -36,8 +36,8 @@ class _Chunks(NamedTuple):
     """Sizes, and addresses of contiguous tensors.
 
     `x` and `y` are `(B, H, L, P)`, `B` and `C` `(B, G, L, N)`, `d` and the decays `e` `(B, H, L)`, `state` `(B, H, N,
-    P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient and `state` that of the last state, which
-    becomes that of the initial one.
+    P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient and `state` that of the last state,
+    which becomes that of the initial one.
     """
 
     batch: int

@@ -2,7 +2,6 @@
 
 - `hippo.py`, `discretize.py`: initial state matrices; zero-order hold and bilinear rule;
 - `diagonal.py`, `dplr.py`, `sinusoid.py`: kernels and transfer functions of the three kinds of models;
-- `exponential_sums.py`, `krylov.py`: the algorithms of the diagonal and the DPLR kernel;
 - `recurrence.py`: incremental execution;
 - `transfer.py`: frequency responses.
 """

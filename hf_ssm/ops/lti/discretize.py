@@ -13,7 +13,7 @@ _SERIES_BELOW = {torch.float32: 0.3, torch.complex64: 0.3, torch.float64: 3e-3, 
 
 
 def check_discretization(name: str) -> None:
-    """Raises a ValueError that lists the choices unless `name` is a known discretization."""
+    """Raise a ValueError that lists the choices unless `name` is a known discretization."""
     if name not in DISCRETIZATIONS:
         raise ValueError(f"discretization must be one of {', '.join(map(repr, DISCRETIZATIONS))}, got {name!r}")
 
@@ -69,10 +69,13 @@ def bilinear(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tupl
     return (1 + half) * inverse, dt * inverse * b
 
 
+DIAGONAL_RULES = {"zoh": zoh, "bilinear": bilinear}
+
+
 def discretize_pairs(
     a_real: torch.Tensor, a_imag: torch.Tensor, step: torch.Tensor, rule: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`a_bar` and `b_bar / b` of `zoh` or `bilinear`, as real pairs in a last dimension of size 2.
+    """Compute `a_bar` and `b_bar / b` of `zoh` or `bilinear`, as real pairs in a last dimension of size 2.
 
     Args:
         a_real: Real parts of the eigenvalues, any shape.
@@ -81,15 +84,8 @@ def discretize_pairs(
         rule: `"zoh"` or `"bilinear"`.
     """
     a = torch.complex(a_real, a_imag)
-    a_bar, factor = (zoh if rule == "zoh" else bilinear)(a, torch.ones_like(a), step)
+    a_bar, factor = DIAGONAL_RULES[rule](a, torch.ones_like(a), step)
     return torch.view_as_real(a_bar), torch.view_as_real(factor)
-
-
-def _check_dense(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
-        raise ValueError(f"a must have shape (..., N, N), got {tuple(a.shape)}; use zoh or bilinear for a diagonal")
-    if b.dim() < 1 or b.shape[-1] != a.shape[-1]:
-        raise ValueError(f"b must have shape (..., N) with N = {a.shape[-1]} as in a, got {tuple(b.shape)}")
 
 
 def zoh_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,12 +101,8 @@ def zoh_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -> tup
     Returns:
         `A_bar` `(..., N, N)` and `B_bar` `(..., N)`.
 
-    Raises:
-        ValueError: `a` is not square, or `b` does not match it.
-
     Source: Van Loan 1978 for the block matrix.
     """
-    _check_dense(a, b)
     scale = torch.as_tensor(dt, dtype=a.real.dtype, device=a.device)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-1], scale.shape)
     n = a.shape[-1]
@@ -133,12 +125,8 @@ def bilinear_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -
     Returns:
         `A_bar` `(..., N, N)` and `B_bar` `(..., N)`.
 
-    Raises:
-        ValueError: `a` is not square or `b` does not match it.
-
     Source: Gu, Goel & Ré 2022 (S4), eq. (3).
     """
-    _check_dense(a, b)
     scale = torch.as_tensor(dt, dtype=a.real.dtype, device=a.device)[..., None, None]
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     right = identity + scale / 2 * a
@@ -147,3 +135,6 @@ def bilinear_dense(a: torch.Tensor, b: torch.Tensor, dt: torch.Tensor | float) -
     sides = torch.cat([right.expand(*batch, -1, -1), inputs.expand(*batch, -1, -1)], dim=-1)
     solved = torch.linalg.solve((identity - scale / 2 * a).expand(*batch, -1, -1), sides)
     return solved[..., :-1], solved[..., -1]
+
+
+DENSE_RULES = {"zoh": zoh_dense, "bilinear": bilinear_dense}

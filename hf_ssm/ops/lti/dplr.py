@@ -1,19 +1,22 @@
 """Kernel, dense form and transfer function of diagonal-plus-low-rank (DPLR) state space models.
 
-Dimensions: `B` batch, `L` length, `D` channels, `N` real states, `H = N // 2` stored conjugate pairs, `S`
-frequencies.
+Dimensions: `L` length, `D` channels, `N` real states, `H = N // 2` stored conjugate pairs, `S` frequencies, `M`
+columns, `R` rows, `R M >= L`.
 
 `A = diag(λ) - p p^*` on the space completed by the conjugates, of size `N`.
 """
 
 import torch
 
-from hf_ssm.ops.backends import Operation
-from hf_ssm.ops.lti.diagonal import check_system, diagonal_transfer, working_dtype
-from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
-from hf_ssm.ops.lti.krylov import dense_kernel
+from hf_ssm.ops.blocks import first_positions
+from hf_ssm.ops.context import is_exporting, no_autocast
+from hf_ssm.ops.lti.diagonal import diagonal_transfer, split_length, working_dtype
+from hf_ssm.ops.lti.discretize import DENSE_RULES
 
-__all__ = ["dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_transfer"]
+__all__ = ["dense_kernel", "dplr_dense", "dplr_kernel", "dplr_kernel_reference", "dplr_real", "dplr_transfer"]
+
+# Bits of the number of a row of an exported program, for 64 * 65,536 taps.
+_EXPORTED_BITS = 16
 
 
 def dplr_dense(
@@ -76,28 +79,11 @@ def dplr_kernel(
     Returns:
         `(D, L)`, float64 if one of lam, p, b, c is complex128, else float32.
 
-    Raises:
-        ValueError: Shapes or types do not fit, unknown discretization, or `length < 1`.
-
     Source: Gu, Goel & Ré 2022 (S4), Section 3, for the system; the algorithm is original.
     """
-    check_system(length, discretization, dt, lam=lam, p=p, b=b, c=c)
-    kernel: torch.Tensor = _DPLR_KERNEL(lam, p, b, c, dt, length, discretization)
-    return kernel.to(working_dtype(lam, p, b, c))
-
-
-def _dplr_kernel_torch(
-    lam: torch.Tensor,
-    p: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    dt: torch.Tensor,
-    length: int,
-    discretization: str,
-) -> torch.Tensor:
+    dtype = working_dtype(lam, p, b, c)
     a, b_real, c_real = dplr_real(*(t.to(torch.complex128) for t in (lam, p, b, c)))
-    discretized = (zoh_dense if discretization == "zoh" else bilinear_dense)(a, b_real, dt.to(torch.float64))
-    return dense_kernel(*discretized, c_real, length)
+    return dense_kernel(*DENSE_RULES[discretization](a, b_real, dt.to(torch.float64)), c_real, length).to(dtype)
 
 
 def dplr_kernel_reference(
@@ -110,9 +96,8 @@ def dplr_kernel_reference(
     discretization: str = "bilinear",
 ) -> torch.Tensor:
     """`dplr_kernel` by the recurrence of the complex dense system; same arguments."""
-    check_system(length, discretization, dt, lam=lam, p=p, b=b, c=c)
     a, b_full, c_full = dplr_dense(lam, p, b, c)
-    a_bar, state = (zoh_dense if discretization == "zoh" else bilinear_dense)(a, b_full, dt)
+    a_bar, state = DENSE_RULES[discretization](a, b_full, dt)
     taps = []
     for _ in range(length):
         taps.append((c_full * state).sum(-1).real)
@@ -120,10 +105,30 @@ def dplr_kernel_reference(
     return torch.stack(taps, dim=-1)
 
 
-_DPLR_KERNEL = Operation(
-    torch=_dplr_kernel_torch,
-    reference=dplr_kernel_reference,
-)
+def dense_kernel(a_bar: torch.Tensor, b_bar: torch.Tensor, c: torch.Tensor, length: int) -> torch.Tensor:
+    """`C A_bar^l B_bar` for `l < length`, `(D, L)`, of real matrices `(D, N, N)` and vectors `(D, N)`.
+
+    With `l = i M + j`, it is the product of the rows `C A_bar^(iM)` and the columns `A_bar^j B_bar`. Both are computed
+    by doubling, `(x, A^m x)` and `A^(2m) = A^m A^m`, in double precision: float32 powers lose all but three digits at
+    `l = 10^4`.
+    """
+    rows, columns = split_length(length)
+    power, right, left = a_bar, b_bar.unsqueeze(-1), c.unsqueeze(-2)
+    with no_autocast(c.device):
+        while right.shape[-1] < columns:
+            right = torch.cat([right, power @ right], dim=-1)
+            power = power @ power
+        if is_exporting():
+            left, index = left.expand(-1, rows, -1), torch.arange(rows, device=c.device).unsqueeze(-1)
+            for bit in range(_EXPORTED_BITS):
+                left = torch.where((index >> bit) % 2 == 1, left @ power, left)
+                power = power @ power
+            return first_positions((left @ right).flatten(1), 1, length)
+        while left.shape[-2] < rows:
+            if left.shape[-2] > 1:
+                power = power @ power
+            left = torch.cat([left, left @ power], dim=-2)
+        return (left[:, :rows] @ right).flatten(1)[:, :length]
 
 
 def dplr_transfer(

@@ -17,11 +17,6 @@ __all__ = ["sinusoid_kernel", "sinusoid_response"]
 _TAPS_AT_ONCE = 1 << 22
 
 
-def _check_window(window: int) -> None:
-    if window < 1:
-        raise ValueError(f"window must be a positive number of positions, got {window!r}")
-
-
 def sinusoid_kernel(
     c1: torch.Tensor,
     c2: torch.Tensor,
@@ -49,38 +44,25 @@ def sinusoid_kernel(
     Returns:
         `(D, L)`.
 
-    Raises:
-        ValueError: `window` or `length` below 1.
-
     Source: Nishikawa & Suzuki 2025, Section 3 (ii).
     """
-    _check_window(window)
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length!r}")
-    return _windowed_sinusoids((c1, c2, a1, a2), window, length, window + inclusive)
+    support, phase = window + inclusive, 2 * math.pi / window
 
+    def sinusoids(channels: slice, t: torch.Tensor) -> torch.Tensor:
+        """The formula at some lags, also beyond the window."""
+        cosine, sine, slow, fast = (parameter[channels].unsqueeze(-1) for parameter in (c1, c2, a1, a2))
+        return cosine * torch.cos(slow * (phase * t)) + sine * torch.sin(fast * (phase * t))
 
-def _sinusoids(parameters: tuple[torch.Tensor, ...], window: int, t: torch.Tensor) -> torch.Tensor:
-    """The formula at the lags `t` `(L,)`, also beyond the window."""
-    c1, c2, a1, a2 = (parameter.unsqueeze(-1) for parameter in parameters)
-    phase = 2 * math.pi / window * t
-    return c1 * torch.cos(a1 * phase) + c2 * torch.sin(a2 * phase)
-
-
-def _windowed_sinusoids(parameters: tuple[torch.Tensor, ...], window: int, length: int, support: int) -> torch.Tensor:
-    c1 = parameters[0]
     if is_exporting():
-        t = torch.arange(length, device=c1.device, dtype=parameters[2].dtype)
-        return _sinusoids(parameters, window, t) * (t < support)
-    t = torch.arange(min(support, length), device=c1.device, dtype=parameters[2].dtype)
-    if torch.is_grad_enabled() or len(c1) * length <= _TAPS_AT_ONCE:
-        taps = _sinusoids(parameters, window, t)
-        return torch.nn.functional.pad(taps, (0, length - taps.shape[-1]))
+        t = torch.arange(length, device=c1.device, dtype=a1.dtype)
+        return sinusoids(slice(None), t) * (t < support)
+    t = torch.arange(min(support, length), device=c1.device, dtype=a1.dtype)
+    size = len(c1) if torch.is_grad_enabled() else max(1, _TAPS_AT_ONCE // length)
+    if size >= len(c1):
+        return torch.nn.functional.pad(sinusoids(slice(None), t), (0, length - len(t)))
     kernel = c1.new_zeros(len(c1), length)
-    size = max(1, _TAPS_AT_ONCE // length)
     for start in range(0, len(c1), size):
-        some = tuple(parameter[start : start + size] for parameter in parameters)
-        kernel[start : start + size, : len(t)] = _sinusoids(some, window, t)
+        kernel[start : start + size, : len(t)] = sinusoids(slice(start, start + size), t)
     return kernel
 
 
@@ -115,11 +97,7 @@ def sinusoid_response(
 
     Returns:
         `(D, S)`, complex128.
-
-    Raises:
-        ValueError: `window` below 1.
     """
-    _check_window(window)
     omega = omega.to(torch.float64)
     c1, c2, a1, a2 = (t.to(torch.float64).unsqueeze(-1) for t in (c1, c2, a1, a2))
     cosine, sine = 2 * math.pi / window * a1, 2 * math.pi / window * a2

@@ -13,8 +13,7 @@ import math
 import torch
 
 from hf_ssm.ops.lti.discretize import check_discretization, zoh, zoh_dense
-from hf_ssm.ops.lti.dplr import dplr_dense, dplr_real
-from hf_ssm.ops.lti.krylov import dense_kernel
+from hf_ssm.ops.lti.dplr import dense_kernel, dplr_dense, dplr_real
 
 # Size limit of temporary tables and matrices.
 _TEMPORARY_BYTES = 2**27

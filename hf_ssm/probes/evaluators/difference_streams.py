@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.long_conv.streaming import Taps
+from hf_ssm.ops.long_conv import Taps, long_conv
 
 __all__ = ["DifferenceStream", "LastPositionStream"]
 

@@ -1,11 +1,9 @@
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.lti.diagonal import (
     diagonal_kernel,
     diagonal_kernel_reference,
@@ -19,12 +17,6 @@ from hf_ssm.ops.lti.sinusoid import sinusoid_kernel
 RULES = {"zoh": zoh, "bilinear": bilinear}
 DENSE_RULES = {"zoh": zoh_dense, "bilinear": bilinear_dense}
 LENGTHS = (1, 2, 3, 17, 64, 101)
-
-
-@pytest.fixture(autouse=True)
-def fast_kernels() -> Iterator[None]:
-    with use_backend("torch"):
-        yield
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -232,27 +224,3 @@ def test_sinusoid_kernel_is_its_formula(window, length):
 def test_sinusoid_kernel_gradients():
     inputs = [t.requires_grad_() for t in sinusoid_system()]
     assert torch.autograd.gradcheck(lambda *ts: sinusoid_kernel(*ts, 6, 9), inputs)
-
-
-def test_errors():
-    a, b, c, dt = diagonal_system()
-    p = torch.zeros_like(a)
-    for kernel in (diagonal_kernel, diagonal_kernel_reference):
-        with pytest.raises(ValueError, match="length must be at least 1, got 0"):
-            kernel(a, b, c, dt, 0)
-        with pytest.raises(ValueError, match="discretization must be one of 'zoh', 'bilinear', got 'euler'"):
-            kernel(a, b, c, dt, 4, "euler")
-        with pytest.raises(ValueError, match=r"a, b, c must share one shape .*'c': \(3, 3\)"):
-            kernel(a, b, c[:, 1:], dt, 4)
-        with pytest.raises(ValueError, match=r"b must be complex, got torch.float64"):
-            kernel(a, b.real, c, dt, 4)
-        with pytest.raises(ValueError, match=r"dt must have shape \(channels,\) = \(3,\), got \(3, 1\)"):
-            kernel(a, b, c, dt.unsqueeze(-1), 4)
-    for kernel in (dplr_kernel, dplr_kernel_reference):
-        with pytest.raises(ValueError, match=r"lam, p, b, c must share one shape"):
-            kernel(a, p[:1], b, c, dt, 4)
-    parameters = sinusoid_system()
-    with pytest.raises(ValueError, match="window must be a positive number of positions, got 0"):
-        sinusoid_kernel(*parameters, 0, 4)
-    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
-        sinusoid_kernel(*parameters, 4, 0)

@@ -1,25 +1,15 @@
 """The product of rows and columns. Formulas and errors are tested in test_lti_kernel.py."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ssm.ops.backends import use_backend
-from hf_ssm.ops.lti import krylov as module
 from hf_ssm.ops.lti.discretize import bilinear_dense, zoh_dense
-from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel, dplr_kernel_reference
+from hf_ssm.ops.lti.dplr import dense_kernel, dplr_dense, dplr_kernel, dplr_kernel_reference
 from hf_ssm.ops.lti.hippo import legs_nplr
 
 RULES = ("bilinear", "zoh")
-
-
-@pytest.fixture(autouse=True)
-def rows_and_columns() -> Iterator[None]:
-    with use_backend("torch"):
-        yield
 
 
 def system(channels: int, pairs: int, low: float = -4, high: float = 0, seed: int = 0) -> list[torch.Tensor]:
@@ -113,7 +103,7 @@ def test_dense_kernel_is_its_formula(rule, discretize):
     vector = (torch.linalg.inv(basis) @ b_bar.unsqueeze(-1)).squeeze(-1).real
     out = (torch.cat([c, c.conj()], dim=-1).unsqueeze(1) @ basis).squeeze(1).real
     expected = dplr_kernel_reference(lam, p, b, c, dt, 45, rule)
-    torch.testing.assert_close(module.dense_kernel(matrix, vector, out, 45), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(dense_kernel(matrix, vector, out, 45), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -184,9 +174,3 @@ def test_compiles_without_a_break(rule):
         grads = torch.autograd.grad(actual, inputs, cotangent)
         for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
             torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
-def test_the_reference_runs_where_it_is_chosen():
-    inputs = single(system(2, 2))
-    with use_backend("reference"):
-        assert torch.equal(dplr_kernel(*inputs, 30), dplr_kernel_reference(*inputs, 30))

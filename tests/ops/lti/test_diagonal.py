@@ -1,23 +1,14 @@
 """The two-level product. Formulas and errors are tested in test_lti_kernel.py."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.lti.diagonal import diagonal_kernel, diagonal_kernel_reference
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 
 RULES = ("zoh", "bilinear")
-
-
-@pytest.fixture(autouse=True)
-def two_level_product() -> Iterator[None]:
-    with use_backend("torch"):
-        yield
 
 
 def system(channels: int, pairs: int, low: float = -4, high: float = 0, seed: int = 0) -> list[torch.Tensor]:
@@ -147,9 +138,3 @@ def test_compiles_without_a_break(rule):
         grads = torch.autograd.grad(actual, inputs, cotangent)
         for grad, other in zip(grads, torch.autograd.grad(expected, inputs, cotangent), strict=True):
             torch.testing.assert_close(grad, other, rtol=0, atol=1e-12)
-
-
-def test_the_reference_runs_where_it_is_chosen():
-    inputs = single(system(2, 2))
-    with use_backend("reference"):
-        assert torch.equal(diagonal_kernel(*inputs, 30), diagonal_kernel_reference(*inputs, 30))

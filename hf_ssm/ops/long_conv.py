@@ -1,0 +1,236 @@
+"""Long convolution of sequences, one kernel per channel, at once and of a sequence that arrives in chunks.
+
+Dimensions: `B` batch, `L` length, `D` channels, `K` taps of the kernel, `T` positions read, `F` frequencies.
+
+Inputs are `(B, L, D)`, transforms need `(B, D, L)`, and a complex spectrum takes twice the memory of inputs padded to
+twice their length. Therefore some channels are transposed, transformed and written back at a time; the backward keeps
+the inputs and transforms them again. It takes a fifth of the memory of the same transforms with autograd.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
+
+__all__ = ["StreamingConvolution", "fast_length", "long_conv", "long_conv_reference"]
+
+Taps = Callable[[int], Tensor]
+
+# Samples that are transformed together: enough to amortise the calls, few enough for the caches of a CPU. Channels at
+# least: as many float32 numbers as a cache line holds.
+_SAMPLES, _FEWEST_CHANNELS = 1 << 19, 16
+# Up to this number of positions the sum is faster than transforms, and exact.
+_DIRECT = 8
+# Taps to ask for at least, after the first chunk, which has the digits of the convolution without stream.
+_FEWEST_TAPS = 64
+
+
+def long_conv_reference(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:
+    """`long_conv` as a sum at each position; same arguments."""
+    length, taps = u.shape[1], kernel[:, : u.shape[1]]
+    back = kernel.new_zeros(len(kernel), 0) if backward_kernel is None else backward_kernel
+    outputs = []
+    for t in range(length):
+        past, ahead = taps[:, : t + 1], back[:, : length - 1 - t]
+        output = (u[:, t + 1 - past.shape[1] : t + 1] * past.flip(-1).T).sum(1)
+        outputs.append(output + (u[:, t + 1 : t + 1 + ahead.shape[1]] * ahead.T).sum(1))
+    return torch.stack(outputs, dim=1).to(u.dtype)
+
+
+def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) -> Tensor:
+    """Causal or two-sided convolution along the length, one kernel per channel.
+
+    `y[t] = Σ_{j<=t} kernel[t-j] u[j] + Σ_{j>t} backward_kernel[j-t-1] u[j]`, zero outside the input. Kernels may be
+    shorter or longer than the input; taps beyond the input are not used, and their gradient is zero.
+
+    The backward keeps the inputs and the taps, but no spectra. Second derivatives and transforms of `torch.func` take
+    plain transforms, which need more memory.
+
+    Args:
+        u: Input `(B, L, D)`, `L >= 1`.
+        kernel: Taps of lag 0, 1, ..., `(D, K)`.
+        backward_kernel: Taps of lag -1, -2, ..., `(D, K2)`; without it the convolution is causal.
+
+    Returns:
+        `(B, L, D)` in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
+    """
+    length = u.shape[1]
+    taps = kernel[:, :length].to(torch.promote_types(torch.promote_types(u.dtype, kernel.dtype), torch.float32))
+    if type(length) is int and length <= _DIRECT and not torch.compiler.is_compiling():
+        return long_conv_reference(u.to(taps.dtype), taps, backward_kernel).to(u.dtype)
+    points = fast_length(2 * length)
+    if backward_kernel is not None:
+        # Lag -m is at points - m. The tap of lag -L meets zeros only.
+        back = backward_kernel[:, :length].to(taps.dtype)
+        gap = taps.new_zeros(len(taps), points - taps.shape[1] - back.shape[1])
+        taps = torch.cat([taps, gap, back.flip(-1)], dim=-1)
+    with no_autocast(u.device):
+        if in_function_transform() or is_exporting():
+            return _convolve(u, taps, points=points)
+        y: Tensor = _LongConvolution.apply(u, taps, points)
+        return y
+
+
+def fast_length(count: int) -> int:
+    """A number of points from `count` on, an even one, whose transforms are fast; at most an eighth more than `count`.
+
+    A symbol of a traced program stays as it is.
+    """
+    if type(count) is not int or torch.compiler.is_compiling():
+        return count
+    step = 1 << max(count.bit_length() - 4, 1)
+    return -(-count // step) * step
+
+
+class _LongConvolution(torch.autograd.Function):
+    """`_convolve` of some channels at a time, whose backward transforms again what it needs."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, taps: Tensor, points: int) -> Tensor:
+        ctx.save_for_backward(u, taps)
+        ctx.points = points
+        y = u.new_empty(u.shape)
+        for part in _channels(u, points):
+            y[..., part] = _convolve(u[..., part], taps[part], points=points)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (u, taps), points = ctx.saved_tensors, ctx.points
+        with no_autocast(grad.device):
+            if torch.is_grad_enabled():
+                return *gradients(partial(_convolve, points=points), (u, taps), [grad]), None
+            grad_u, grad_taps = grad.new_empty(grad.shape), torch.zeros_like(taps)
+            for part in _channels(grad, points):
+                spectra = torch.fft.rfft(grad[..., part].to(taps.dtype).mT, n=points)
+                products = torch.fft.rfft(u[..., part].to(taps.dtype).mT, n=points).conj_physical_().mul_(spectra)
+                grad_taps[part] = torch.fft.irfft(products.sum(0), n=points)[..., : taps.shape[1]]
+                spectra *= torch.fft.rfft(taps[part], n=points).conj_physical_()
+                grad_u[..., part] = torch.fft.irfft(spectra, n=points)[..., : grad.shape[1]].mT
+        return grad_u, grad_taps, None
+
+
+def _channels(u: Tensor, points: int) -> Iterator[slice]:
+    """Slices of the channels to transform together; none of an empty batch."""
+    if torch.compiler.is_compiling() or u.device.type != "cpu":
+        # Sizes may be symbols.
+        return iter([slice(None)])
+    size = max(_FEWEST_CHANNELS, _SAMPLES // (max(1, u.shape[0]) * points))
+    return (slice(start, start + size) for start in range(0, u.shape[2] if len(u) else 0, size))
+
+
+def _convolve(u: Tensor, taps: Tensor, *, points: int) -> Tensor:
+    """The circular convolution on so many points, at the positions of the input."""
+    spectra = torch.fft.rfft(u.to(taps.dtype).mT, n=points) * torch.fft.rfft(taps, n=points)
+    return torch.fft.irfft(spectra, n=points)[..., : u.shape[1]].mT.to(u.dtype)
+
+
+class StreamingConvolution:
+    """The exact convolution `y[t] = Σ_{j<=t} k[t-j] u[j]`, continued by chunks of any length: it keeps all inputs.
+
+    The output of a single token is a sum over the inputs, that of a chunk a convolution of the whole sequence. With
+    gradients, those of a chunk and of the taps reach back as far as chunks were read with gradients.
+
+    Args:
+        longest: Largest number of positions, such as the `max_position_embeddings` of an implicit filter; default no
+            limit.
+        history: The inputs seen so far, `(B, T, D)`; default none.
+
+    Attributes:
+        history: All inputs seen, a new tensor after each chunk; `None` before the first one.
+    """
+
+    def __init__(self, longest: int | None = None, history: Tensor | None = None) -> None:
+        self.longest = longest
+        self.history = history
+        # The last taps first, (K, D), so that those of any number of inputs are its end.
+        self._weights: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of inputs seen, including leading zeros of `join`."""
+        return 0 if self.history is None else self.history.shape[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Only leaves of an autograd graph can be copied.
+        return self.__dict__ | {"history": None if self.history is None else self.history.detach().clone()}
+
+    def extend(self, u: Tensor, taps: Taps) -> Tensor:
+        """Append a chunk of the input and return the outputs at its positions.
+
+        Args:
+            u: The chunk, `(B, L, D)`.
+            taps: Function that returns the first `n` taps `(D, n)`, whose values do not depend on `n`. Without
+                gradients they are kept, and each call asks for at least twice as many as the one before.
+
+        Returns:
+            `(B, L, D)` in the dtype of `u`. Half precision is computed in float32; float64, of the input or of the
+            taps, stays float64.
+
+        Raises:
+            ValueError: There are more positions than `longest`.
+        """
+        count, length = u.shape[1], self.length + u.shape[1]
+        if self.longest is not None and length > self.longest:
+            raise ValueError(
+                f"the sequence would have {length} positions, but the implicit filter has taps for {self.longest} "
+                "(`max_position_embeddings`): shorten the sequence, or train a model with a larger value"
+            )
+        if self._weights is not None and torch.promote_types(u.dtype, self._weights.dtype) != self._weights.dtype:
+            self._weights = None
+        weights = self._last_taps_first(length, taps)
+        precise = u.to(torch.promote_types(u.dtype, weights.dtype))
+        self.history = precise.clone() if self.history is None else torch.cat([self.history, precise], dim=1)
+        if type(count) is int and count == 1:
+            return (self.history * weights).sum(1, keepdim=True).to(u.dtype)
+        return long_conv(self.history, weights.flip(0).T)[:, -count:].to(u.dtype)
+
+    def first_taps(self, count: int, taps: Taps) -> Tensor:
+        """The first `count` taps `(D, count)`."""
+        return self._last_taps_first(count, taps).flip(0).T
+
+    def _last_taps_first(self, count: int, taps: Taps) -> Tensor:
+        """The first `count` taps in reverse order, `(count, D)`, at least float32."""
+        if torch.is_grad_enabled() or is_exporting():
+            return _reversed(taps(count))
+        kept = 0 if self._weights is None else len(self._weights)
+        if self._weights is None or kept < count:
+            wanted = max(count, 2 * kept, _FEWEST_TAPS if self.length else 0)
+            self._weights = _reversed(taps(wanted if self.longest is None else min(wanted, self.longest))).contiguous()
+        return self._weights[-count:]
+
+    def detach_(self) -> None:
+        """Cut the stream off the autograd graph of its inputs."""
+        self.history = None if self.history is None else self.history.detach()
+
+    def select(self, index: Tensor) -> None:
+        """Keep, reorder or repeat rows of the batch, as in a beam search: rows in their new order, `(new B,)`."""
+        if self.history is not None:
+            self.history = self.history.index_select(0, index.to(self.history.device))
+
+    def keep_last(self, count: int) -> None:
+        """Keep the last `count` inputs, where those before are zeros, such as the leading zeros of `join`."""
+        if self.history is not None and count < self.length:
+            self.history = self.history[:, self.length - count :]
+
+    @classmethod
+    def join(cls, streams: "Sequence[StreamingConvolution]") -> "StreamingConvolution":
+        """One stream with the rows of all `streams`, which have the same taps; the inverse is `select`.
+
+        Shorter streams are padded with leading zeros, which do not change a convolution.
+        """
+        histories = [stream.history for stream in streams if stream.history is not None]
+        length = max(history.shape[1] for history in histories)
+        joined = cls(streams[0].longest, torch.cat([F.pad(h, (0, 0, length - h.shape[1], 0)) for h in histories]))
+        joined._weights = streams[0]._weights
+        return joined
+
+
+def _reversed(taps: Tensor) -> Tensor:
+    """`(D, K)` -> `(K, D)`, the last ones first, in float32 or better."""
+    return taps.to(torch.promote_types(taps.dtype, torch.float32)).flip(-1).T
