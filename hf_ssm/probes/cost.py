@@ -52,7 +52,7 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
         singles = count // 10 if len(units) < count else 0
         if draws > 1:
             steps = [*range(len(units), 0, -1), *range(singles, 0, -1)]
-            return sum((left + 1) * fills_of_step(draws, left) for left in steps) + draws * len(steps) + 1
+            return sum((left + 1) * fills_of_step(draws, len(units), left) for left in steps) + draws * len(steps) + 1
         return _shortlist(settings, len(units)) + _shortlist(settings, singles) + 1
     if strategy == "one_shot":
         return along + draws * count

@@ -22,8 +22,8 @@ STRATEGIES = (*SEARCHES, *ATTRIBUTIONS)
 _TOLERANCE = 0.001
 # Scores are recomputed when this share of the units scored last is left.
 RESCORE_SHARE = 0.75
-# With draws, a step evaluates about this many variants per draw of the curve, each unit with this many fills at least
-# and this many times the draws at most.
+# With draws, a step evaluates about this many variants per draw of the curve, and fewer if there are fewer than eight
+# times as many units; each unit with this many fills at least and this many times the draws at most.
 _VARIANTS_PER_DRAW, _FEWEST_FILLS, _MOST_FILLS = 7, 2, 2
 # Weight of the effects of earlier steps, per step.
 _MEMORY = 0.85
@@ -143,9 +143,11 @@ def units_of(places: Sequence[int]) -> list[list[int]]:
     return [list(places[first : first + size]) for first in range(0, len(places), size)]
 
 
-def fills_of_step(draws: int, units: int) -> int:
-    """Number of fresh fills of a step with this many units left, for K draws of the curve."""
-    return min(max(round(_VARIANTS_PER_DRAW * draws / units), _FEWEST_FILLS), _MOST_FILLS * max(draws, 1))
+def fills_of_step(draws: int, units: int, left: int) -> int:
+    """Number of fresh fills of a step with this many of the units left, for K draws of the curve."""
+    return min(
+        max(round(min(_VARIANTS_PER_DRAW, units / 8) * draws / left), _FEWEST_FILLS), _MOST_FILLS * max(draws, 1)
+    )
 
 
 def _with_fresh_fills(
@@ -169,7 +171,7 @@ def _with_fresh_fills(
     units: list[list[int]] = []
     step = 0
     while left:
-        count = fills_of_step(draws, len(left))
+        count = fills_of_step(draws, len(units) + len(left), len(left))
         evaluator.redraw(draw(step, count))
         step += 1
         masked = evaluator.masked(order)
