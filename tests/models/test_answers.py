@@ -66,6 +66,8 @@ def test_choices(make_model, family: str, tmp_path) -> None:
     again = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path, dtype=torch.float64)
     assert type(again) is type(model)
     torch.testing.assert_close(again(ids, attention_mask=mask, return_dict=False)[0], found.logits)
+    # As in all heads, the loss comes first.
+    torch.testing.assert_close(again(ids, attention_mask=mask, labels=labels, return_dict=False)[0], found.loss)
 
 
 @pytest.mark.parametrize(

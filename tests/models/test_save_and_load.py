@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import hf_ssm
+from hf_ssm.models import registry
 from hf_ssm.models.base import configuration
 
 FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
@@ -250,3 +251,12 @@ def test_parameters_at_any_address_are_read(make_model, family, flags):
         parameter.data = room[1:].view(parameter.shape).copy_(parameter.data)
         assert parameter.data_ptr() % 16 == 8
     assert torch.equal(model(ids).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=registry.FAMILIES)
+def test_model_classes_pickle_by_name(family) -> None:
+    """Also those that a factory makes."""
+    for head, cls in family.model_classes.items():
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert (cls.__name__, cls.__module__) == (family.name + head, family.modeling.__name__)
+        assert cls.config_class is family.config_class and cls.__doc__
