@@ -236,7 +236,7 @@ class LongConvolution(SequenceOperator):
         name = f"long_conv_{group}"
         taps = partial(self._taps, group)
         with no_autocast(inputs.device):
-            if not self._has_recurrence or self.has_sobolev_filter or name in state.streams:
+            if not self.has_recurrent_state or name in state.streams:
                 stream = state.streams.get(name)
                 if stream is None:
                     stream = state.streams[name] = StreamingConvolution(self._num_taps)

@@ -93,7 +93,7 @@ def short_conv_extend(
         ValueError: Unknown activation.
     """
     left, inputs = weight.shape[1] - 1, _tokens(u, mask)
-    before = inputs.new_zeros(1, left, 1).expand(len(u), -1, u.shape[2]) if state is None else state.mT.to(u.dtype)
+    before = inputs.new_zeros(1, left, 1).expand(u.shape[0], -1, u.shape[2]) if state is None else state.mT.to(u.dtype)
     window = torch.cat([before, inputs], dim=1)
     # A copy, since a view would keep the whole window in memory.
     after = window[:, window.shape[1] - left :].clone().mT

@@ -97,7 +97,7 @@ class Recurrence:
                 "`input_ids` of the shape (batch, 1), and leave the second dimension out of `dynamic_shapes`."
             )
         if state is None:
-            state = self.initial_state(len(u))
+            state = self.initial_state(u.shape[0])
         state = (as_complex(state) if self.b_bar.is_complex() else state).to(self.b_bar.dtype)
         if length > 1:
             return self.scan(u, state)
@@ -146,9 +146,9 @@ class Recurrence:
         if state is not None:
             return inputs, length % _BLOCK, state
         if length < _BLOCK:
-            return inputs, length, self.initial_state(len(u))
+            return inputs, length, self.initial_state(u.shape[0])
         # Leading zeros do not change the zero state.
-        return F.pad(inputs, (0, 0, -length % _BLOCK, 0)), 0, self.initial_state(len(u))
+        return F.pad(inputs, (0, 0, -length % _BLOCK, 0)), 0, self.initial_state(u.shape[0])
 
     def _carry_over(
         self, blocks: torch.Tensor, state: torch.Tensor, inward: torch.Tensor, carry: torch.Tensor
