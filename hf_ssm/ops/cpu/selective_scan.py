@@ -4,7 +4,8 @@ Dimensions: `B` batch, `L` length, `D` channels (a multiple of 16), `N` states, 
 
 The kernels keep the states before each tile of 16 positions; the backward pass recomputes those within a tile. Within a
 tile they treat 16 channels at once, whose numbers stay in the cache, and one state of these channels after the other.
-With `e_t = exp(d_t A)`, the gradient `g_t = C_t ∂y_t + e_{t+1} g_{t+1}` of the state `x_t`, and `w_t = g_t e_t x_{t-1}`:
+With `e_t = exp(d_t A)`, the gradient `g_t = C_t ∂y_t + e_{t+1} g_{t+1}` of the state `x_t`, and
+`w_t = g_t e_t x_{t-1}`:
 
     ∂A = Σ_t d_t w_t    ∂d_t = Σ_n A w_t + u_t Σ_n B_t g_t    ∂u_t = d_t Σ_n B_t g_t + D ∂y_t
     ∂B_t = Σ_D d_t u_t g_t    ∂C_t = Σ_D ∂y_t x_t

@@ -35,9 +35,9 @@ _FULL, _LOWER, _UPPER = 0, 1, 2
 class _Chunks(NamedTuple):
     """Sizes, and addresses of contiguous tensors.
 
-    `x` and `y` are `(B, H, L, P)`, `B` and `C` `(B, G, L, N)`, `d` and the decays `e` `(B, H, L)`, `state` `(B, H, N,
-    P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient and `state` that of the last state, which
-    becomes that of the initial one.
+    `x` and `y` are `(B, H, L, P)`, `B` and `C` `(B, G, L, N)`, `d` and the decays `e` `(B, H, L)`, `state`
+    `(B, H, N, P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient, and `state` that of the
+    last state, which becomes that of the initial one.
     """
 
     batch: int
@@ -162,8 +162,8 @@ def _scale(target, factor, size):
 
 @kernel
 def _transpose(source, target, rows, columns):
-    for i in range(rows):
-        for j in range(columns):
+    for j in range(columns):
+        for i in range(rows):
             target[j * rows + i] = source[i * columns + j]
 
 
