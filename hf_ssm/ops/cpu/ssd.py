@@ -371,8 +371,8 @@ class _CompiledDuality(torch.autograd.Function):
         *tensors, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, None, *gradients(ctx.plain, tensors, (grad_y, grad_last))
-        original, step, _, weights, _, initial = tensors
-        x, d, e, B, C, state = _dense(ctx.size, *tensors[:-1], grad_last)
+        original, step, logs, weights, others, initial = tensors
+        x, d, e, B, C, state = _dense(ctx.size, original, step, logs, weights, others, grad_last)
         gy = _by_row(grad_y, ctx.size)
         grad_x, grad_d, grad_logs = torch.empty_like(x), torch.empty_like(d), torch.empty_like(d)
         parts = -(-(x.shape[1] // B.shape[1]) // _heads_of_a_task(x, B))
