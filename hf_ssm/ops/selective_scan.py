@@ -114,17 +114,18 @@ def _plain_scan(
     """The output and the last state by operations of torch, chunk by chunk."""
     d = _step_sizes(delta, delta_bias, delta_softplus)
     x, length = d * u, u.shape[1]
+    last: Any = state
     if is_exporting() or torch.compiler.is_compiling():
-        y, state = _scan_chunk(d, x, A, B, C, state)
+        y, last = _scan_chunk(d, x, A, B, C, state)
     elif len(u) == 0:
-        y, state = x, A.new_zeros(0, *A.shape)
+        y, last = x, A.new_zeros(0, *A.shape)
     else:
         rows = []
         for chunk in (slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK)):
-            row, state = recomputed(_scan_chunk, d[:, chunk], x[:, chunk], A, B[:, chunk], C[:, chunk], state)
+            row, last = recomputed(_scan_chunk, d[:, chunk], x[:, chunk], A, B[:, chunk], C[:, chunk], last)
             rows.append(row)
         y = torch.cat(rows, dim=1)
-    return _skip_and_gate(y, u, D, z), state
+    return _skip_and_gate(y, u, D, z), last
 
 
 def _scan_chunk(d: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

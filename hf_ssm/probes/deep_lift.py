@@ -132,6 +132,10 @@ class _Rules(TorchFunctionMode):
         return total + (a * b if value == 1 else value * (a * b))
 
     @staticmethod
+    def _polar(size: Tensor, angle: Tensor) -> Tensor:
+        return torch.complex(size * angle.cos(), size * angle.sin())
+
+    @staticmethod
     def _glu(x: Tensor, dim: int = -1) -> Tensor:
         value, gate = x.chunk(2, dim)
         return value * gate.sigmoid()

@@ -227,7 +227,8 @@ class _CompiledScan(torch.autograd.Function):
         scan, _kept = _arguments(dense, ctx.softplus, state, starts, grad_y)
         grad_u, grad_delta = torch.empty_like(u), torch.empty_like(u)
         grad_z = None if z is None else torch.empty_like(u)
-        grad_A, grad_D, grad_bias = u.new_zeros(len(u), *A.T.shape), *u.new_zeros(2, len(u), u.shape[2])
+        grad_A = u.new_zeros(len(u), *A.T.shape)
+        grad_D, grad_bias = (u.new_zeros(len(u), u.shape[2]) for _ in range(2))
         grad_B, grad_C = (u.new_zeros(len(_groups(u)), *B.shape) for _ in range(2))
         addresses = _Gradients(*map(_address, (grad_u, grad_delta, grad_z, grad_A, grad_B, grad_C, grad_D, grad_bias)))
         _run(lambda b, group, *task: _backward(scan, addresses, b, group * len(u) + b, *task), u)
@@ -267,7 +268,8 @@ def _dense(
     state = u.new_zeros(len(u), *A.shape) if state is None else state
     delta = delta.expand_as(u)
     if more:
-        u, delta, D, z, bias = (t if t is None else functional.pad(t, (0, more)) for t in (u, delta, D, z, bias))
+        u, delta, D, bias = (functional.pad(t, (0, more)) for t in (u, delta, D, bias))
+        z = None if z is None else functional.pad(z, (0, more))
         A, state = (functional.pad(t, (0, 0, 0, more)) for t in (A, state))
     return [t if t is None else t.contiguous() for t in (u, delta, A, B, C, D, z, bias, state)]
 
@@ -276,7 +278,9 @@ def _arguments(dense: Any, softplus: bool, state: Tensor, starts: Tensor, y: Ten
     """The arguments of the kernels, and the tensors whose memory they address."""
     u, delta, A, B, C, D, z, bias, _ = dense
     kept = [u, delta, z, (A / math.log(2)).T.contiguous(), B, C, D, bias, state, starts, y]
-    return _Scan(*u.shape[1:], A.shape[1], -(-u.shape[1] // _TILE), softplus, *map(_address, kept)), kept
+    length, channels = u.shape[1:]
+    numbers: list[Any] = [length, channels, A.shape[1], -(-length // _TILE), softplus, *map(_address, kept)]
+    return _Scan(*numbers), kept
 
 
 def _groups(u: Tensor) -> range:

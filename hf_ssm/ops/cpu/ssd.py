@@ -35,9 +35,9 @@ _FULL, _LOWER, _UPPER = 0, 1, 2
 class _Chunks(NamedTuple):
     """Sizes, and addresses of contiguous tensors.
 
-    `x` and `y` are `(B, H, L, P)`, `B` and `C` `(B, G, L, N)`, `d` and the decays `e` `(B, H, L)`, `state` `(B, H, N,
-    P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient and `state` that of the last state,
-    which becomes that of the initial one.
+    `x` and `y` are `(B, H, L, P)`, `B` and `C` `(B, G, L, N)`, `d` and the decays `e` `(B, H, L)`, `state`
+    `(B, H, N, P)`, `kept` `(B, H, K, N, P)` or 0. In the backward pass `y` is its gradient, and `state` that of the
+    last state, which becomes that of the initial one.
     """
 
     batch: int
@@ -162,8 +162,8 @@ def _scale(target, factor, size):
 
 @kernel
 def _transpose(source, target, rows, columns):
-    for i in range(rows):
-        for j in range(columns):
+    for j in range(columns):
+        for i in range(rows):
             target[j * rows + i] = source[i * columns + j]
 
 
@@ -371,8 +371,8 @@ class _CompiledDuality(torch.autograd.Function):
         *tensors, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, None, *gradients(ctx.plain, tensors, (grad_y, grad_last))
-        original, step, _, weights, _, initial = tensors
-        x, d, e, B, C, state = _dense(ctx.size, *tensors[:-1], grad_last)
+        original, step, logs, weights, others, initial = tensors
+        x, d, e, B, C, state = _dense(ctx.size, original, step, logs, weights, others, grad_last)
         gy = _by_row(grad_y, ctx.size)
         grad_x, grad_d, grad_logs = torch.empty_like(x), torch.empty_like(d), torch.empty_like(d)
         parts = -(-(x.shape[1] // B.shape[1]) // _heads_of_a_task(x, B))

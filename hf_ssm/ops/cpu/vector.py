@@ -17,12 +17,8 @@ from numba.extending import models, register_model
 
 __all__ = [
     "LANES",
-    "absolute",
     "add",
     "constant",
-    "copy_transposed",
-    "cos_turns",
-    "div",
     "exp2",
     "fma",
     "load",
@@ -33,13 +29,9 @@ __all__ = [
     "minimum",
     "mul",
     "pointer",
-    "prefetch",
-    "shifted",
     "sigmoid",
-    "sin_turns",
     "softplus",
     "splat",
-    "store",
     "store_some",
     "sub",
     "total",
@@ -150,22 +142,6 @@ class _Emitter:
         series = self.polynomial(self.mul(s, s), _ARTANH_SINGLE if self.single else _ARTANH_DOUBLE)
         return self.fma(self.mul(self.const(2), s), series, self.maximum(self.const(0), x))
 
-    def _half_turns(self, x: Any) -> tuple[Any, Any]:
-        """The remainder of `x` turns modulo half a turn, at most a quarter, and the sign of the half turns."""
-        half = self.call("rint", self.mul(self.const(2), x))
-        odd = self.fma(self.const(-2), self.call("rint", self.mul(self.const(0.5), half)), half)
-        sign = self.fma(self.mul(self.const(-2), odd), odd, self.const(1))
-        return self.fma(self.const(-0.5), half, x), sign
-
-    def cos_turns(self, x: Any) -> Any:
-        rest, sign = self._half_turns(x)
-        return self.mul(sign, self.polynomial(self.mul(rest, rest), _COS_SINGLE if self.single else _COS_DOUBLE))
-
-    def sin_turns(self, x: Any) -> Any:
-        rest, sign = self._half_turns(x)
-        series = self.polynomial(self.mul(rest, rest), _SIN_SINGLE if self.single else _SIN_DOUBLE)
-        return self.mul(self.mul(sign, rest), series)
-
 
 # 2^f on [-1/2, 1/2] within 1e-7: the minimax polynomial (relative error) among those that are 1 at 0.
 _EXP2_SINGLE = (0.0013264738954603672, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.693146978, 1.0)
@@ -173,17 +149,6 @@ _EXP2_DOUBLE = tuple(math.log(2) ** k / math.factorial(k) for k in range(13, -1,
 # artanh(s) / s in powers of s² <= 1/9.
 _ARTANH_SINGLE = tuple(1 / (2 * k + 1) for k in range(7, -1, -1))
 _ARTANH_DOUBLE = tuple(1 / (2 * k + 1) for k in range(16, -1, -1))
-
-
-def _circular(first: int, terms: int) -> tuple[float, ...]:
-    """Taylor coefficients of cos(2πr), `first` 0, or of sin(2πr) / r, `first` 1, in powers of r²."""
-    exponents = range(first + 2 * (terms - 1), -1, -2)
-    return tuple((-1) ** (k // 2) * math.tau**k / math.factorial(k) for k in exponents)
-
-
-# For r² <= 1/16 the first omitted term is below the rounding error.
-_COS_SINGLE, _COS_DOUBLE = _circular(0, 7), _circular(0, 12)
-_SIN_SINGLE, _SIN_DOUBLE = _circular(1, 7), _circular(1, 12)
 
 
 @intrinsic
@@ -194,32 +159,6 @@ def pointer(typing: Any, address: Any, like: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(like)(types.int64, like), generate
-
-
-@intrinsic
-def shifted(typing: Any, at: Any, index: Any) -> Any:
-    """The pointer to `at[index]`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.gep(arguments[0], [arguments[1]])
-
-    return at(at, types.intp), generate
-
-
-@intrinsic
-def prefetch(typing: Any, at: Any, index: Any) -> Any:
-    """Prefetch the cache line of `at[index]`; any address is allowed, also beyond the end."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
-        # Arguments: read, into the first-level cache, data.
-        builder.call(function, [place, *(ir.Constant(number, value) for value in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(at, types.intp), generate
 
 
 def _place(builder: Any, kind: Vector, at: Any, index: Any) -> Any:
@@ -310,53 +249,6 @@ def _converted(builder: Any, kind: Vector, stored: Any, value: Any) -> Any:
     single = ir.VectorType(ir.FloatType(), LANES)
     number = builder.bitcast(builder.shl(builder.zext(value, integers), shift), single)
     return number if emitter.single else builder.fpext(number, emitter.type)
-
-
-@intrinsic
-def store(typing: Any, at: Any, index: Any, value: Any) -> Any:
-    """`at[index : index + 16] = value`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.args[2]
-        _access(kind, builder.store(arguments[2], _place(builder, kind, *arguments[:2])))
-        return context.get_dummy_value()
-
-    return types.void(at, types.intp, Vector(at.dtype)), generate
-
-
-@intrinsic
-def copy_transposed(typing: Any, source: Any, at: Any, row: Any, target: Any, to: Any, target_row: Any) -> Any:
-    """`target[to + j target_row + i] = source[at + i row + j]` for i and j of 0 to 15."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = Vector(signature.args[0].dtype)
-        source, at, row, target, to, target_row = arguments
-        rows = []
-        for _ in range(LANES):
-            rows.append(_access(kind, builder.load(_place(builder, kind, source, at))))
-            at = builder.add(at, row)
-        # Squares of 2, 4, 8 and 16 numbers exchange their off-diagonal quarters.
-        for size in (1, 2, 4, 8):
-            for i in range(LANES):
-                if not i & size:
-                    above, below = rows[i], rows[i + size]
-                    rows[i] = _shuffled(builder, above, below, [j + (LANES - size) * bool(j & size) for j in _NUMBERS])
-                    lower = [j + LANES if j & size else j + size for j in _NUMBERS]
-                    rows[i + size] = _shuffled(builder, above, below, lower)
-        for value in rows:
-            _access(kind, builder.store(value, _place(builder, kind, target, to)))
-            to = builder.add(to, target_row)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, types.intp, target, types.intp, types.intp), generate
-
-
-_NUMBERS = range(LANES)
-
-
-def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
-    kind = ir.VectorType(ir.IntType(32), LANES)
-    return builder.shuffle_vector(x, y, ir.Constant(kind, [ir.Constant(ir.IntType(32), lane) for lane in lanes]))
 
 
 def _mask(builder: Any, lanes: Any) -> Any:
@@ -469,14 +361,10 @@ def _operation(name: str, operands: int, meaning: str) -> Callable[..., Any]:
 add = _operation("add", 2, "`x + y`.")
 sub = _operation("sub", 2, "`x - y`.")
 mul = _operation("mul", 2, "`x y`.")
-div = _operation("div", 2, "`x / y`.")
 fma = _operation("fma", 3, "`x y + z`, rounded once.")
-absolute = _operation("absolute", 1, "`|x|`.")
 maximum = _operation("maximum", 2, "`max(bound, x)`; propagates NaN of `x`.")
 minimum = _operation("minimum", 2, "`min(bound, x)`; propagates NaN of `x`.")
 exp2 = _operation("exp2", 1, "`2^x`.")
-cos_turns = _operation("cos_turns", 1, "`cos(2πx)`.")
-sin_turns = _operation("sin_turns", 1, "`sin(2πx)`.")
 sigmoid = _operation("sigmoid", 1, "`1 / (1 + exp(-x))`.")
 softplus = _operation("softplus", 1, "`log(1 + exp(x))`.")
 

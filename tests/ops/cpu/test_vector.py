@@ -1,4 +1,4 @@
-"""The vector type of the compiled kernels, lane by lane against numpy."""
+"""The vector types of the compiled kernels, lane by lane against numpy."""
 
 import math
 from collections.abc import Callable
@@ -9,26 +9,40 @@ import pytest
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-from hf_ssm.ops.cpu import vector
+from hf_ssm.ops.cpu import vector, vectors
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.vector import load, load_some, pointer, store, store_some, total
+from hf_ssm.ops.cpu.vector import load_some, pointer, store_some, total
+from hf_ssm.ops.cpu.vectors import F, load, splat, store
+from hf_ssm.ops.cpu.vectors import pointer as pointer_to
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+# `vectors` are those of scans, `vector` those of decoding.
+KINDS = pytest.mark.parametrize(
+    ("module", "dtype"), [(vectors, np.float32), (vector, np.float32), (vector, np.float64)]
+)
 
 
-def applied(operation: Any) -> Callable[..., np.ndarray]:
-    """A function of one array, a multiple of 16 long, that runs `operation` on its vectors."""
+def applied(module: Any, name: str) -> Callable[..., np.ndarray]:
+    """A function of one array, a multiple of 16 long, that computes a function of its vectors."""
+    operation = getattr(module, name)
 
     @kernel
     def run(source, target, like, count):
         x, y = pointer(source, like), pointer(target, like)
+        for i in range(0, count, 16):
+            store_some(y, i, operation(load_some(x, i, 16)), 16)
+
+    @kernel
+    def run_single(source, target, like, count):
+        x, y = pointer_to(source, 0), pointer_to(target, 0)
         for i in range(0, count, 16):
             store(y, i, operation(load(x, i)))
 
     def call(values: np.ndarray) -> np.ndarray:
         values = np.ascontiguousarray(values)
         result = np.full_like(values, np.nan)
-        run(values.ctypes.data, result.ctypes.data, values.dtype.type(0), len(values))
+        used = run if module is vector else run_single
+        used(values.ctypes.data, result.ctypes.data, values.dtype.type(0), len(values))
         return result
 
     return call
@@ -46,40 +60,27 @@ def exp2(x: np.ndarray) -> np.ndarray:
     return np.exp2(x.astype(np.longdouble))
 
 
-@DTYPES
+@KINDS
 @pytest.mark.parametrize("expected", [exp2, sigmoid, softplus])
-def test_functions_are_accurate_to_a_few_units_in_the_last_place(expected, dtype):
+def test_functions_are_accurate_to_a_few_units_in_the_last_place(expected, module, dtype):
     values = np.concatenate([np.linspace(-80, 80, 16 * 500), np.geomspace(1e-30, 1, 16)]).astype(dtype)
-    found = applied(getattr(vector, expected.__name__))(values)
+    found = applied(module, expected.__name__)(values)
     errors = np.abs(found / expected(values) - 1)
     # The rounding of x log2(e), which an exponential multiplies by |x|, comes with that of the polynomial.
     bound = (4 if expected is exp2 else 80) * np.finfo(dtype).eps
     assert errors.max() < bound
 
 
-@DTYPES
-@pytest.mark.parametrize("name", ["cos", "sin"])
-def test_circular_functions_of_turns(name, dtype):
-    values = np.concatenate([np.linspace(-300, 300, 16 * 500), np.linspace(-1, 1, 16 * 16 + 1)[:-1]]).astype(dtype)
-    # Whole turns are taken off exactly.
-    expected = getattr(np, name)(2 * np.pi * np.fmod(values.astype(np.longdouble), 1))
-    found = applied(getattr(vector, f"{name}_turns"))(values)
-    assert np.abs(found - expected).max() < 4 * np.finfo(dtype).eps
-    ends = applied(getattr(vector, f"{name}_turns"))(np.array([np.nan, np.inf, -np.inf, 0.5, 0.25, 0] * 8, dtype))
-    assert np.isnan(ends[:3]).all()
-    np.testing.assert_allclose(ends[3:6], [-1, 0, 1] if name == "cos" else [0, 1, 0], atol=2 * np.finfo(dtype).eps)
-
-
-@DTYPES
-def test_the_ends_of_the_range(dtype):
+@KINDS
+def test_the_ends_of_the_range(module, dtype):
     values = np.zeros(16, dtype)
     values[:8] = [-np.inf, -1e5, np.inf, 1e5, np.nan, 0, 1, -1]
-    assert list(applied(vector.exp2)(values)[:8]) == pytest.approx(
+    assert list(applied(module, "exp2")(values)[:8]) == pytest.approx(
         [0, 0, math.inf, math.inf, math.nan, 1, 2, 0.5], rel=1e-6, nan_ok=True
     )
-    assert list(applied(vector.sigmoid)(values)[:6]) == pytest.approx([0, 0, 1, 1, math.nan, 0.5], nan_ok=True)
+    assert list(applied(module, "sigmoid")(values)[:6]) == pytest.approx([0, 0, 1, 1, math.nan, 0.5], nan_ok=True)
     limits = [0, 0, math.inf, 1e5, math.nan, math.log(2)]
-    assert list(applied(vector.softplus)(values)[:6]) == pytest.approx(limits, rel=1e-6, nan_ok=True)
+    assert list(applied(module, "softplus")(values)[:6]) == pytest.approx(limits, rel=1e-6, nan_ok=True)
 
 
 @DTYPES
@@ -100,40 +101,18 @@ def test_part_of_a_vector_touches_nothing_beyond(dtype):
         assert found == source[1 : 1 + lanes].sum()
 
 
-@DTYPES
-def test_arithmetic(dtype):
+def test_operators_among_vectors_and_numbers():
+    three = F(3)
+
     @kernel
-    def run(source, target, like):
-        x = pointer(source, like)
-        a, b, c = load(x, 0), load(x, 16), load(x, 32)
-        y = pointer(target, like)
-        store(y, 0, vector.fma(a, b, c))
-        store(y, 16, vector.sub(vector.add(a, b), vector.div(c, vector.splat(x[0]))))
-        store(y, 32, vector.mul(vector.maximum(a, b), vector.minimum(b, vector.absolute(c))))
+    def run(source, target):
+        x, y = pointer_to(source, 0), pointer_to(target, 16)
+        a, b = load(x, 0), load(x, 16)
+        store(y, 0, (a + b) * (three - a) / (b * b + three))
+        store(y, 16, splat(vectors.total(a)))
 
-    a, b, c = np.random.default_rng(0).normal(size=(3, 16)).astype(dtype)
-    source, target = np.concatenate([a, b, c]), np.empty(48, dtype)
-    run(source.ctypes.data, target.ctypes.data, dtype(0))
-    expected = np.concatenate([a * b + c, a + b - c / a[0], np.maximum(a, b) * np.minimum(b, np.abs(c))])
-    np.testing.assert_allclose(target, expected, rtol=8 * np.finfo(dtype).eps, atol=8 * np.finfo(dtype).eps)
-
-
-@DTYPES
-def test_constants_and_pointers(dtype):
-    @kernel
-    def run(target, like):
-        y = vector.shifted(pointer(target, like), 16)
-        vector.prefetch(y, 1 << 40)
-        store(y, 0, vector.constant(0.1, like))
-
-    target = np.zeros(48, dtype)
-    run(target.ctypes.data, dtype(0))
-    np.testing.assert_array_equal(target, np.repeat(np.array([0, 0.1, 0], dtype), 16))
-
-
-def test_masked_lanes_of_nan_do_not_spread():
-    values = np.zeros(16, np.float32)
-    values[3] = np.nan
-    found = applied(vector.softplus)(values)
-    assert np.isnan(found[3])
-    assert np.isfinite(np.delete(found, 3)).all()
+    a, b = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    source, target = np.concatenate([a, b]), np.zeros(64, np.float32)
+    run(source.ctypes.data, target.ctypes.data)
+    expected = [np.zeros(16), (a + b) * (3 - a) / (b * b + 3), np.full(16, a.sum()), np.zeros(16)]
+    np.testing.assert_allclose(target, np.concatenate(expected), rtol=1e-5, atol=1e-6)
