@@ -10,13 +10,10 @@ The environment variable `HF_SSM_KERNELS` sets the choice of the process when th
 consist of operations of torch, whatever the choice.
 """
 
-import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import getLogger
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +22,6 @@ from hf_ssm.ops.context import in_function_transform, is_exporting
 
 __all__ = [
     "CHOICES",
-    "Compiled",
-    "Implementation",
-    "Operation",
     "current",
     "is_enabled",
     "runs_compiled",
@@ -106,86 +100,6 @@ def runs_compiled(*tensors: Tensor | None) -> bool:
 def runs_hub(*tensors: Tensor | None) -> bool:
     """Whether kernels of a library may compute with these tensors, or `None`: all are on a GPU."""
     return is_enabled("hub") and all(t is None or t.device.type == "cuda" for t in tensors)
-
-
-class Implementation:
-    """A version of an operation.
-
-    Args:
-        run: Called with the arguments of the operation.
-        supports: Called with the same arguments; whether `run` can compute the result. Default: always.
-    """
-
-    def __init__(self, run: Callable[..., Any] | None, supports: Callable[..., bool] | None = None):
-        self.run, self.supports = run, supports
-
-
-class Compiled(Implementation):
-    """A version in a module of hf_ssm that is imported by name when it is first needed, and not copied to checkpoints.
-
-    Args:
-        module: Full name of the module.
-        run: Name of its function.
-        supports: Name of the function that decides whether `run` can compute the result; default: always.
-    """
-
-    def __init__(self, module: str, run: str, supports: str | None = None):
-        super().__init__(None)
-        self._source: tuple[str, str, str | None] | None = (module, run, supports)
-
-    # torch.compile does not trace imports: it executes this function while it traces.
-    @torch.compiler.assume_constant_result
-    def load(self) -> None:
-        """Import the module at the first call."""
-        if self._source is None:
-            return
-        (name, run, supports), self._source = self._source, None
-        try:
-            module = importlib.import_module(name)
-            self.run = getattr(module, run)
-            self.supports = None if supports is None else getattr(module, supports)
-        except ImportError as error:
-            getLogger(__name__).warning("%s is not available: %s", name, error)
-
-
-class Operation:
-    """An operation with faster versions, all of the same signature.
-
-    Args:
-        **implementations: `hub`, `numba` and `torch`, in order of preference, an `Implementation` or a function each.
-    """
-
-    def __init__(self, **implementations: Implementation | Callable[..., Any]):
-        devices = {"hub": "cuda", "numba": "cpu", "torch": None}
-        self.implementations = [
-            (name, device, given if isinstance(given, Implementation) else Implementation(given))
-            for name, device in devices.items()
-            if (given := implementations.get(name)) is not None
-        ]
-
-    def choose(self, *args: Any) -> Any:
-        """The function that computes these arguments; `None` where no version supports them."""
-        for name, device, implementation in self.implementations:
-            if not is_enabled(name) or not (device is None or all(t.device.type == device for t in _tensors(args))):
-                continue
-            if isinstance(implementation, Compiled):
-                implementation.load()
-            run, supports = implementation.run, implementation.supports
-            if run is not None and (supports is None or supports(*args)):
-                return run
-        return None
-
-    def __call__(self, *args: Any) -> Any:
-        return self.choose(*args)(*args)
-
-
-def _tensors(args: Any) -> Iterator[Tensor]:
-    """All tensors in arguments and in tuples of them."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, tuple):
-            yield from _tensors(arg)
 
 
 set_backend(os.environ.get("HF_SSM_KERNELS") or "auto")

@@ -4,13 +4,14 @@ For a single position each operation of torch costs more to call than to compute
 all blocks; there is no other implementation.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.backends import Operation
+from hf_ssm.ops.backends import is_enabled
 
 __all__ = ["LINEAR_MAPS", "NO_FINAL_NORM", "BlockShapes", "FinalNorm", "ScaledRows", "find_step"]
 
@@ -73,21 +74,21 @@ class BlockShapes(NamedTuple):
 
 
 def find_step(
-    operation: Operation, weights: Sequence[Any], options: Any, final_norm: FinalNorm = NO_FINAL_NORM
+    step: tuple[str, str], weights: Sequence[Any], options: Any, final_norm: FinalNorm = NO_FINAL_NORM
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
     """The compiled step of blocks with these weights.
 
     It keeps the memory of the weights alive and reads changes in place. Dimensions: `B` batch, `K` taps.
 
     Args:
-        operation: Its implementations.
+        step: Module and name of the class of the step.
         weights: Of each block, of the same shapes; all contiguous, on the CPU and of one real dtype, but that weights
             of float32 steps may be stored in bfloat16, and linear maps as `ScaledRows`.
         options: The same for all blocks.
         final_norm: Weight and bias of the norm after the last block, `(hidden size,)` or `None`.
 
     Returns:
-        `None` where no backend supports these weights, else a function of
+        `None` where compiled kernels do not run, else a function of
 
         - `hidden`, `(B, hidden size)`, or with further axes of length 1,
         - `pasts`, the inputs of each block's convolution at the `K - 1` positions before, oldest first,
@@ -101,6 +102,8 @@ def find_step(
     Raises:
         ValueError: A weight of another shape.
     """
-    arguments: tuple[Any, ...] = tuple(weights), options, final_norm
-    implementation = operation.choose(*arguments)
-    return None if implementation is None else implementation(*arguments)
+    if not is_enabled("numba") or any(isinstance(t, Tensor) and t.device.type != "cpu" for t in weights[0]):
+        return None
+    module, name = step
+    compiled: Any = getattr(importlib.import_module(module), name)(tuple(weights), options, final_norm)
+    return compiled

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.decoding import BlockShapes, find_step
 
 __all__ = ["BlockOptions", "BlockWeights", "block_shapes", "find_blocks_step"]
@@ -75,7 +74,5 @@ def block_shapes(w: BlockWeights) -> BlockShapes:
     return BlockShapes(weights, (taps - 1, channels), (channels, states), size)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.cpu.selective_decoding", "BlocksStep"))
-
-find_blocks_step = partial(find_step, _BLOCKS_STEP)
+find_blocks_step = partial(find_step, ("hf_ssm.ops.cpu.selective_decoding", "BlocksStep"))
 """`find_step` of Mamba blocks, with `pasts` `(number of blocks, B, K - 1, D)` and `states` `(..., B, D, N)`."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hf_ssm.ops.backends import Compiled, Operation
 from hf_ssm.ops.decoding import BlockShapes, find_step
 
 __all__ = ["SSDBlockOptions", "SSDBlockWeights", "find_ssd_blocks_step", "ssd_block_shapes"]
@@ -81,7 +80,5 @@ def ssd_block_shapes(w: SSDBlockWeights, options: SSDBlockOptions) -> BlockShape
     return BlockShapes(weights, (taps - 1, mixed), (heads, channels // heads, states), size)
 
 
-_BLOCKS_STEP = Operation(numba=Compiled("hf_ssm.ops.cpu.ssd_decoding", "SSDBlocksStep"))
-
-find_ssd_blocks_step = partial(find_step, _BLOCKS_STEP)
+find_ssd_blocks_step = partial(find_step, ("hf_ssm.ops.cpu.ssd_decoding", "SSDBlocksStep"))
 """`find_step` of Mamba-2 blocks, with `pasts` `(number of blocks, B, K - 1, M)` and `states` `(..., B, H, P, N)`."""

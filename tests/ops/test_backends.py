@@ -8,39 +8,12 @@ import pytest
 import torch
 
 from hf_ssm.ops import backends
-from hf_ssm.ops.backends import Compiled, Implementation, Operation, current, is_enabled, runs_compiled, use_backend
+from hf_ssm.ops.backends import current, is_enabled, runs_compiled, use_backend
 
 
 @pytest.fixture
 def numba() -> None:
     pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
-
-
-def named(name: str):
-    return lambda *args: name
-
-
-OPERATION = Operation(
-    torch=named("torch"), hub=named("hub"), numba=Implementation(named("numba"), lambda t, flag: flag)
-)
-
-
-@pytest.mark.usefixtures("numba")
-@pytest.mark.parametrize(
-    ("choice", "cpu", "unsupported", "cuda"),
-    [("auto", "numba", "torch", "hub"), ("numba", "numba", "torch", "hub"), ("torch", "torch", "torch", "torch")],
-)
-def test_the_first_version_that_supports_the_call_runs(choice, cpu, unsupported, cuda):
-    on_cpu = torch.zeros(1)
-    with torch._subclasses.FakeTensorMode():
-        on_cuda = torch.empty(1, device="cuda")
-    with use_backend(choice):
-        assert OPERATION(on_cpu, True) == cpu
-        assert OPERATION(on_cpu, False) == unsupported
-        assert OPERATION(on_cuda, True) == cuda
-        # Tensors on several devices, also within tuples.
-        assert OPERATION((on_cpu, None, on_cuda), True) == unsupported
-        assert Operation(numba=named("numba")).choose(on_cuda) is None
 
 
 @pytest.mark.usefixtures("numba")
@@ -56,14 +29,6 @@ def test_compiled_kernels_read_plain_memory_only():
         assert seen == [False, False]
     with use_backend("torch"):
         assert not runs_compiled(one) and is_enabled("torch")
-
-
-@pytest.mark.usefixtures("numba")
-def test_a_compiled_module_that_cannot_be_imported_is_not_available(caplog):
-    operation = Operation(numba=Compiled("hf_ssm.ops.no_such_module", "run"), torch=named("torch"))
-    with use_backend("auto"):
-        assert operation(torch.zeros(1)) == "torch"
-    assert "hf_ssm.ops.no_such_module is not available" in caplog.text
 
 
 def test_the_choice_before_is_restored_after_an_error():
