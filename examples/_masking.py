@@ -35,12 +35,12 @@ PLANTED = "planted"
 # Tables of `--data`; the classifiers read the bases in the middle of a row.
 TABLES = {
     "worm": "human_or_worm_mini.csv.gz",
-    "coding": "coding_vs_intergenic_mini.csv.gz",
+    "coding": str(Path(__file__).parent / "data" / "coding_or_intergenic.csv.gz"),
     "promoters": "human_nontata_promoters_official_test.csv.gz",
     "splice": "uci_splice.csv.gz",
 }
 LENGTH = 60
-_EPOCHS = {PLANTED: 8, "splice": 12}
+_EPOCHS = {PLANTED: 8, "coding": 8, "splice": 12}
 REPLACEMENTS = {"N": "n", "draws": "composition"}
 _SHARES, _POINTS = 21, 24
 _TESTS = ("sufficiency", "random_sufficiency", "all_drawn", "necessity", "random_necessity")
@@ -63,8 +63,8 @@ def masking_parser(description: str, show: Callable[[dict[str, Any]], object]) -
     parser.add_argument("--folder", default="runs/masking", help="folder of models (default: %(default)s)")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=8, help="sequences to probe (default: %(default)s)")
-    parser.add_argument("--nulls", type=int, default=4, help="of them in an untrained copy (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=6, help="sequences to probe (default: %(default)s)")
+    parser.add_argument("--nulls", type=int, default=3, help="of them in an untrained copy (default: %(default)s)")
     return parser
 
 
@@ -133,7 +133,7 @@ def classifier(data: str, family: str, args: argparse.Namespace) -> tuple[Any, A
         )
         source = {"dataset": "planted-motifs", "num_train": 32 if args.tiny else 3000, **sizes}
     else:
-        path = folder / TABLES[data].removesuffix(".gz")
+        path = folder / Path(TABLES[data]).name.removesuffix(".gz")
         source = {"dataset": cropped(Path(args.data) / TABLES[data], path, 24 if args.tiny else LENGTH)}
     sections = settings(family, args, source, _EPOCHS.get(data, 4), bidirectional=True)
     model, tokenizer, test = trained(sections, folder / f"{data}_{family}")

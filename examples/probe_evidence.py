@@ -66,27 +66,26 @@ def planted(args: argparse.Namespace) -> Iterator[Row]:
             yield {"model": f"planted, {family}", "method": f"{strategy}, {replace}", **measures(results), **truth}
 
 
-def needed_rows(
-    model: Any, tokenizer: Any, rows: Any, args: argparse.Namespace
-) -> tuple[list[torch.Tensor], list[int]]:
+def needed_rows(model: Any, tokenizer: Any, rows: Any, least: float, count: int) -> tuple[list[Any], list[int]]:
     """Ids and labels of the first rows of which the answer is sure, and lost without the bases."""
-    probe = MaskingProbe(model, tokenizer, draws=args.draws)
+    probe = MaskingProbe(model, tokenizer)
     ids, labels = [], []
     for text, label in zip(rows["sequence"], rows["label"], strict=True):
         start = probe.start(text, label)
-        if args.tiny or (start.probability >= LEAST and start.all_drawn <= (1 - LOST) * start.probability):
+        if not least or (start.probability >= least and start.all_drawn <= (1 - LOST) * start.probability):
             ids.append(torch.tensor(tokenizer(text)["input_ids"]))
             labels.append(label)
-        if len(ids) == args.rows:
+        if len(ids) == count:
             return ids, labels
-    raise SystemExit(f"only {len(ids)} rows are sure and need their bases: lower --rows.")
+    raise SystemExit(f"only {len(ids)} rows are sure and need their bases.")
 
 
 def replaced(
     title: str, model: Any, tokenizer: Any, rows: Any, methods: Any, args: argparse.Namespace
 ) -> Iterator[Row]:
-    """The tests for each replacement, with the measures of single rows."""
-    ids, labels = needed_rows(model, tokenizer, rows, args)
+    """The tests for each replacement, with the results."""
+    least, count = (0, 2) if args.tiny else (LEAST, args.real_rows)
+    ids, labels = needed_rows(model, tokenizer, rows, least, count)
     for replace, draws in methods:
         probe = MaskingProbe(model, tokenizer, replace, draws=min(draws, args.draws), allow_wrong=True)
         results = probe.run(ids, target=labels, progress=False)
@@ -113,6 +112,7 @@ def mine(args: argparse.Namespace) -> Iterator[Row]:
     model = AutoModelForSequenceClassification.from_pretrained(args.mine).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.mine)
     rows = load_sequences(Path(__file__).parent / "data" / "coding_or_intergenic.csv.gz")["test"]
+    args.real_rows = args.nulls
     yield from replaced("runs/mine", model, tokenizer, rows, [("n", 1), ("composition", 16)], args)
 
 
@@ -141,6 +141,10 @@ def null(args: argparse.Namespace) -> Iterator[Row]:
 PARTS = {"planted": planted, "real": real, "mine": mine, "null": null}
 
 
+def visible(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "results"}
+
+
 def report(rows: Sequence[Row]) -> None:
     """Print a table for each group of rows with the same columns."""
     for columns in dict.fromkeys(tuple(row) for row in rows):
@@ -152,6 +156,7 @@ def report(rows: Sequence[Row]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = masking_parser(__doc__.splitlines()[0], lambda content: report(content["rows"]))
     parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--real-rows", type=int, default=8, help="of each task of real DNA (default: %(default)s)")
     parser.add_argument("--tasks", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--mine", default="runs/mine", help="model of README (default: %(default)s)")
     args = shrunk(parser.parse_args(argv))
@@ -159,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[Row] = []
     for part in args.parts:
         for row in PARTS[part](args):
-            rows.append({name: value for name, value in row.items() if name != "results"})
+            rows.append(visible(row))
             report(rows[-1:])
         write_results(args, {"command": shlex.join(words), "rows": rows})
 
