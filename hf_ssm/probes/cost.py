@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_ssm.probes.evaluators import Evaluator
-from hf_ssm.probes.strategies import RESCORE_SHARE, SearchSettings, rounds, units_of
+from hf_ssm.probes.strategies import RESCORE_SHARE, SearchSettings, fills_of_step, units_of
 
 __all__ = ["ProbeCost", "count_evaluations"]
 
@@ -50,7 +50,10 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
         units = units_of(range(count))
         # Of the groups that are divided, a tenth is a guess.
         singles = count // 10 if len(units) < count else 0
-        return _shortlist(settings, len(units), draws) + _shortlist(settings, singles, draws) + 1
+        if draws > 1:
+            steps = [*range(len(units), 0, -1), *range(singles, 0, -1)]
+            return sum((left + 1) * fills_of_step(draws, left) for left in steps) + draws * len(steps) + 1
+        return _shortlist(settings, len(units)) + _shortlist(settings, singles) + 1
     if strategy == "one_shot":
         return along + draws * count
     if strategy == "occlusion":
@@ -62,16 +65,13 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
     return along + 3 * settings.attribution.steps * draws
 
 
-def _shortlist(settings: SearchSettings, count: int, draws: int) -> int:
+def _shortlist(settings: SearchSettings, count: int) -> int:
     passes, due = 0, count
     for left in range(count, 0, -1):
         units = min(settings.candidates, left)
         if left <= due:
             due, units = int(RESCORE_SHARE * left), left
-        before = 0
-        for fills, staying in rounds(draws, settings.candidates):
-            passes += units * (fills - before)
-            before, units = fills, min(units, staying)
+        passes += units
     return passes
 
 

@@ -56,7 +56,7 @@ class Replacement:
             sequence: The sequence, whose maskable tokens are composition and letters of a shuffle.
             count: K; one token has one fill.
             seed: Seed of the draws.
-            purpose: "search" or "test", whose draws differ.
+            purpose: "search", "test" or a step of a search, whose draws differ.
         """
         read, places = sequence.read, sequence.candidates
         if self.letters is None:

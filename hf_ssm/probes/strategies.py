@@ -22,14 +22,19 @@ STRATEGIES = (*SEARCHES, *ATTRIBUTIONS)
 _TOLERANCE = 0.001
 # Scores are recomputed when this share of the units scored last is left.
 RESCORE_SHARE = 0.75
-# Fills of the first round of a step; each further round has twice as many, for half of the candidates.
-_FIRST_FILLS = 4
+# With draws, a step evaluates about this many variants per draw of the curve, each unit with this many fills at least
+# and this many times the draws at most.
+_VARIANTS_PER_DRAW, _FEWEST_FILLS, _MOST_FILLS = 7, 2, 2
+# Weight of the effects of earlier steps, per step.
+_MEMORY = 0.85
 # Most tokens that are masked one by one; longer sequences are masked in half as many groups of neighbours first, and
 # the groups are divided into tokens when the best one lowers the value by this share of the start.
 _MOST_UNITS, _DIVIDED_AT = 256, 0.05
 
 # Called with the number of tokens masked since the last call.
 Advance = Callable[[int], Any]
+# Returns that many new fills `(count, R)` of a numbered step.
+Draw = Callable[[int, int], Tensor]
 
 
 def canonical_strategy(name: str) -> str:
@@ -64,7 +69,10 @@ class SearchSettings:
 
 
 def search(
-    evaluator: Evaluator, settings: SearchSettings, advance: Advance = lambda count: None
+    evaluator: Evaluator,
+    settings: SearchSettings,
+    advance: Advance = lambda count: None,
+    draw: Draw | None = None,
 ) -> tuple[list[int], Tensor, Tensor | None]:
     """Mask all maskable tokens of a sequence.
 
@@ -72,6 +80,7 @@ def search(
         evaluator: Evaluator of the sequence.
         settings: Settings of the search.
         advance: Progress callback.
+        draw: Source of fresh fills, which "shortlist" needs for an evaluator with more than one fill.
 
     Returns:
         The positions in the order of masking; the values before the first masking and after each, `(M + 1, K)`,
@@ -81,6 +90,9 @@ def search(
     start = evaluator.start()
     if settings.strategy == "exact":
         order, values = _exact(evaluator, start, advance)
+    elif settings.strategy == "shortlist" and evaluator.draws > 1:
+        assert draw is not None
+        order, values = _with_fresh_fills(evaluator, draw, start, advance)
     elif settings.strategy == "shortlist":
         order, values = _shortlist(evaluator, settings, start, advance)
     else:
@@ -125,113 +137,129 @@ def _exact(evaluator: Evaluator, now: Tensor, advance: Advance) -> tuple[list[in
     return order, reached
 
 
-def rounds(draws: int, candidates: int) -> list[tuple[int, int]]:
-    """Numbers of fills and of the candidates that stay after them, of the rounds of a step, the last with all fills."""
-    counts = []
-    while draws > _FIRST_FILLS:
-        counts.append(draws)
-        draws //= 2
-    return [(count, max(candidates >> number, 1)) for number, count in enumerate([draws, *reversed(counts)], start=1)]
-
-
 def units_of(places: Sequence[int]) -> list[list[int]]:
     """Single tokens, or groups of neighbours of equal size."""
     size = 1 if len(places) <= _MOST_UNITS else -(-len(places) // (_MOST_UNITS // 2))
     return [list(places[first : first + size]) for first in range(0, len(places), size)]
 
 
+def fills_of_step(draws: int, units: int) -> int:
+    """Number of fresh fills of a step with this many units left, for K draws of the curve."""
+    return min(max(round(_VARIANTS_PER_DRAW * draws / units), _FEWEST_FILLS), _MOST_FILLS * max(draws, 1))
+
+
+def _with_fresh_fills(
+    evaluator: Evaluator, draw: Draw, start: Tensor, advance: Advance
+) -> tuple[list[int], list[Tensor]]:
+    """In each step the unit whose masking changes the value most favourably, of a mean over this and earlier steps.
+
+    Each step has fresh fills, so the order cannot fit a few fills that it sees again and again, and the effects of
+    earlier steps, with a weight that decays, still reduce the noise of few fills. The values of the order come from the
+    fills of the evaluator, which the search does not see.
+    """
+    fills, draws = evaluator.fills, evaluator.draws
+    assert fills is not None
+    left = units_of(evaluator.candidates.tolist())
+    # Effects by the first position of a unit, and the number of fills that they rest on.
+    effects = torch.zeros(evaluator.length, dtype=torch.float64)
+    weights = torch.zeros_like(effects)
+    level, seen = start.mean(), 0.0
+    order: list[int] = []
+    units: list[list[int]] = []
+    step = 0
+    while left:
+        count = fills_of_step(draws, len(left))
+        evaluator.redraw(draw(step, count))
+        step += 1
+        masked = evaluator.masked(order)
+        now = evaluator.values(masked.unsqueeze(0))[0]
+        level, seen = (_MEMORY * seen * level + now.sum()) / (_MEMORY * seen + count), _MEMORY * seen + count
+        if level < (1 - _DIVIDED_AT) * start.mean() and any(len(unit) > 1 for unit in left):
+            for unit in left:
+                effects[unit] = effects[unit[0]] / len(unit)
+                weights[unit] = weights[unit[0]]
+            left = [[place] for unit in left for place in unit]
+            continue
+        values = _values_of_units(evaluator, masked, left, now)
+        firsts = torch.tensor([unit[0] for unit in left])
+        known = _MEMORY * weights[firsts]
+        weights[firsts] = known + count
+        effects[firsts] = (known * effects[firsts] + (values - now).sum(1)) / weights[firsts]
+        units.append(left.pop(_first_argmax(effects[firsts])))
+        order += units[-1]
+        advance(len(units[-1]))
+    evaluator.redraw(fills)
+    ends = evaluator.values(_variants(evaluator.masked([]), units, cumulative=True))
+    return order, _between(units, start, ends)
+
+
+def _values_of_units(evaluator: Evaluator, masked: Tensor, units: list[list[int]], now: Tensor) -> Tensor:
+    """The values with each one of the units masked too, `(U, K)`."""
+    if any(len(unit) > 1 for unit in units):
+        return evaluator.values(_variants(masked, units))
+    return evaluator.values_if_masked(masked, [place for (place,) in units], now=now)
+
+
+def _between(units: Sequence[list[int]], start: Tensor, ends: Tensor) -> list[Tensor]:
+    """The values after each token, interpolated within the units, from those after each unit `(U, K)`."""
+    values = []
+    for unit, before, after in zip(units, [start, *ends], ends, strict=False):
+        shares = torch.arange(1, len(unit) + 1, dtype=torch.float64).unsqueeze(1) / len(unit)
+        values += list(torch.lerp(before, after, shares)) if len(unit) > 1 else [after]
+    return values
+
+
+def _variants(masked: Tensor, units: Sequence[list[int]], cumulative: bool = False) -> Tensor:
+    """Variants `(U, R)` with each one of the units masked, or with each one and all before it."""
+    rows = masked.repeat(len(units), 1)
+    for number, unit in enumerate(units):
+        rows[number : None if cumulative else number + 1, unit] = True
+    return rows
+
+
 def _shortlist(
     evaluator: Evaluator, settings: SearchSettings, start: Tensor, advance: Advance
 ) -> tuple[list[int], list[Tensor]]:
-    """The exact search restricted, in each step, to the units with the highest scores, and with few fills at first.
+    """The exact search with one token restricted, in each step, to the units with the highest scores.
 
-    In long sequences, the runners-up of a step are masked one after the other for as long as the value holds.
+    Scores are the changes of the value the last time that the unit was evaluated; all units are evaluated at the start,
+    and again whenever a quarter of them is masked. In long sequences, the runners-up of a step are masked one after the
+    other for as long as the value holds.
     """
     order: list[int] = []
-    reached: list[Tensor] = [start]
-    tolerance, floor = _TOLERANCE * start.mean().abs(), start.mean() - _DIVIDED_AT * start.mean().abs()
-    shortlist = _Shortlist(evaluator, settings, units_of(evaluator.candidates.tolist()))
-    while shortlist.left:
-        masked = evaluator.masked(order)
-        best, now, runners_up = shortlist.step(masked, reached[-1])
-        if now.mean() < floor and shortlist.has_groups:
-            shortlist = _Shortlist(evaluator, settings, [[place] for unit in shortlist.left for place in unit])
+    units: list[list[int]] = []
+    ends: list[Tensor] = []
+    now, tolerance = start, _TOLERANCE * start.mean().abs()
+    floor = start.mean() - _DIVIDED_AT * start.mean().abs()
+    left = units_of(evaluator.candidates.tolist())
+    # By the first position of a unit.
+    effects, due = torch.zeros(evaluator.length, dtype=torch.float64), len(left)
+    while left:
+        masked, tried, due_now = evaluator.masked(order), left, due
+        if len(left) <= due:
+            due_now = int(RESCORE_SHARE * len(left))
+        else:
+            tried = sorted(_ranked(effects[[unit[0] for unit in left]], left)[: settings.candidates])
+        values = _values_of_units(evaluator, masked, tried, now)
+        means = values.mean(1)
+        effects[[unit[0] for unit in tried]] = means - now.mean()
+        best, due = _first_argmax(means), due_now
+        if means[best] < floor and any(len(unit) > 1 for unit in left):
+            left = [[place] for unit in left for place in unit]
+            due = len(left)
             continue
-        taken, values = [best], [now]
-        more = int(settings.masks_per_step * len(shortlist.left)) - 1
-        chain = runners_up[: max(more, 0)]
+        runners_up = [unit for unit in _ranked(means, tried) if unit != tried[best]]
+        taken, after = [tried[best]], [values[best]]
+        chain = runners_up[: max(int(settings.masks_per_step * len(left)) - 1, 0)]
         if chain:
-            along = evaluator.values(shortlist.variants(evaluator.masked([*order, *best]), chain, cumulative=True))
-            means = torch.cat([now.unsqueeze(0), along]).mean(1)
+            along = evaluator.values(_variants(evaluator.masked([*order, *tried[best]]), chain, cumulative=True))
+            means = torch.cat([after[0].unsqueeze(0), along]).mean(1)
             fallen = (means[1:] < means[:-1] - tolerance).nonzero()
             count = int(fallen[0]) if len(fallen) else len(chain)
             taken += chain[:count]
-            values += list(along[:count])
-        for unit, value in zip(taken, values, strict=True):
-            shares = torch.arange(1, len(unit) + 1, dtype=torch.float64).unsqueeze(1) / len(unit)
-            reached += list(torch.lerp(reached[-1], value, shares)) if len(unit) > 1 else [value]
-            order += unit
-            shortlist.left.remove(unit)
+            after += list(along[:count])
+        left = [unit for unit in left if unit not in taken]
+        order += [place for unit in taken for place in unit]
+        units, ends, now = units + taken, ends + after, after[-1]
         advance(sum(map(len, taken)))
-    return order, reached[1:]
-
-
-class _Shortlist:
-    """Chooses the units that a step evaluates, by their scores: the change of the value when the unit is masked.
-
-    Scores are those of the last time that the unit was evaluated; all units are evaluated at the start, and again
-    whenever a quarter of them is masked.
-
-    Attributes:
-        left: U lists of positions that are not masked yet.
-    """
-
-    def __init__(self, evaluator: Evaluator, settings: SearchSettings, units: list[list[int]]):
-        self.evaluator = evaluator
-        self.count = settings.candidates
-        self.rounds = rounds(evaluator.draws, settings.candidates)
-        self.left = units
-        self.has_groups = any(len(unit) > 1 for unit in units)
-        # By the first position of a unit.
-        self.effects = torch.zeros(evaluator.length, dtype=torch.float64)
-        self.due = len(units)
-
-    def step(self, masked: Tensor, now: Tensor) -> tuple[list[int], Tensor, list[list[int]]]:
-        """The best unit, its values `(K,)`, and all other units that were evaluated with all fills, the best first.
-
-        Args:
-            masked: `(R,)`, true where the sequence is masked already.
-            now: `(K,)`, the values of the sequence with `masked`.
-        """
-        units = self.left
-        if len(units) <= self.due:
-            self.due = int(RESCORE_SHARE * len(units))
-        else:
-            firsts = torch.tensor([unit[0] for unit in units])
-            units = sorted(_ranked(self.effects[firsts], units)[: self.count])
-        values = torch.zeros(len(units), 0, dtype=torch.float64)
-        for fills, staying in self.rounds:
-            draws = range(values.shape[1], fills)
-            values = torch.cat([values, self._values(masked, units, draws, now)], 1)
-            means = values.mean(1)
-            self.effects[torch.tensor([unit[0] for unit in units])] = means - now[:fills].mean()
-            if fills < len(now) and staying < len(units):
-                kept = sorted(_ranked(means, range(len(units)))[:staying])
-                units, values = [units[index] for index in kept], values[kept]
-        best = _first_argmax(means)
-        return units[best], values[best], [unit for unit in _ranked(means, units) if unit != units[best]]
-
-    def _values(self, masked: Tensor, units: list[list[int]], draws: Sequence[int], now: Tensor) -> Tensor:
-        if self.has_groups:
-            return self.evaluator.values(self.variants(masked, units), draws)
-        return self.evaluator.values_if_masked(masked, [place for (place,) in units], draws, now)
-
-    def variants(self, masked: Tensor, units: Sequence[list[int]], cumulative: bool = False) -> Tensor:
-        """Variants `(U, R)` with each one of the units masked, or with each one and all before it."""
-        rows = masked.repeat(len(units), 1)
-        for number, unit in enumerate(units):
-            rows[number:, unit] = True
-        if not cumulative:
-            for number, unit in enumerate(units):
-                rows[number + 1 :, unit] = masked[unit]
-        return rows
+    return order, _between(units, start, torch.stack(ends))

@@ -60,12 +60,16 @@ class Evaluator:
         self.device = model.get_input_embeddings().weight.device
         self.read = sequence.read.to(self.device)
         self.hidden = sequence.hidden.to(self.device)
-        self.fills = None if fills is None else fills.to(self.device)
-        self.draws = 1 if fills is None else len(fills)
+        self.redraw(fills)
         self.candidates = sequence.candidates
         self.evaluations = 0
         self.tokens = 0
         self._options = _options(model, self.target.read_at)
+
+    def redraw(self, fills: Tensor | None) -> None:
+        """Replace the fills `(K, R)`."""
+        self.fills = None if fills is None else fills.to(self.device)
+        self.draws = 1 if fills is None else len(fills)
 
     @property
     def length(self) -> int:

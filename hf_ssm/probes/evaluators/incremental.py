@@ -81,9 +81,12 @@ class IncrementalEvaluator(Evaluator):
         # Mean pooling reads the outputs of all positions; all other heads read the last one only.
         self._reads_last = head_of(model) == "causal" or _pooling(model) == "last"
         self._borders = sorted({0, *range(self.length % _BLOCK, self.length, _BLOCK)})
-        self._lanes = [_Lane(self._filled(torch.tensor([number]))) for number in range(self.draws)]
         self._difference_kernel, self._last_kernel = self._kernels()
         self._reach = _receptive_field(model.model.layers[0].mixer)
+
+    def redraw(self, fills: Tensor | None) -> None:
+        super().redraw(fills)
+        self._lanes = [_Lane(self._filled(torch.tensor([number]))) for number in range(self.draws)]
 
     def _kernels(self) -> tuple[Tensor | None, Tensor | None]:
         """Kernels `(D, R)` of the long convolutions of first and last layer that differences replace."""
