@@ -63,8 +63,8 @@ def masking_parser(description: str, show: Callable[[dict[str, Any]], object]) -
     parser.add_argument("--folder", default="runs/masking", help="folder of models (default: %(default)s)")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=6, help="sequences to probe (default: %(default)s)")
-    parser.add_argument("--nulls", type=int, default=3, help="of them in an untrained copy (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=5, help="sequences to probe (default: %(default)s)")
+    parser.add_argument("--nulls", type=int, default=2, help="of them in an untrained copy (default: %(default)s)")
     return parser
 
 

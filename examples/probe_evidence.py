@@ -63,7 +63,9 @@ def planted(args: argparse.Namespace) -> Iterator[Row]:
                 "precision": interval([hit / max(len(own), 1) for hit, own in zip(hits, kept, strict=True)]),
                 "recall": interval([hit / len(site) for hit, site in zip(hits, sites, strict=True)]),
             }
-            yield {"model": f"planted, {family}", "method": f"{strategy}, {replace}", **measures(results), **truth}
+            search = "search, N" if replace == "n" else "search, draws"
+            method = search if strategy == "shortlist" else strategy.replace("_", " ")
+            yield {"model": f"planted, {family}", "method": method, **measures(results), **truth}
 
 
 def needed_rows(model: Any, tokenizer: Any, rows: Any, least: float, count: int) -> tuple[list[Any], list[int]]:
@@ -135,7 +137,7 @@ def null(args: argparse.Namespace) -> Iterator[Row]:
                 gains = [a - b for a, b in zip(chosen, random, strict=True)]
                 areas = {"chosen": chosen, "random order": random, "gain": gains}
                 named = {name: interval(values) for name, values in areas.items()}
-                yield {"model": f"null, {family}", "method": f"{kind}, {replace}", **named}
+                yield {"model": f"null, {family}", "method": f"{kind}, {'N' if replace == 'n' else 'draws'}", **named}
 
 
 PARTS = {"planted": planted, "real": real, "mine": mine, "null": null}
@@ -147,10 +149,12 @@ def visible(row: Row) -> Row:
 
 def report(rows: Sequence[Row]) -> None:
     """Print a table for each group of rows with the same columns."""
+    digits = {"kept": 1, "passes": 0}
     for columns in dict.fromkeys(tuple(row) for row in rows):
+        names = [name for name in columns[2:] if name != "random necessity"]
         same = [row for row in rows if tuple(row) == columns]
-        cells = [[row["model"], row["method"], *(shown(row[name]) for name in columns[2:])] for row in same]
-        print_table(list(columns), cells)
+        cells = [[row["model"], row["method"], *(shown(row[n], digits.get(n, 2)) for n in names)] for row in same]
+        print_table(["model", "method", *(n.replace("random sufficiency", "random sets") for n in names)], cells)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,16 +23,16 @@ def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[
         script.main([*arguments, "--output", str(output)])
     rows = json.loads(output.read_text())["rows"]
     methods = [row["method"] for row in rows if row["model"] == "planted, hyena"]
-    assert methods == ["shortlist, n", *(f"{own}, composition" for own in ("shortlist", *script.ATTRIBUTIONS))]
+    assert methods == ["search, N", "search, draws", *(own.replace("_", " ") for own in script.ATTRIBUTIONS)]
     for model in ("splice", "all tasks"):
         assert len([row for row in rows if row["model"] == model]) == len(script.REAL)
     assert [row["method"] for row in rows if row["model"] == "runs/mine"] == ["N", "composition, K = 16"]
     nulls = [row for row in rows if "gain" in row]
-    kinds = [f"{kind}, {replace}" for replace in ("n", "composition") for kind in ("trained", "untrained")]
+    kinds = [f"{kind}, {replace}" for replace in ("N", "draws") for kind in ("trained", "untrained")]
     assert [row["method"] for row in nulls] == kinds
     for row in nulls:
         assert row["gain"][0] == pytest.approx(row["chosen"][0] - row["random order"][0])
     for row in rows:
         if "kept" in row:
             assert 0 <= row["sufficiency"][0] <= 1 and 0 <= row["explained"][0] <= 1 and row["passes"][0] > 24
-    assert "| planted, hyena | in_silico_mutagenesis, composition |" in capsys.readouterr().out
+    assert "| planted, hyena | in silico mutagenesis |" in capsys.readouterr().out
