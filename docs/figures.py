@@ -170,7 +170,7 @@ def token_importance() -> Any:
             )
         axes.set(title=words, xlabel="masked tokens (%)", ylim=(0, 1.05))
     figure.axes[0].set_ylabel("probability of the right class")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 

@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for row in PARTS[part](args):
             rows.append(visible(row))
             report(rows[-1:])
-        write_results(args, {"command": shlex.join(words), "rows": rows})
+            write_results(args, {"command": shlex.join(words), "rows": rows})
 
 
 if __name__ == "__main__":
