@@ -7,7 +7,7 @@ Parts, each with the default search (numbers are means over rows ± two standard
   (kept, the rest drawn) beside random sets of as many bases and all drawn, and necessity (kept ones drawn, the rest as
   it is).
 - *real*: four tasks of real DNA with each replacement and 4 or 16 draws, in rows that have a probability of 0.9 or more
-  and lose half of it when all bases are drawn. "all tasks" pools the rows.
+  and lose half of it, or most, when all bases are drawn; and the mean of the tasks.
 - *mine*: the model `runs/mine` of README, with N and with draws.
 - *null*: areas under the curves of the search and of a random order in untrained models, for three seeds.
 
@@ -15,6 +15,7 @@ Parts, each with the default search (numbers are means over rows ± two standard
 """
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ Row = dict[str, Any]
 
 def planted(args: argparse.Namespace) -> Iterator[Row]:
     for family in args.families:
+        if f"planted, {family}" in args.measured:
+            continue
         model, tokenizer, _, rows = classifier(PLANTED, family, args)
         ids, numbers, _ = sure_rows(model, tokenizer, rows, args)
         sites = planted_sites(rows.select(numbers))
@@ -69,46 +72,63 @@ def planted(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def needed_rows(model: Any, tokenizer: Any, rows: Any, least: float, count: int) -> tuple[list[Any], list[int]]:
-    """Ids and labels of the first rows of which the answer is sure, and lost without the bases."""
-    probe = MaskingProbe(model, tokenizer)
-    ids, labels = [], []
+    """Ids and labels of the first sure rows that lose half of their probability when all bases are drawn.
+
+    Where these are too few, those of the first 100 sure rows follow that lose most.
+    """
+    probe, sure = MaskingProbe(model, tokenizer), []
     for text, label in zip(rows["sequence"], rows["label"], strict=True):
         start = probe.start(text, label)
-        if not least or (start.probability >= least and start.all_drawn <= (1 - LOST) * start.probability):
-            ids.append(torch.tensor(tokenizer(text)["input_ids"]))
-            labels.append(label)
-        if len(ids) == count:
-            return ids, labels
-    raise SystemExit(f"only {len(ids)} rows are sure and need their bases.")
+        if start.probability >= least:
+            sure.append((max(start.all_drawn / start.probability, 1 - LOST), text, label))
+        if sum(kept <= 1 - LOST for kept, *_ in sure) == count or len(sure) == 100:
+            break
+    chosen = sorted(sure, key=lambda row: row[0])[:count]
+    return [torch.tensor(tokenizer(text)["input_ids"]) for _, text, _ in chosen], [label for *_, label in chosen]
 
 
 def replaced(
     title: str, model: Any, tokenizer: Any, rows: Any, methods: Any, args: argparse.Namespace
 ) -> Iterator[Row]:
-    """The tests for each replacement, with the results."""
+    """The tests for each replacement."""
     least, count = (0, 2) if args.tiny else (LEAST, args.real_rows)
     ids, labels = needed_rows(model, tokenizer, rows, least, count)
     for replace, draws in methods:
         probe = MaskingProbe(model, tokenizer, replace, draws=min(draws, args.draws), allow_wrong=True)
         results = probe.run(ids, target=labels, progress=False)
         name = "N" if replace == "n" else f"{replace}, K = {draws}"
-        yield {"model": title, "method": name, **measures(results), "results": results}
+        yield {"model": title, "method": name, **measures(results)}
 
 
 def real(args: argparse.Namespace) -> Iterator[Row]:
-    by_method: dict[str, list[Any]] = {}
     for data in args.tasks:
-        model, tokenizer, _, rows = classifier(data, "s4", args)
-        for row in replaced(data, model, tokenizer, rows, REAL, args):
-            by_method.setdefault(row["method"], []).extend(row["results"])
-            yield row
-    for name, results in by_method.items():
-        yield {"model": "all tasks", "method": name, **measures(results)}
+        if data not in args.measured:
+            model, tokenizer, _, rows = classifier(data, "s4", args)
+            yield from replaced(data, model, tokenizer, rows, REAL, args)
+
+
+def over_tasks(rows: Sequence[Row]) -> list[Row]:
+    """The means over the tasks of real DNA, and their two standard errors from those of the tasks."""
+    found = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["model"] in TABLES):
+        same = [row for row in rows if row["model"] in TABLES and row["method"] == method]
+        means = {
+            name: [
+                sum(row[name][0] for row in same) / len(same),
+                sum(row[name][1] ** 2 for row in same) ** 0.5 / len(same),
+            ]
+            for name in same[0]
+            if name not in ("model", "method")
+        }
+        found.append({"model": "all tasks", "method": method, **means})
+    return found
 
 
 def mine(args: argparse.Namespace) -> Iterator[Row]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    if "runs/mine" in args.measured:
+        return
     if not Path(args.mine).is_dir():
         raise SystemExit(f"{args.mine!r} is missing: train it with the command of README.")
     model = AutoModelForSequenceClassification.from_pretrained(args.mine).eval()
@@ -120,6 +140,8 @@ def mine(args: argparse.Namespace) -> Iterator[Row]:
 
 def null(args: argparse.Namespace) -> Iterator[Row]:
     for family in args.families:
+        if f"null, {family}" in args.measured:
+            continue
         model, tokenizer, _, rows = classifier(PLANTED, family, args)
         ids, _, _ = sure_rows(model, tokenizer, rows, args)
         ids = ids[: args.nulls]
@@ -143,10 +165,6 @@ def null(args: argparse.Namespace) -> Iterator[Row]:
 PARTS = {"planted": planted, "real": real, "mine": mine, "null": null}
 
 
-def visible(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name != "results"}
-
-
 def report(rows: Sequence[Row]) -> None:
     """Print a table for each group of rows with the same columns."""
     digits = {"kept": 1, "passes": 0}
@@ -166,11 +184,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = shrunk(parser.parse_args(argv))
     words = ["python", "examples/probe_evidence.py", *(sys.argv[1:] if argv is None else argv)]
     rows: list[Row] = []
+    if args.output is not None and args.output.is_file():
+        # An interrupted call continues with the models that it has not measured.
+        rows = [row for row in json.loads(args.output.read_text())["rows"] if row["model"] != "all tasks"]
+    args.measured = sorted({row["model"] for row in rows})
     for part in args.parts:
         for row in PARTS[part](args):
-            rows.append(visible(row))
+            rows.append(row)
             report(rows[-1:])
-            write_results(args, {"command": shlex.join(words), "rows": rows})
+            write_results(args, {"command": shlex.join(words), "rows": [*rows, *over_tasks(rows)]})
 
 
 if __name__ == "__main__":
