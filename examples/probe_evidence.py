@@ -11,7 +11,7 @@ Parts, each with the default search (numbers are means over rows ± two standard
 - *mine*: the model `runs/mine` of README, with N and with draws.
 - *null*: areas under the curves of the search and of a random order in untrained models, for three seeds.
 
-    python examples/probe_evidence.py planted real mine null --output examples/results/probe_evidence.json
+    python examples/probe_evidence.py real mine null planted --output examples/results/probe_evidence.json
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The experiment on replacements of masked bases: a tiny run."""
 
 import json
+import random
 from pathlib import Path
 from types import ModuleType
 
@@ -12,9 +13,9 @@ pytest.importorskip("captum", reason="captum is not installed (the extra `genomi
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, folder = tmp_path / "result.json", tmp_path / "models"
-    lines = [
-        f"{'ACGT' * 8 if row % 2 else 'AATT' * 8},{row % 2},{'train' if row < 24 else 'test'}" for row in range(32)
-    ]
+    letters = random.Random(0)
+    texts = ["".join(letters.choices("ACGT", k=32)) for _ in range(48)]
+    lines = [f"{text},{row % 2},{'train' if row < 40 else 'test'}" for row, text in enumerate(texts)]
     (tmp_path / "rows.csv").write_text("\n".join(["sequence,label,split", *lines]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(script.TABLES, "splice", "rows.csv")
