@@ -149,24 +149,28 @@ def trained_attention() -> tuple[torch.Tensor, tuple[int, int]]:
 
 
 def token_importance() -> Any:
-    """Probability of the right class against the share of masked tokens, for the sequence itself and for others."""
-    figure = new_figure(6.6, 2.5)
+    """Probability of the right class against the share of masked tokens: four orders of masking in three models."""
+    figure = new_figure(6.6, 2.6)
     names = {"hyena": "Hyena", "s4": "S4D", "selective": "Mamba blocks"}
+    labels = {
+        "chosen": "the sequence",
+        "others": "other sequences, same positions",
+        "random order": "random order",
+        "untrained": "search in an untrained model",
+    }
+    experiments = stored("masking_classification")["experiments"]
     for axes, (family, words) in zip(figure.subplots(1, 3, sharey=True), names.items(), strict=True):
-        found = stored(f"masking_planted_{family}")
-        for part, label, colour, style in (
-            ("chosen", "the sequence", PALETTE[0], "-"),
-            ("others", "other sequences, masked at the same positions", PALETTE[1], "--"),
-        ):
-            share = [100 * value for value in found[part]["share"]]
-            mean, deviation = (torch.tensor(found[part][key]) for key in ("mean", "deviation"))
-            axes.plot(share, mean, style, color=colour, label=label)
-            low, high = (mean - deviation).clamp(min=0), (mean + deviation).clamp(max=1)
-            axes.fill_between(share, low, high, color=colour, alpha=0.2, lw=0)
+        curves = experiments[f"planted, {family}"]["masked_by"]["draws"]["curves"]
+        for (part, label), colour, style in zip(labels.items(), PALETTE, LINE_STYLES, strict=False):
+            share = [100 * value for value in curves[part]["share"]]
+            mean, error = (torch.tensor(curves[part][key]) for key in ("mean", "error"))
+            axes.plot(share, mean, color=colour, ls=style, label=label)
+            axes.fill_between(
+                share, (mean - error).clamp(min=0), (mean + error).clamp(max=1), color=colour, alpha=0.2, lw=0
+            )
         axes.set(title=words, xlabel="masked tokens (%)", ylim=(0, 1.05))
     figure.axes[0].set_ylabel("probability of the right class")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 

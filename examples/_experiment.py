@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -92,8 +93,10 @@ def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of results; an interruption leaves the file that was there."""
+    """Write a file of results, lists of numbers on one line; an interruption leaves the file that was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[[-\d.eE,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)
+    scratch.write_text(text + "\n", encoding="utf-8")
     scratch.replace(path)

@@ -1,357 +1,262 @@
-"""Shared by the masking experiments: training with a stored model, probes with their costs, summaries of curves.
+"""Shared by the masking experiments: trained models, curves with their null, tests of the kept tokens.
 
-Legend: `B` rows of a batch, `L` tokens of a sequence, `M` maskable tokens.
+Legend: `L` tokens of a sequence, `M` maskable tokens.
 """
 
 import argparse
+import csv
+import gzip
 import json
-import statistics
+import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from _experiment import experiment_parser, print_table
-from datasets import Dataset
+from _experiment import experiment_parser, print_table, write_results
 from torch import Tensor
-from transformers import AutoTokenizer, EarlyStoppingCallback, PrinterCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoTokenizer, set_seed
+from transformers.utils import logging
 
-from hf_ssm.data import with_random_reverse_complement
+from hf_ssm.data import load_sequences
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
-from hf_ssm.training import SSMTrainer, SSMTrainingArguments
-from hf_ssm.training.build import build_model
-from hf_ssm.training.inputs import RunData, build_collator, load_data
-from hf_ssm.training.settings import RunSettings, parse_assignments, resolve
+from hf_ssm.training import run
+from hf_ssm.training.settings import resolve
 from hf_ssm.training.tasks import TASKS
 
-# Passes of a single sequence from which the time of the plain loop is extrapolated.
-_TIMED_PASSES = 20
-_SHARES = 21
-STRATEGIES = ("exact", "screened", "one_shot")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "hyena": {"family": "hyena", "filter_type": "s4d", "state_size": 32, "conv_kernel": 5},
+    "s4": {"family": "s4", "state_size": 32},
+    "selective": {"family": "selective"},
+}
+PLANTED = "planted"
+# Tables of `--data`; the classifiers read the bases in the middle of a row.
+TABLES = {
+    "worm": "human_or_worm_mini.csv.gz",
+    "coding": str(Path(__file__).parent / "data" / "coding_or_intergenic.csv.gz"),
+    "promoters": "human_nontata_promoters_official_test.csv.gz",
+    "splice": "uci_splice.csv.gz",
+}
+LENGTH = 60
+_EPOCHS = {PLANTED: 8, "coding": 8, "splice": 12}
+REPLACEMENTS = {"N": "n", "draws": "composition"}
+_SHARES, _POINTS = 21, 24
+_TESTS = ("sufficiency", "random_sufficiency", "all_drawn", "necessity", "random_necessity")
 
 
-def masking_parser(description: str, folder: str) -> argparse.ArgumentParser:
-    """Options of both masking experiments."""
-    parser = experiment_parser(description, report)
-    parser.add_argument("--folder", default=folder, help="folder of model, probes and figures (default: %(default)s)")
-    how = "replacement of masked tokens, such as composition (default: %(default)s, as in the paper)"
-    parser.add_argument("--replace", default="mask", help=how)
+class Case(NamedTuple):
+    """A sequence with its target, and a sequence and a target for which other tokens matter."""
+
+    ids: Tensor
+    target: Any
+    other_ids: Tensor
+    other_target: Any
+
+
+def masking_parser(description: str, show: Callable[[dict[str, Any]], object]) -> argparse.ArgumentParser:
+    """Options of all masking experiments."""
+    logging.set_verbosity_error()
+    parser = experiment_parser(description, show)
+    parser.add_argument("--data", default="data", help="folder of the tables of get_data.py (default: %(default)s)")
+    parser.add_argument("--folder", default="runs/masking", help="folder of models (default: %(default)s)")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, default=20, help="sequences to probe (default: %(default)s)")
-    parser.add_argument(
-        "--exact", type=int, default=5, help="number of them that are also probed exactly (default: %(default)s)"
-    )
-    parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument(
-        "--patience",
-        type=int,
-        default=3,
-        help="epochs without improvement on the validation split before training stops (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="other settings of the training, as of `hf-ssm train`, such as model.hidden_dropout=0.2",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and selection")
+    parser.add_argument("--rows", type=int, default=5, help="sequences to probe (default: %(default)s)")
+    parser.add_argument("--nulls", type=int, default=2, help="of them in an untrained copy (default: %(default)s)")
     return parser
 
 
-def with_assignments(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The settings with those of `--set`."""
-    chosen = parse_assignments(args.set)
-    return {name: {**section, **chosen.get(name, {})} for name, section in sections.items()}
+def shrunk(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, with small numbers for `--tiny`."""
+    if args.tiny:
+        args.draws, args.rows, args.nulls = 2, 2, 2
+    return args
 
 
-def with_random_masks(
-    tokens: Dataset, mask_id: int, special: Sequence[int], share: float, motif: Sequence[int] = ()
-) -> Dataset:
-    """Replace random tokens by the mask each time a row is read.
-
-    Without masks in training, the mask has its initial embedding, and the prediction for masked rows is arbitrary. A
-    model may also recognise a motif by a part of it. With `motif`, half of the rows with the motif lose one or more of
-    its letters and have label 0, and the other half keep all of them, so that the model needs the whole motif.
-
-    Args:
-        tokens: Rows with `input_ids` and, for a motif, `labels`.
-        mask_id: Id of the mask.
-        special: Tokens that are not masked.
-        share: Largest share of masked tokens; the share of a row is uniform from 0 to this.
-        motif: Tokens of the motif.
-    """
-    kept = torch.tensor(list(special), dtype=torch.long)
-    site = torch.tensor(list(motif), dtype=torch.long)
-
-    def masked(row: list[int], label: int) -> tuple[list[int], int]:
-        ids = torch.tensor(row)
-        hit = (torch.rand(len(ids)) < share * torch.rand(())) & ~torch.isin(ids, kept)
-        if len(site) and label:
-            start = int((ids.unfold(0, len(site), 1) == site).all(1).nonzero()[0])
-            hit[start : start + len(site)] = False
-            if torch.rand(()) < 0.5:
-                lost = 1 if torch.rand(()) < 0.5 else int(torch.randint(1, len(site) + 1, ()))
-                hit[start + torch.randperm(len(site))[:lost]] = True
-                label = 0
-        return ids.masked_fill(hit, mask_id).tolist(), label
-
-    def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        labels = batch.get("labels", [0] * len(batch["input_ids"]))
-        rows = [masked(row, label) for row, label in zip(batch["input_ids"], labels, strict=True)]
-        found = {**batch, "input_ids": [row for row, _ in rows]}
-        return {**found, "labels": [label for _, label in rows]} if "labels" in batch else found
-
-    return tokens.with_transform(transform)
+def cropped(source: Path, target: Path, length: int | None = None, label: str | None = None) -> str:
+    """Write the middle of the sequences of a table, with the other columns, or the sequences of a class alone."""
+    opened = gzip.open if source.suffix == ".gz" else open
+    with opened(source, "rt", encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if label in (None, row["label"])]
+    columns = [name for name in ("sequence", "label", "split") if name in rows[0] and (name != "label" or not label)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        for row in rows:
+            text, size = row["sequence"], length or len(row["sequence"])
+            first = (len(text) - size) // 2
+            # A few rows of a table have letters of several bases.
+            if set(kept := text[first : first + size].upper()) <= set("ACGTN"):
+                writer.writerow({**row, "sequence": kept})
+    return str(target)
 
 
-def trained(sections: dict[str, dict[str, Any]], args: argparse.Namespace) -> tuple[Any, Any, dict[str, float]]:
-    """Model, tokenizer and test metrics, loaded from the folder if its settings are the same, otherwise trained.
+def settings(
+    family: str, args: argparse.Namespace, data: dict[str, Any], epochs: int, **model: Any
+) -> dict[str, dict[str, Any]]:
+    """Settings of the training of a small model."""
+    size = {"hidden_size": 32, "num_hidden_layers": 2}
+    training = {"num_train_epochs": epochs, "learning_rate": 5e-3, "per_device_train_batch_size": 32, "seed": 0}
+    if args.tiny:
+        size, training["num_train_epochs"] = {"hidden_size": 8, "num_hidden_layers": 1}, 1
+    model = {**FAMILIES[family], **size, "rescale_init": True, **model}
+    training |= {"disable_tqdm": True, "logging_strategy": "no", "report_to": "none"}
+    return {"model": model, "data": {**data, "seed": 0}, "training": training}
 
-    Training that was interrupted continues from its last epoch.
-    """
-    settings = resolve(sections)
-    told = {"model": settings.model, "data": settings.data, "training": settings.training}
-    told |= {"mask": args.replace, "mask_share": args.mask_share}
-    if args.patience != 3:
-        told["patience"] = args.patience
-    folder = Path(args.folder) / "model"
-    record = folder / "experiment.json"
-    content: dict[str, Any] = {"settings": json.loads(json.dumps(told))}
+
+def trained(sections: dict[str, dict[str, Any]], folder: Path) -> tuple[Any, Any, dict[str, float]]:
+    """Model, tokenizer and test metrics, from the folder if its settings are the same, otherwise trained."""
+    record, resolved = folder / "experiment.json", resolve(sections)
     if record.is_file():
         stored = json.loads(record.read_text(encoding="utf-8"))
-        if stored["settings"] != content["settings"]:
+        if stored["settings"] != sections:
             raise SystemExit(f"{str(folder)!r} holds a model with other settings: use another --folder.")
-        content = stored
-    if "test" not in content:
-        folder.mkdir(parents=True, exist_ok=True)
-        begin, spent = time.process_time(), content.get("training_seconds", 0.0)
-        try:
-            metrics = _train(settings, args, folder)
-            content["test"] = {**metrics, "training_seconds": spent + time.process_time() - begin}
-        finally:
-            content["training_seconds"] = spent + time.process_time() - begin
-            record.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    model = TASKS[settings.task].auto_class.from_pretrained(folder).eval()
-    if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    return model, AutoTokenizer.from_pretrained(folder), content["test"]
+    else:
+        begin = time.process_time()
+        result = run.train(resolved, folder, overwrite=True)
+        spent = {"epochs": resolved.training["num_train_epochs"], "training_seconds": time.process_time() - begin}
+        stored = {"settings": sections, "test": {**result.results["test"], **spent}}
+        record.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    model = TASKS[resolved.task].auto_class.from_pretrained(folder).eval()
+    return model, AutoTokenizer.from_pretrained(folder), stored["test"]
 
 
-def _train(settings: RunSettings, args: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Train with early stopping, save the best model, and evaluate it on the test split."""
-    set_seed(args.seed)
-    loaded = load_data(settings)
-    trainer = _trainer(settings, loaded, args, folder)
-    trainer.remove_callback(PrinterCallback)
-    checkpoints = folder / "checkpoints"
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
-    trainer.remove_callback(EarlyStoppingCallback)  # it requires metrics of the validation split
-    found = trainer.evaluate(loaded.splits["test"], metric_key_prefix="test")
-    trainer.save_model(str(folder))
-    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with local paths
-    metrics = {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
-    metrics = {name: value for name, value in metrics.items() if not name.endswith(("runtime", "per_second"))}
-    return {**metrics, "epochs": trainer.state.epoch or 0.0}
-
-
-def _trainer(settings: RunSettings, loaded: RunData, args: argparse.Namespace, folder: Path) -> SSMTrainer:
-    task, tokenizer = TASKS[settings.task], loaded.tokenizer
-    assert tokenizer is not None
-    model = build_model(settings, loaded)
-    rows = loaded.splits["train"]
-    if settings.data["reverse_complement"]:
-        if args.mask_share:
-            raise SystemExit("data.reverse_complement and --mask-share both change rows when they are read: take one.")
-        rows = with_random_reverse_complement(rows, tokenizer)
-    if args.mask_share:
-        mask_id = MaskingProbe(model, tokenizer, args.replace).replacement.token_id
-        if mask_id is None:
-            raise SystemExit("--mask-share needs a mask that is a token, not 'zero'.")
-        planted = settings.data["dataset"] == "planted-motifs"
-        motif = tokenizer(loaded.classes[-1])["input_ids"] if planted and loaded.classes else []
-        rows = with_random_masks(rows, mask_id, tokenizer.all_special_ids, args.mask_share, motif)
-    training: dict[str, Any] = {
-        "metric_for_best_model": task.best_metric,
-        "greater_is_better": task.greater_is_better,
-        "dataloader_pin_memory": torch.accelerator.is_available(),
-        "use_cpu": not torch.accelerator.is_available(),
-        "disable_tqdm": True,
-        **settings.training,
-    }
-    return SSMTrainer(
-        model=model,
-        args=SSMTrainingArguments(output_dir=str(folder / "checkpoints"), **training),
-        train_dataset=rows,
-        eval_dataset=loaded.splits["validation"],
-        data_collator=build_collator(settings, loaded),
-        processing_class=tokenizer,
-        compute_metrics=task.compute_metrics,
-        preprocess_logits_for_metrics=task.preprocess,
-        callbacks=[EarlyStoppingCallback(args.patience)],
+def classifier(data: str, family: str, args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], Any]:
+    """A two-sided classifier, its tokenizer, its settings and test metrics, and the test rows."""
+    folder = Path(args.folder)
+    if data == PLANTED:
+        sizes = (
+            {"num_validation": 8, "num_test": 16, "length": 24, "motif_length": 6} if args.tiny else {"length": LENGTH}
+        )
+        source = {"dataset": "planted-motifs", "num_train": 32 if args.tiny else 3000, **sizes}
+    else:
+        path = folder / Path(TABLES[data]).name.removesuffix(".gz")
+        source = {"dataset": cropped(Path(args.data) / TABLES[data], path, 24 if args.tiny else LENGTH)}
+    sections = settings(family, args, source, _EPOCHS.get(data, 4), bidirectional=True)
+    model, tokenizer, test = trained(sections, folder / f"{data}_{family}")
+    arguments = {name: value for name, value in sections["data"].items() if name != "dataset"}
+    return (
+        model,
+        tokenizer,
+        {"settings": sections, "test": test},
+        load_sequences(source["dataset"], **arguments)["test"],
     )
 
 
-def probed(
-    model: Any, tokenizer: Any, args: argparse.Namespace, strategy: str, sequences: Sequence[Tensor], targets: list[int]
-) -> tuple[MaskingResults, float]:
-    """Probe sequences; return the results and the processor time in seconds, summed over interrupted calls.
-
-    A file in the folder stores finished sequences.
-    """
-    folder = Path(args.folder)
-    times = folder / f"{strategy}_seconds.json"
-    spent = json.loads(times.read_text())["seconds"] if times.is_file() else 0.0
-    probe = MaskingProbe(model, tokenizer, args.replace, strategy, draws=args.draws, allow_wrong=args.tiny)
-    begin = time.process_time()
-    try:
-        results = probe.run(list(sequences), target=targets, output=folder / f"{strategy}.safetensors", progress=False)
-    finally:
-        times.write_text(json.dumps({"seconds": spent + time.process_time() - begin}))
-    return results, spent + time.process_time() - begin
+def interval(values: Sequence[float]) -> list[float]:
+    """Mean and two standard errors."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    return [numbers.mean().item(), 2 * numbers.std(correction=int(len(numbers) > 1)).item() / len(numbers) ** 0.5]
 
 
-def cost(results: Sequence[MaskingResult], seconds: float) -> dict[str, float]:
-    """Mean cost per sequence."""
-    count = len(results)
+def measures(results: Sequence[MaskingResult]) -> dict[str, list[float]]:
+    """What the kept tokens do, as means with two standard errors."""
+    tests = [result.evidence for result in results]
     return {
-        "sequences": count,
-        "evaluations": sum(result.evaluations for result in results) / count,
-        "tokens": sum(result.tokens for result in results) / count,
-        "seconds": seconds / count,
+        "kept": interval([test.kept for test in tests]),
+        **{name.replace("_", " "): interval([getattr(test, name)[0] for test in tests]) for name in _TESTS},
+        "explained": interval([float(not result.why_unexplained) for result in results]),
+        "passes": interval([result.tokens / len(result.input_ids) for result in results]),
     }
 
 
-@torch.no_grad()
-def cost_of_plain_loop(model: Any, results: Sequence[MaskingResult]) -> dict[str, float]:
-    """Mean cost per sequence if each variant is a separate complete forward pass, extrapolated from a few passes."""
-    costs = []
-    for result in results:
-        count, length = len(result.order), len(result.input_ids)
-        if result.target["kind"] == "token":
-            length = result.target["position"]
-        row = result.input_ids[:length].unsqueeze(0).to(model.device)
-        model(input_ids=row)
-        begin = time.process_time()
-        for _ in range(_TIMED_PASSES):
-            model(input_ids=row)
-        seconds = (time.process_time() - begin) / _TIMED_PASSES
-        evaluations = count * (count + 1) // 2
-        costs.append((evaluations, evaluations * length, evaluations * seconds))
-    means = [statistics.mean(part) for part in zip(*costs, strict=True)]
-    return {"sequences": len(costs), **dict(zip(("evaluations", "tokens", "seconds"), means, strict=True))}
-
-
-def agreement(results: MaskingResults, exact: MaskingResults) -> dict[str, float]:
-    """Agreement with the exact search on common sequences: means, and the largest difference of areas."""
-    pairs = results[: len(exact)].agreement(exact)
-    differences = [pair["area_difference"] for pair in pairs]
-    return {
-        "sequences": len(pairs),
-        "spearman": statistics.mean(pair["spearman"] for pair in pairs),
-        "area_difference": statistics.mean(differences),
-        "largest_area_difference": max(differences, key=abs),
-    }
-
-
-def probe_all(
-    model: Any, tokenizer: Any, args: argparse.Namespace, sequences: Sequence[Tensor], targets: list[int]
-) -> tuple[dict[str, MaskingResults], dict[str, Any], str]:
-    """Probe with the three strategies; the exact one only for the first `args.exact` sequences.
-
-    Returns:
-        The results of each strategy, their measures, and the strategy to report: exact if used for all sequences.
-    """
-    results: dict[str, MaskingResults] = {}
-    costs: dict[str, dict[str, float]] = {}
-    for strategy in STRATEGIES:
-        count = min(args.exact, len(sequences)) if strategy == "exact" else len(sequences)
-        if count:
-            results[strategy], seconds = probed(model, tokenizer, args, strategy, sequences[:count], targets[:count])
-            costs[strategy] = cost(results[strategy], seconds)
-    shown = "exact" if args.exact >= len(sequences) else "screened"
-    costs["plain loop"] = cost_of_plain_loop(model, results.get("exact", results[shown]))
-    found: dict[str, Any] = {
-        "strategy_shown": shown,
-        "areas": {name: [round(result.area, 4) for result in own] for name, own in results.items()},
-        "cost_of_a_sequence": costs,
-        "times_less": speedups(costs),
-    }
-    if "exact" in results:
-        fast = [name for name in results if name != "exact"]
-        found["agreement_with_exact"] = {name: agreement(results[name], results["exact"]) for name in fast}
-    return results, found, shown
-
-
-def speedups(costs: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Ratios of costs for pairs of strategies."""
-    pairs = [("plain loop", "exact"), ("exact", "screened"), ("exact", "one_shot"), ("plain loop", "screened")]
-    names = ("evaluations", "tokens", "seconds")
-    return {
-        f"{slow} / {fast}": {name: costs[slow][name] / max(costs[fast][name], 1e-9) for name in names}
-        for slow, fast in pairs
-        if slow in costs and fast in costs
-    }
+def area(curve: Tensor) -> float:
+    """The mean of a curve `(M + 1,)` over the share of masked tokens."""
+    return torch.trapezoid(curve, dx=1 / (len(curve) - 1)).item()
 
 
 def summary(curves: Sequence[Tensor]) -> dict[str, Any]:
-    """Summary of curves `(M + 1,)`.
+    """Mean curve and area of curves `(M + 1,)`, each with two standard errors."""
+    order = [torch.arange(len(curve) - 1) for curve in curves]
+    kind = {"kind": "callable", "name": "curve"}
+    rows = [MaskingResult(o, o, c, kind, "exact", "", 0, 0) for o, c in zip(order, curves, strict=True)]
+    share, mean, deviation = MaskingResults(rows).mean_curve(_SHARES)
+    parts = {"share": share, "mean": mean, "error": 2 * deviation / len(curves) ** 0.5}
+    rounded = {name: [round(number, 4) for number in values.tolist()] for name, values in parts.items()}
+    return {**rounded, "area": interval(list(map(area, curves))), "curves": len(curves)}
+
+
+def searched(probe: MaskingProbe, ids: list[Tensor], targets: list[Any]) -> dict[str, Any]:
+    """Results of a search, and the curves of its orders and of random ones."""
+    results = probe.run(ids, target=targets, progress=False)
+    generator = torch.Generator().manual_seed(0)
+    orders = [result.order[torch.randperm(len(result.order), generator=generator)] for result in results]
+    cases = zip(ids, orders, targets, strict=True)
+    random = [probe.evaluate(row, order, target, points=_POINTS) for row, order, target in cases]
+    return {"results": results, "chosen": [result.probabilities for result in results], "random order": random}
+
+
+def untrained(model: Any, seed: int = 0) -> Any:
+    """A copy with random weights."""
+    set_seed(seed)
+    return type(model)(model.config).eval()
+
+
+def compared(model: Any, tokenizer: Any, cases: Sequence[Case], args: argparse.Namespace) -> tuple[Any, Any]:
+    """Search with N and with draws, in the model and in an untrained copy.
 
     Returns:
-        "share", "mean" and "deviation" of the probability; "area" and "masked_until", the share of tokens masked before
-        the probability falls below nine tenths, and half, of its initial value; mean and standard deviation of each.
+        For each replacement: the curves, the gain of the search over a random order, its excess over the gain in the
+        untrained copy, and the tests of the kept tokens; and the results of the searches.
     """
-    results = [_curve_as_result(curve) for curve in curves]
-    share, mean, deviation = MaskingResults(results).mean_curve(_SHARES)
-    until = {
-        str(part): _mean_and_deviation(
-            [1 - own.tokens_left(part * own.probabilities[0].item()) / len(own.order) for own in results]
-        )
-        for part in (0.9, 0.5)
-    }
-    rounded = {"share": share, "mean": mean, "deviation": deviation}
-    return {
-        **{name: [round(number, 4) for number in values.tolist()] for name, values in rounded.items()},
-        "area": _mean_and_deviation([result.area for result in results]),
-        "masked_until": until,
-        "curves": len(results),
-    }
+    found, results = {}, {}
+    ids, targets = [case.ids for case in cases], [case.target for case in cases]
+    for name, replace in REPLACEMENTS.items():
+        probe = MaskingProbe(model, tokenizer, replace, draws=args.draws, allow_wrong=True)
+        null = MaskingProbe(untrained(model), tokenizer, replace, draws=args.draws, allow_wrong=True, tests=False)
+        # The classes of an untrained copy are arbitrary: its own prediction is probed.
+        own = [None] * len(ids) if probe.head == "class" else targets
+        ours, theirs = searched(probe, ids, targets), searched(null, ids[: args.nulls], own[: args.nulls])
+        results[name] = ours.pop("results")
+        pairs = zip(cases, results[name], strict=True)
+        curves = {
+            **ours,
+            "others": [probe.evaluate(c.other_ids, r.order, c.other_target, points=_POINTS) for c, r in pairs],
+            "untrained": theirs["chosen"],
+            "untrained, random order": theirs["random order"],
+        }
+        gains = [
+            interval([area(a) - area(b) for a, b in zip(part["chosen"], part["random order"], strict=True)])
+            for part in (ours, theirs)
+        ]
+        excess = [gains[0][0] - gains[1][0], (gains[0][1] ** 2 + gains[1][1] ** 2) ** 0.5]
+        summaries = {kind: summary(group) for kind, group in curves.items()}
+        found[name] = {"curves": summaries, "excess": excess, "tests": measures(results[name])}
+    return found, results
 
 
-def _curve_as_result(curve: Tensor) -> MaskingResult:
-    order = torch.arange(len(curve) - 1)
-    return MaskingResult(order, order, curve, {"kind": "callable", "name": "curve"}, "exact", "", 0, 0)
+def shown(value: Sequence[float], digits: int = 2) -> str:
+    """`0.12 ± 0.03`."""
+    return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
 
 
-def _mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": statistics.mean(values), "deviation": statistics.stdev(values) if len(values) > 1 else 0.0}
+def run_all(
+    args: argparse.Namespace, parts: dict[str, Callable[[], dict[str, Any]]], argv: Sequence[str] | None
+) -> None:
+    """Run, print and write the experiments one after the other."""
+    words = ["python", f"examples/{Path(sys.argv[0]).name}", *(sys.argv[1:] if argv is None else argv)]
+    content: dict[str, Any] = {"command": shlex.join(words), "experiments": {}}
+    for title, part in parts.items():
+        content["experiments"][title] = part()
+        report({"experiments": {title: content["experiments"][title]}})
+        write_results(args, content)
 
 
 def report(content: dict[str, Any]) -> None:
-    """Print the summary of the curves, the costs of each strategy and their ratios."""
-    for name in ("chosen", "others", "random order"):
-        if name not in content:
-            continue
-        found = content[name]
-        parts = [f"area {found['area']['mean']:.3f} ± {found['area']['deviation']:.3f}"]
-        for share, until in found["masked_until"].items():
-            parts.append(f"{until['mean']:.0%} ± {until['deviation']:.0%} masked until it falls below {share} of it")
-        start = f"{name} ({found['curves']}): probability {found['mean'][0]:.3f} ± {found['deviation'][0]:.3f}"
-        print("; ".join([start, *parts]) + ".", flush=True)
+    """Print a row for each replacement: areas under the curves, and the tests."""
+    curves = ("chosen", "others", "random order", "untrained", "untrained, random order")
+    tests = ("sufficiency", "random sufficiency", "all drawn", "necessity")
+    head = ["model", "masked by", *curves, "excess", "kept", "sufficiency", "random sets", "all drawn", "necessity"]
     rows = []
-    for name, own in content["cost_of_a_sequence"].items():
-        hits = content.get("precision", {}).get(name)
-        same = content.get("agreement_with_exact", {}).get(name)
-        costs = [f"{own['evaluations']:.0f}", f"{own['tokens']:.0f}", f"{own['seconds']:.2f}"]
-        found = [f"{statistics.mean(hits):.3f} ({len(hits)})"] if hits else [""]
-        if same:
-            found += [f"{same['area_difference']:+.4f} ({same['largest_area_difference']:+.4f})"]
-            found += [f"{same['spearman']:.3f}"]
-        rows.append([name, *costs, *found, *[""] * (3 - len(found))])
-    print_table(["strategy", "evaluations", "tokens", "seconds", "precision", "area - exact (largest)", "rank"], rows)
-    for pair, times in content["times_less"].items():
-        print(f"{pair}: " + ", ".join(f"{value:.1f} times fewer {name}" for name, value in times.items()) + ".")
+    for title, experiment in content["experiments"].items():
+        test = experiment["test"]
+        quality = f"{test['perplexity']:.2f}" if "perplexity" in test else f"{test['accuracy']:.3f}"
+        for name, found in experiment["masked_by"].items():
+            areas = [shown(found["curves"][curve]["area"]) for curve in curves]
+            cells = [shown(found["excess"]), shown(found["tests"]["kept"], 1)]
+            cells += [shown(found["tests"][test]) for test in tests]
+            rows.append([f"{title} ({quality})", name, *areas, *cells])
+    print_table(head, rows)

@@ -95,17 +95,30 @@ def planted_motifs(folder: Path, tiny: bool) -> dict[str, Any]:
 
 @baseline
 def masking_planted(folder: Path, tiny: bool) -> dict[str, Any]:
-    sizes = {"num_train": 64, "num_validation": 8, "num_test": 32} if tiny else {"num_train": 6000}
-    return words_and_majority(load_sequences("planted-motifs", seed=0, length=100, copies=1, **sizes))
+    sizes = {"num_train": 64, "num_validation": 8, "num_test": 32} if tiny else {"num_train": 3000}
+    return words_and_majority(load_sequences("planted-motifs", seed=0, length=60, **sizes))
+
+
+@baseline
+def masking_tables(folder: Path, tiny: bool) -> dict[str, Any]:
+    from _masking import LENGTH, TABLES, cropped
+
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, table in TABLES.items():
+            path = cropped(folder / table, Path(scratch) / f"{name}.csv", LENGTH)
+            found[name] = words_and_majority(load_sequences(path, seed=0))
+    return found
 
 
 @baseline
 def masking_next_token(folder: Path, tiny: bool) -> dict[str, Any]:
     """Perplexity of the next base for Markov chains of orders 0 to 8, from the training rows."""
-    from masking_next_token import human_rows
+    from _masking import TABLES, cropped
+    from masking_next_token import HUMAN, LENGTH
 
     with tempfile.TemporaryDirectory() as scratch:
-        path = human_rows(str(folder / "human_or_worm_mini.csv.gz"), Path(scratch) / "human.csv")
+        path = cropped(folder / TABLES["worm"], Path(scratch) / "human.csv", LENGTH, HUMAN)
         data = load_sequences(path, label_column=None, seed=0)
     texts = {
         name: [text.upper() for text in data[name]["sequence"]][: 20 if tiny else None] for name in ("train", "test")

@@ -1,190 +1,198 @@
 """Which replacement of masked bases makes a probe believable: one token, draws, or an attribution?
 
-Planted motifs: models learn to tell two copies of a motif in 60 bases from shuffled copies. For each method the table
-has the bases that keep 90 % of the probability, their precision and recall against the motif, and two tests with fresh
-draws: sufficiency (kept, the rest drawn) beside random sets of as many bases and all drawn, and necessity (kept ones
-drawn, the rest as it is). Low necessity values mean that the bases are necessary.
+Parts, each with the default search (numbers are means over rows ± two standard errors):
 
-Real DNA: coding and intergenic windows of 200 bases, with each replacement and several numbers of draws.
+- *planted*: models tell two copies of a motif in 60 bases from shuffled copies. For each method the bases that keep
+  90 % of the probability, their precision and recall against the motif, and two tests with fresh draws: sufficiency
+  (kept, the rest drawn) beside random sets of as many bases and all drawn, and necessity (kept ones drawn, the rest as
+  it is).
+- *real*: four tasks of real DNA with each replacement and 4 or 16 draws, in rows that have a probability of 0.9 or more
+  and lose half of it, or most, when all bases are drawn; and the mean of the tasks.
+- *mine*: the model `runs/mine` of README, with N and with draws.
+- *null*: areas under the curves of the search and of a random order in untrained models, for three seeds.
 
-Null: by how much the area under the curve of the search exceeds that of a random order, in the trained model and in an
-untrained copy, with N and with draws.
-
-All numbers are means over rows ± two standard errors. Models are kept in the folder; a second call trains nothing.
-
-    python examples/probe_evidence.py --output examples/results/probe_evidence.json
-    python examples/probe_evidence.py --tiny
+    python examples/probe_evidence.py real mine null planted --output examples/results/probe_evidence.json
 """
 
 import argparse
+import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, print_table, write_results
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, TrainingArguments, set_seed
-from transformers.utils import logging
+from _experiment import print_table, write_results
+from _masking import (
+    PLANTED,
+    TABLES,
+    area,
+    classifier,
+    interval,
+    masking_parser,
+    measures,
+    searched,
+    shown,
+    shrunk,
+    untrained,
+)
+from masking_classification import planted as planted_sites
+from masking_classification import sure_rows
 
-import hf_ssm
-from hf_ssm.data import load_sequences, tokenize
-from hf_ssm.probes import MaskingProbe, MaskingResult
+from hf_ssm.data import load_sequences
+from hf_ssm.probes import MaskingProbe
 
-FAMILIES = ("Hyena", "S4", "SelectiveSSM")
-TABLE = Path(__file__).parent / "data" / "coding_or_intergenic.csv.gz"
 ATTRIBUTIONS = ("occlusion", "integrated_gradients", "deep_lift", "in_silico_mutagenesis")
-PLANTED = [("shortlist", "n"), *((method, "composition") for method in ("shortlist", *ATTRIBUTIONS))]
-REAL = [("n", 16), ("composition", 4), ("composition", 16), ("shuffle", 16), ("dinucleotide", 16), ("uniform", 16)]
-HEAD = ["kept", "sufficiency", "random sets", "all drawn", "necessity", "random sets drawn", "explained", "passes"]
+REAL = [("n", 1), ("composition", 4), *((name, 16) for name in ("composition", "shuffle", "dinucleotide", "uniform"))]
+# A row must have this probability, and lose this share of it when all bases are drawn.
+LEAST, LOST = 0.9, 0.5
+Row = dict[str, Any]
 
 
-def fit(name: str, data: Any, tokenizer: Any, args: argparse.Namespace, epochs: int, rate: float, **model: Any) -> Any:
-    """A classifier, from the folder if it was trained before."""
-    folder, family = Path(args.folder) / name, name.partition("_")[0]
-    if not (folder / "config.json").is_file():
-        set_seed(0)
-        options = {"num_hidden_layers": 2, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-        config = getattr(hf_ssm, f"{family}Config")(rescale_init=True, **options, **model)
-        training = TrainingArguments(
-            str(folder),
-            num_train_epochs=1 if args.tiny else epochs,
-            learning_rate=rate,
-            lr_scheduler_type="cosine",
-            per_device_train_batch_size=32,
-            dataloader_pin_memory=False,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        fresh = AutoModelForSequenceClassification.from_config(config)
-        hf_ssm.SSMTrainer(fresh, training, DataCollatorWithPadding(tokenizer), data["train"]).train()
-        fresh.save_pretrained(folder)
-    return AutoModelForSequenceClassification.from_pretrained(folder).eval()
-
-
-@torch.no_grad()
-def sure_rows(model: Any, data: Any, count: int, least: float, wanted: Callable[[int], bool]) -> list[tuple[int, int]]:
-    """Numbers and labels of the first test rows whose right class has at least this probability."""
-    rows: list[tuple[int, int]] = []
-    for number, (ids, label) in enumerate(zip(data["input_ids"], data["labels"], strict=True)):
-        if wanted(label) and model(input_ids=torch.tensor([ids])).logits.softmax(-1)[0, label] >= least:
-            rows.append((number, label))
-        if len(rows) == count:
-            break
-    if not rows:
-        raise SystemExit(f"no row has the probability {least}: train longer")
-    return rows
-
-
-def summary(values: Sequence[float]) -> list[float]:
-    """Mean and two standard errors."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    return [numbers.mean().item(), 2 * numbers.std(correction=int(len(numbers) > 1)).item() / len(numbers) ** 0.5]
-
-
-def measures(results: Sequence[MaskingResult]) -> dict[str, list[float]]:
-    tests = [result.evidence for result in results]
-    columns = [
-        [test.kept for test in tests],
-        *([getattr(test, name)[0] for test in tests] for name in ("sufficiency", "random_sufficiency", "all_drawn")),
-        *([getattr(test, name)[0] for test in tests] for name in ("necessity", "random_necessity")),
-        [float(not result.why_unexplained) for result in results],
-        [result.tokens / len(result.input_ids) for result in results],
-    ]
-    return dict(zip(HEAD, map(summary, columns), strict=True))
-
-
-def planted(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
-    sizes = {"num_train": 3000, "num_validation": 20, "num_test": 200}
-    sizes = {"num_train": 40, "num_validation": 8, "num_test": 20} if args.tiny else sizes
-    raw = load_sequences("planted-motifs", length=24 if args.tiny else 60, motif_length=6 if args.tiny else 12, **sizes)
-    data, motif = tokenize(raw, tokenizer), len(raw["test"].features["label"].int2str(1))
-    found = []
+def planted(args: argparse.Namespace) -> Iterator[Row]:
     for family in args.families:
-        model = fit(family, data, tokenizer, args, 8, 5e-3, hidden_size=8 if args.tiny else 32)
-        rows = sure_rows(model, data["test"], args.rows, 0.0 if args.tiny else 0.8, lambda label: label == 1)
-        sites = [{start + k for start in raw["test"][n]["motif_positions"] for k in range(motif)} for n, _ in rows]
-        for strategy, replace in PLANTED:
+        if f"planted, {family}" in args.measured:
+            continue
+        model, tokenizer, _, rows = classifier(PLANTED, family, args)
+        ids, numbers, _ = sure_rows(model, tokenizer, rows, args)
+        sites = planted_sites(rows.select(numbers))
+        for strategy, replace in [("shortlist", "n"), *((own, "composition") for own in ("shortlist", *ATTRIBUTIONS))]:
             probe = MaskingProbe(model, tokenizer, replace, strategy, draws=args.draws, allow_wrong=True)
-            results = [probe.run(raw["test"][n]["sequence"], label, progress=False) for n, label in rows]
+            results = probe.run(ids, target=[1] * len(ids), progress=False)
             kept = [set(result.kept.tolist()) for result in results]
             hits = [len(own & site) for own, site in zip(kept, sites, strict=True)]
-            scores = {
-                "precision": summary([hit / max(len(own), 1) for hit, own in zip(hits, kept, strict=True)]),
-                "recall": summary([hit / len(site) for hit, site in zip(hits, sites, strict=True)]),
+            truth = {
+                "precision": interval([hit / max(len(own), 1) for hit, own in zip(hits, kept, strict=True)]),
+                "recall": interval([hit / len(site) for hit, site in zip(hits, sites, strict=True)]),
             }
-            found.append({"model": family, "method": f"{strategy}, {replace}", **measures(results), **scores})
-            report([found[-1]])
-        found += null(model, tokenizer, [raw["test"][n]["sequence"] for n, _ in rows], family, args)
-    return found
+            search = "search, N" if replace == "n" else "search, draws"
+            method = search if strategy == "shortlist" else strategy.replace("_", " ")
+            yield {"model": f"planted, {family}", "method": method, **measures(results), **truth}
 
 
-def null(model: Any, tokenizer: Any, texts: list[str], name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The gain of the area over a random order, in the model and in an untrained copy."""
-    found = []
-    for replace in ("n", "composition"):
-        for kind in ("trained", "untrained"):
-            set_seed(1)
-            own = model if kind == "trained" else type(model)(model.config).eval()
-            probe = MaskingProbe(own, tokenizer, replace, draws=args.draws, tests=False, allow_wrong=True)
-            gains, areas = [], []
-            for text in texts:
-                result = probe.run(text, progress=False)
-                random = probe.evaluate(text, result.order[torch.randperm(len(result.order))], points=20)
-                areas.append(result.auc)
-                gains.append(result.auc - torch.trapezoid(random, dx=1 / (len(random) - 1)).item())
-            row = {"model": name, "method": f"{kind}, {replace}", "area": summary(areas), "gain": summary(gains)}
-            found.append(row)
-            report([row])
-    return found
+def needed_rows(model: Any, tokenizer: Any, rows: Any, least: float, count: int) -> tuple[list[Any], list[int]]:
+    """Ids and labels of the first sure rows that lose half of their probability when all bases are drawn.
+
+    Where these are too few, those of the first 100 sure rows follow that lose most.
+    """
+    probe, sure = MaskingProbe(model, tokenizer), []
+    for text, label in zip(rows["sequence"], rows["label"], strict=True):
+        start = probe.start(text, label)
+        if start.probability >= least:
+            sure.append((max(start.all_drawn / start.probability, 1 - LOST), text, label))
+        if sum(kept <= 1 - LOST for kept, *_ in sure) == count or len(sure) == 100:
+            break
+    chosen = sorted(sure, key=lambda row: row[0])[:count]
+    return [torch.tensor(tokenizer(text)["input_ids"]) for _, text, _ in chosen], [label for *_, label in chosen]
 
 
-def real(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
-    raw = load_sequences(TABLE)
-    if args.tiny:
-        raw = type(raw)({name: rows.select(range(8)) for name, rows in raw.items()})
-        raw = raw.map(lambda row: {"sequence": row["sequence"][:24]})
-    data = tokenize(raw, tokenizer)
-    size = {"hidden_size": 8 if args.tiny else 64, "bidirectional": True}
-    model = fit("S4_coding", data, tokenizer, args, 5, 3e-3, **size)
-    rows = sure_rows(model, data["test"], args.real_rows, 0.0 if args.tiny else 0.9, lambda label: True)
-    found = []
-    for replace, draws in REAL:
+def replaced(
+    title: str, model: Any, tokenizer: Any, rows: Any, methods: Any, args: argparse.Namespace
+) -> Iterator[Row]:
+    """The tests for each replacement."""
+    least, count = (0, 2) if args.tiny else (LEAST, args.real_rows)
+    ids, labels = needed_rows(model, tokenizer, rows, least, count)
+    for replace, draws in methods:
         probe = MaskingProbe(model, tokenizer, replace, draws=min(draws, args.draws), allow_wrong=True)
-        results = [probe.run(raw["test"][n]["sequence"], label, progress=False) for n, label in rows]
-        name = replace if replace == "n" else f"{replace}, K = {draws}"
-        found.append({"model": "S4, coding", "method": name, **measures(results)})
-        report([found[-1]])
+        results = probe.run(ids, target=labels, progress=False)
+        name = "N" if replace == "n" else f"{replace}, K = {draws}"
+        yield {"model": title, "method": name, **measures(results)}
+
+
+def real(args: argparse.Namespace) -> Iterator[Row]:
+    for data in args.tasks:
+        if data not in args.measured:
+            model, tokenizer, _, rows = classifier(data, "s4", args)
+            yield from replaced(data, model, tokenizer, rows, REAL, args)
+
+
+def over_tasks(rows: Sequence[Row]) -> list[Row]:
+    """The means over the tasks of real DNA, and their two standard errors from those of the tasks."""
+    found = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["model"] in TABLES):
+        same = [row for row in rows if row["model"] in TABLES and row["method"] == method]
+        means = {
+            name: [
+                sum(row[name][0] for row in same) / len(same),
+                sum(row[name][1] ** 2 for row in same) ** 0.5 / len(same),
+            ]
+            for name in same[0]
+            if name not in ("model", "method")
+        }
+        found.append({"model": "all tasks", "method": method, **means})
     return found
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
-    for row in rows:
-        numbers = {name: value for name, value in row.items() if name not in ("model", "method")}
-        cells = [f"{mean:.3g} ± {error:.2g}" for mean, error in numbers.values()]
-        print_table(["model", "method", *numbers], [[row["model"], row["method"], *cells]])
+def mine(args: argparse.Namespace) -> Iterator[Row]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    if "runs/mine" in args.measured:
+        return
+    if not Path(args.mine).is_dir():
+        raise SystemExit(f"{args.mine!r} is missing: train it with the command of README.")
+    model = AutoModelForSequenceClassification.from_pretrained(args.mine).eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.mine)
+    rows = load_sequences(Path(__file__).parent / "data" / "coding_or_intergenic.csv.gz")["test"]
+    args.real_rows = args.nulls
+    yield from replaced("runs/mine", model, tokenizer, rows, [("n", 1), ("composition", 16)], args)
+
+
+def null(args: argparse.Namespace) -> Iterator[Row]:
+    for family in args.families:
+        if f"null, {family}" in args.measured:
+            continue
+        model, tokenizer, _, rows = classifier(PLANTED, family, args)
+        ids, _, _ = sure_rows(model, tokenizer, rows, args)
+        ids = ids[: args.nulls]
+        for replace in ("n", "composition"):
+            for kind, models in {
+                "trained": [model],
+                "untrained": [untrained(model, seed) for seed in range(3)],
+            }.items():
+                chosen, random = [], []
+                for own in models:
+                    probe = MaskingProbe(own, tokenizer, replace, draws=args.draws, tests=False, allow_wrong=True)
+                    found = searched(probe, ids, [None] * len(ids))
+                    chosen += map(area, found["chosen"])
+                    random += map(area, found["random order"])
+                gains = [a - b for a, b in zip(chosen, random, strict=True)]
+                areas = {"chosen": chosen, "random order": random, "gain": gains}
+                named = {name: interval(values) for name, values in areas.items()}
+                yield {"model": f"null, {family}", "method": f"{kind}, {'N' if replace == 'n' else 'draws'}", **named}
+
+
+PARTS = {"planted": planted, "real": real, "mine": mine, "null": null}
+
+
+def report(rows: Sequence[Row]) -> None:
+    """Print a table for each group of rows with the same columns."""
+    digits = {"kept": 1, "passes": 0}
+    for columns in dict.fromkeys(tuple(row) for row in rows):
+        names = [name for name in columns[2:] if name != "random necessity"]
+        same = [row for row in rows if tuple(row) == columns]
+        cells = [[row["model"], row["method"], *(shown(row[n], digits.get(n, 2)) for n in names)] for row in same]
+        print_table(["model", "method", *(n.replace("random sufficiency", "random sets") for n in names)], cells)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report(content["rows"]))
-    parser.add_argument("--folder", default="runs/probe_evidence", help="models (default: %(default)s)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--parts", nargs="+", choices=("planted", "real"), default=["planted", "real"])
-    parser.add_argument("--rows", type=int, default=6, help="rows of planted motifs (default: %(default)s)")
-    parser.add_argument("--real-rows", type=int, default=3, help="rows of real DNA (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
-    args = parser.parse_args(argv)
-    logging.set_verbosity_error()
-    if args.tiny:
-        args.rows, args.real_rows, args.draws, args.families = 2, 2, 2, args.families[:1]
-    tokenizer = hf_ssm.build_dna_tokenizer()
-    rows: list[dict[str, Any]] = []
-    for part in args.parts:
-        rows += {"planted": planted, "real": real}[part](args, tokenizer)
+    parser = masking_parser(__doc__.splitlines()[0], lambda content: report(content["rows"]))
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--real-rows", type=int, default=8, help="of each task of real DNA (default: %(default)s)")
+    parser.add_argument("--tasks", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--mine", default="runs/mine", help="model of README (default: %(default)s)")
+    args = shrunk(parser.parse_args(argv))
     words = ["python", "examples/probe_evidence.py", *(sys.argv[1:] if argv is None else argv)]
-    write_results(args, {"command": shlex.join(words), "rows": rows})
+    rows: list[Row] = []
+    if args.output is not None and args.output.is_file():
+        # An interrupted call continues with the models that it has not measured.
+        rows = [row for row in json.loads(args.output.read_text())["rows"] if row["model"] != "all tasks"]
+    args.measured = sorted({row["model"] for row in rows})
+    for part in args.parts:
+        for row in PARTS[part](args):
+            rows.append(row)
+            report(rows[-1:])
+            write_results(args, {"command": shlex.join(words), "rows": [*rows, *over_tasks(rows)]})
 
 
 if __name__ == "__main__":

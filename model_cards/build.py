@@ -3,8 +3,8 @@
     python model_cards/build.py
     python model_cards/build.py --reports
 
-The numbers come from `examples/results/masking_*.json`, from `examples/results/forecasting.json`, from
-`examples/results/trained.json` (for the settings files of `examples/`), and from the theory reports in `reports/*.md`.
+The numbers come from `examples/results/forecasting.json`, from `examples/results/trained.json` (for the settings files
+of `examples/`), and from the theory reports in `reports/*.md`.
 `--reports` measures the reports again, for the checkpoints that the commands on the cards wrote to `runs/`. A test
 fails if a card is out of date.
 """
@@ -31,12 +31,6 @@ FORECASTER, FORECASTER_FOLDER = "forecaster", "runs/forecaster"
 
 # File (without suffixes) or generator to its description, vocabulary size and number of classes.
 DATA: dict[str, tuple[str, int, int]] = {
-    "planted-motifs": (
-        "The rows are generated: random bases with a motif in the rows of one class, and with decoys (the same letters "
-        "in another order) in the rows of the other class. The positions of the motif are known.",
-        12,
-        2,
-    ),
     "human_or_worm_mini": (
         "The rows are windows of human and worm DNA from either strand, labelled by species. The format is that of "
         "`demo_human_or_worm` of Genomic Benchmarks; the sequences are different ones.",
@@ -46,17 +40,6 @@ DATA: dict[str, tuple[str, int, int]] = {
     "human_nontata_promoters_official_test": (
         "The rows are human promoters without a TATA box, and other human sequences. They are the official test part "
         "of `human_nontata_promoters` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
-        12,
-        2,
-    ),
-    "human_enhancers_cohn_official_test": (
-        "The rows are human enhancers and other human sequences. They are the official test part of "
-        "`human_enhancers_cohn` (Genomic Benchmarks, Apache-2.0), split again into training and test.",
-        12,
-        2,
-    ),
-    "the human rows": (
-        "The rows are the human half of `human_or_worm_mini`: windows of human DNA from either strand.",
         12,
         2,
     ),
@@ -92,7 +75,6 @@ class Example:
         sections: Training settings.
         test: Metrics of the test split.
         source: File with these metrics.
-        found: All results of a masking experiment; empty for others.
         environment: One sentence on time, threads and versions.
     """
 
@@ -102,27 +84,11 @@ class Example:
     sections: Mapping[str, Mapping[str, Any]]
     test: Mapping[str, float]
     source: str
-    found: Mapping[str, Any]
     environment: str
 
 
 def examples() -> Iterator[Example]:
     """All examples with results."""
-    for path in sorted((EXAMPLES / "results").glob("masking_*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        minutes = found["test"]["training_seconds"] / 60
-        yield Example(
-            name=path.stem,
-            command=shown(found["command"]),
-            folder=f"{found['arguments']['folder']}/model",
-            sections=found["settings"],
-            test={name: found["test"][name] for name in _METRICS if name in found["test"]},
-            source=path.relative_to(ROOT).as_posix(),
-            found=found,
-            environment=f"The training of {found['test']['epochs']:g} epochs took {minutes:.1f} minutes of processor "
-            f"time with {found['threads']} thread ({versions}).",
-        )
     for path in sorted(EXAMPLES.glob("*.yaml")):
         run = measured(path.name)
         command, minutes = shown(run["command"]), run["minutes"]
@@ -136,7 +102,6 @@ def examples() -> Iterator[Example]:
             sections={**sections, "data": {**sections.get("data", {}), "dataset": dataset}},
             test=run["test"],
             source=TRAINED.relative_to(ROOT).as_posix(),
-            found={},
             environment=f"The run took {minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
 
@@ -187,7 +152,6 @@ def facts(example: Example) -> CardFacts:
         repo_id=example.folder,
         dna=vocabulary == 12,
         theory=report.read_text(encoding="utf-8") if report.exists() else _NO_REPORT.format(example.folder),
-        probe=probe_words(example) if example.found else "",
         training_note=f"Run this command from the root of the project:\n\n```bash\n{example.command}\n```\n\n"
         "These settings differ from the defaults:",
         limits=_LIMITS,
@@ -246,77 +210,6 @@ def count_parameters(example: Example, vocabulary: int, classes: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def probe_words(example: Example) -> str:
-    """Results of the masking experiment: a figure and a table."""
-    found = example.found
-    header = ["tokens masked", "sequences", "area", *(f"falls below {share} at" for share in ("nine tenths", "half"))]
-    rows = []
-    for name, words in (("chosen", "chosen for the sequence itself"), ("others", "chosen for another sequence")):
-        part = found[name]
-        area, until = part["area"], part["masked_until"]
-        rows.append(
-            [
-                words,
-                str(part["curves"]),
-                f"{area['mean']:.3f} ± {area['deviation']:.3f}",
-                *(f"{until[key]['mean']:.0%} ± {until[key]['deviation']:.0%} masked" for key in ("0.9", "0.5")),
-            ]
-        )
-    table = "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
-    truth = ""
-    if "precision" in found:
-        precision = ", ".join(
-            f"{sum(values) / len(values):.3f} ({name}, {len(values)} sequences)"
-            for name, values in found["precision"].items()
-        )
-        truth = f"\n\nThe share of the tokens masked last that are letters of the planted motif is {precision}."
-    return (
-        "Greedy masking (Nishikawa & Suzuki 2025, Appendices C and K) repeatedly masks the token whose masking leaves "
-        "the highest probability of the answer. The figure shows this probability (mean ± one standard deviation) for "
-        "the sequences whose tokens were selected, and for other sequences under the same masks. The search strategy "
-        f"is `{found['strategy_shown']}`. The area is the mean probability over the share of masked tokens. The last "
-        "two columns have the share of tokens that are masked before the probability falls below nine tenths, and "
-        "below half, of its initial value.\n\n"
-        f"![Probability against the share of masked tokens](pictures/{example.name}.svg)\n\n{table}{truth}"
-    )
-
-
-def curves_svg(found: Mapping[str, Any]) -> str:
-    """The two curves of a masking experiment with their deviations, as SVG."""
-    left, top, width, height = 60, 15, 420, 240
-
-    def point(share: float, value: float) -> str:
-        return f"{left + width * share:.1f},{top + height * (1 - min(max(value, 0), 1)):.1f}"
-
-    parts = ['<rect width="100%" height="100%" fill="white"/>']
-    for tick in (0, 0.25, 0.5, 0.75, 1):
-        x, y = point(tick, tick).split(",")
-        parts += [
-            f'<path d="M{left} {y}h{width}M{x} {top}v{height}" stroke="#ddd"/>',
-            f'<text x="{left - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:g}</text>',
-            f'<text x="{x}" y="{top + height + 18}" text-anchor="middle">{tick:.0%}</text>',
-        ]
-    for row, (name, words, colour) in enumerate((("chosen", "chosen", "#1b6ca8"), ("others", "others", "#d1495b"))):
-        share, mean, spread = (found[name][key] for key in ("share", "mean", "deviation"))
-        above = [point(s, m + d) for s, m, d in zip(share, mean, spread, strict=True)]
-        below = [point(s, m - d) for s, m, d in zip(share, mean, spread, strict=True)]
-        line = " ".join(point(s, m) for s, m in zip(share, mean, strict=True))
-        y = top + height - 30 + 18 * row
-        parts += [
-            f'<polygon points="{" ".join([*above, *reversed(below)])}" fill="{colour}" opacity="0.15"/>',
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>',
-            f'<path d="M{left + 10} {y}h20" stroke="{colour}" stroke-width="2"/>',
-            f'<text x="{left + 36}" y="{y + 4}">{words}</text>',
-        ]
-    parts += [
-        f'<text x="{left + width / 2:g}" y="{top + height + 40}" text-anchor="middle">share of tokens masked</text>',
-        f'<text transform="translate(16 {top + height / 2:g}) rotate(-90)" text-anchor="middle">probability</text>',
-    ]
-    size = f'width="{left + width + 25}" height="{top + height + 55}"'
-    style = 'font-family="sans-serif" font-size="12"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
-
-
 def _wrapped(card: str) -> str:
     """Break long lines of code, as the formatter of the project does."""
     lines = [
@@ -331,8 +224,6 @@ def contents() -> dict[str, str]:
     written = {}
     for example in examples():
         written[f"{example.name}.md"] = f"{_wrapped(str(build_card(facts(example))))}\n"
-        if example.found:
-            written[f"pictures/{example.name}.svg"] = curves_svg(example.found)
     written[f"{FORECASTER}.md"] = f"{_wrapped(str(build_card(forecaster_facts())))}\n"
     return written
 
@@ -357,8 +248,7 @@ def report_of(example: Example) -> str:
 
     settings = resolve(example.sections)
     source = str(settings.data["dataset"])
-    # The next-token experiment writes its rows next to the checkpoint.
-    path = ROOT / example.folder / ".." / "human.csv" if source == "the human rows" else ROOT / source
+    path = ROOT / source
     if path.exists():
         settings = replace(settings, data={**settings.data, "dataset": str(path)})
     data = load_data(settings)

@@ -268,6 +268,18 @@ def test_attributions_of_intervals(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert main([*arguments, "--target", "label"]) == 2
 
 
+def test_drawn_bases_have_no_values_in_gaps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_ssm.plotting.can_plot", lambda: False)
+    arguments = ["probe", "classes", "--dataset", "i.bed", "--genome", "g.fa", "--method", "one_shot", "--draws", "2"]
+    assert main([*arguments, "--rows", "9", "--allow-wrong", "--output", "drawn"]) == 0
+    covered = {(chrom, place) for chrom, start, end, _ in INTERVALS for place in range(start, end)}
+    bases = {(chrom, place) for chrom, place in covered if CONTIGS[chrom][place] in "ACGTacgt"}
+    assert bases < covered and set(letters_of("drawn/effect.bw")) == bases
+    lines = Path("drawn/effect.bedgraph").read_text().splitlines()
+    spans = [line.split("\t") for line in lines if not line.startswith("track")]
+    assert {(c, place) for c, start, end, _ in spans for place in range(int(start), int(end))} == bases
+
+
 def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
     places = [(c, p) for c, text in CONTIGS.items() for p in range(5, 40, 2) if text[p] in "ACGT"]
     rows = [(c, p + 1, CONTIGS[c][p], "ACGT"["TACG".index(CONTIGS[c][p])]) for c, p in places]

@@ -11,6 +11,8 @@ from hf_ssm.cli.checkpoints import file_of, load_config, load_model, public_name
 from hf_ssm.cli.sequences import is_own_model, load_sequence_model, load_tokenizer
 from hf_ssm.data import GENERATORS, SignalFeatureExtractor
 from hf_ssm.data.signals import is_signal, signal_rows
+from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes.targets import head_of
 from hf_ssm.training import inputs
 from hf_ssm.training.folder import FINGERPRINT_NAME, LOG_NAME, SETTINGS_NAME
 from hf_ssm.training.run import fingerprints
@@ -56,7 +58,8 @@ def load_served(args: argparse.Namespace) -> Any:
         processor = load_tokenizer(args)
     changes = stored_value(args.checkpoint, LOG_NAME, changes_in_log, {})
     num_training = stored_value(args.checkpoint, FINGERPRINT_NAME, lambda facts: int(facts["train"]["rows"]), None)
-    return ServedModel(model, processor, name, _examples(args.checkpoint), changes, num_training)
+    examples = _explained_first(_examples(args.checkpoint), model, processor)
+    return ServedModel(model, processor, name, examples, changes, num_training)
 
 
 def _examples(checkpoint: str) -> list[Any]:
@@ -84,6 +87,22 @@ def _examples(checkpoint: str) -> list[Any]:
     except (ValueError, OSError, TypeError, KeyError):
         return []
     return [_example(rows, row, settings) for row in _varied(rows, settings.label_column)]
+
+
+def _explained_first(examples: list[Any], model: Any, tokenizer: Any) -> list[Any]:
+    """The examples, first those whose answer loses half of its probability when all tokens are drawn.
+
+    Tokens explain little of the others, and the page opens with the first example.
+    """
+    if head_of(model) != "class" or isinstance(tokenizer, SignalFeatureExtractor):
+        return examples
+    try:
+        probe = MaskingProbe(model, tokenizer)
+        starts = [probe.start(example.text) for example in examples]
+    except ValueError:  # values instead of classes, or an example without tokens
+        return examples
+    stays = [start.all_drawn > start.probability / 2 for start in starts]
+    return [examples[place] for place in sorted(range(len(examples)), key=stays.__getitem__)]
 
 
 def _varied(rows: Any, label_column: str | None) -> list[int]:

@@ -18,6 +18,7 @@ TOKENS_NAME, BEDGRAPH_NAME, TRACK_NAME = "tokens.tsv", "effect.bedgraph", "effec
 # The region in the name of a FASTA record, as bedtools (0-based) and samtools (1-based) write it. Names of contigs
 # may have colons, such as those of HLA alleles.
 _REGION = re.compile(r"(?:.*::)?(?P<chrom>\S+):(?P<start>[\d,]+)-(?P<end>[\d,]+)(?P<strand>\([+-]\)|/rc)?")
+_BASES = re.compile("[ACGTU]+", re.IGNORECASE)
 _NAMES = ("name", "id", "sequence_name")
 
 
@@ -116,14 +117,15 @@ def track_entries(
 def _spans(
     tokenizer: Any, data: Rows, example: Example, result: MaskingResult
 ) -> tuple[str, list[tuple[int, int, float]]]:
-    """The contig of a row, and the interval and the value of each token that has one."""
+    """The contig of a row, and the interval and the value of each token that has one, without letters such as N."""
     row = data.rows[example.row]
     place = place_of(row, example.row, len(row[data.column]))
     offsets = data.encoded(example.row, tokenizer, return_offsets_mapping=True)["offset_mapping"]
     return place.chrom, [
-        (*place.interval(first, last), value)
+        (*place.interval(*bases.span()), value)
         for (first, last), value in zip(offsets, values_of(result), strict=True)
-        if last > first and not math.isnan(value)
+        if not math.isnan(value)
+        for bases in _BASES.finditer(row[data.column], first, last)
     ]
 
 

@@ -23,10 +23,13 @@ from hf_ssm.analysis.frequency import frequency_responses
 from hf_ssm.app import ServedModel, bases, frequency, markup, predicting, theory, variants
 from hf_ssm.app.figures import figure_html
 from hf_ssm.app.jobs import Job, Stopped
+from hf_ssm.app.served import Example
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.cli import app, main
 from hf_ssm.data import SignalFeatureExtractor
 from hf_ssm.data.records import Record
+from hf_ssm.probes import MaskingProbe
+from hf_ssm.probes.targets import Prediction
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
 from hf_ssm.training.inputs import load_data
 from hf_ssm.training.run import fingerprints
@@ -319,6 +322,18 @@ def store_fingerprints(folder: Path) -> None:
     """As a run does."""
     splits = load_data(resolve(read_settings_file(folder / "train_config.yaml"), {})).splits
     (folder / "data_fingerprint.json").write_text(json.dumps(fingerprints(splits)))
+
+
+def test_the_first_example_needs_its_tokens(make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_dna_tokenizer()
+    model = make_model("S4", "ForSequenceClassification", vocab_size=len(tokenizer), num_labels=2)
+    examples = [Example("stays", "GCTA" * 6), Example("lost", "AAAA" * 6), Example("stays too", "CGTA" * 6)]
+    drawn = {example.text: 0.1 if example.label == "lost" else 0.9 for example in examples}
+    monkeypatch.setattr(MaskingProbe, "start", lambda self, text: Prediction(0.9, 1, True, drawn[text]))
+    assert [e.label for e in app._explained_first(examples, model, tokenizer)] == ["lost", "stays", "stays too"]
+    monkeypatch.undo()
+    model.config.problem_type = "regression"
+    assert app._explained_first(examples, model, tokenizer) == examples
 
 
 def test_examples_are_rows_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

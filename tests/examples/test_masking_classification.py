@@ -8,15 +8,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from hf_ssm.probes import MaskingResult
-
-
-def result_of(order: list[int]) -> MaskingResult:
-    count = len(order)
-    curve = torch.linspace(1, 0, count + 1, dtype=torch.float64)
-    ids = torch.arange(count) % 4
-    return MaskingResult(ids, torch.tensor(order), curve, {"kind": "class", "label": 1}, "exact", "mask", count, count)
-
 
 @pytest.fixture(scope="module")
 def masking(script: ModuleType) -> ModuleType:
@@ -26,42 +17,54 @@ def masking(script: ModuleType) -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "result.json"
-    arguments = ["--tiny", "--mask-share", "1", "--folder", str(tmp_path / "run"), "--output", str(output)]
+    output, folder = tmp_path / "result.json", tmp_path / "run"
+    arguments = [
+        "--tiny",
+        "--tasks",
+        "planted",
+        "--families",
+        "hyena",
+        "--folder",
+        str(folder),
+        "--output",
+        str(output),
+    ]
     script.main(arguments)
-    content = json.loads(output.read_text())
-    assert content["cost_of_a_sequence"]["exact"]["sequences"] == 2
-    assert content["cost_of_a_sequence"]["plain loop"]["evaluations"] == 24 * 25 // 2
-    assert [len(content["precision"][name]) for name in ("exact", "screened", "one_shot")] == [2, 3, 3]
-    assert len(content["chosen"]["mean"]) == 21
-    assert content["chosen"]["curves"] == content["others"]["curves"] == 3
-    assert content["agreement_with_exact"]["screened"]["sequences"] == 2
-    assert (tmp_path / "run" / "curves.png").stat().st_size > 1000
-    assert (tmp_path / "run" / "strip.png").stat().st_size > 1000
-    assert "| exact | " in capsys.readouterr().out
+    content = json.loads(output.read_text())["experiments"]["planted, hyena"]
+    assert list(content["masked_by"]) == ["N", "draws"]
+    for found in content["masked_by"].values():
+        curves = found["curves"]
+        assert {curve["curves"] for curve in curves.values()} == {2} and len(curves["chosen"]["mean"]) == 21
+        gains = [
+            curves[name]["area"][0] - curves[other]["area"][0]
+            for name, other in (("chosen", "random order"), ("untrained", "untrained, random order"))
+        ]
+        assert found["excess"][0] == pytest.approx(gains[0] - gains[1], abs=1e-6)
+        assert 0 <= found["tests"]["sufficiency"][0] <= 1
+    for name in ("curves.png", "strip.png"):
+        assert (folder / "planted_hyena" / name).stat().st_size > 1000
+    assert "| planted, hyena (" in capsys.readouterr().out
 
-    # A second call finds the model and the probes, and says the same.
-    (tmp_path / "run" / "curves.png").unlink()
-    weights = (tmp_path / "run" / "model" / "model.safetensors").stat().st_mtime_ns
+    # A second call finds the model, and says the same.
+    weights = (folder / "planted_hyena" / "model.safetensors").stat().st_mtime_ns
     script.main(arguments)
-    assert (tmp_path / "run" / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    again = json.loads(output.read_text())
-    for name in ("test", "chosen", "others", "areas", "precision"):
-        assert again[name] == content[name]
+    assert (folder / "planted_hyena" / "model.safetensors").stat().st_mtime_ns == weights
+    assert json.loads(output.read_text())["experiments"]["planted, hyena"] == content
     with pytest.raises(SystemExit, match="other settings"):
-        script.main([*arguments, "--seed", "1"])
-
-
-def test_precision(script: ModuleType) -> None:
-    results = [result_of([0, 5, 1, 2, 4, 3]), result_of([2, 3, 4, 0, 1, 5])]
-    assert script.precision(results, [{2, 3, 4}, {3, 4, 5}]) == [1.0, pytest.approx(1 / 3)]
+        script.main([word for word in arguments if word != "--tiny"])
 
 
 def test_summary(masking: ModuleType) -> None:
     low, high = torch.tensor([0.8, 0.8, 0.3, 0.0, 0.0]).double(), torch.tensor([1.0, 1.0, 1.0, 0.6, 0.0]).double()
     found = masking.summary([low, high])
-    assert found["masked_until"]["0.9"]["mean"] == pytest.approx((0.25 + 0.5) / 2)
-    assert found["masked_until"]["0.5"]["mean"] == pytest.approx((0.25 + 0.75) / 2)
-    assert found["area"]["mean"] == pytest.approx((1.5 / 4 + 3.1 / 4) / 2)
+    assert found["area"] == pytest.approx([(1.5 / 4 + 3.1 / 4) / 2, 0.4])
     assert found["mean"][::5] == [0.9, 0.9, 0.65, 0.3, 0.0]
-    assert found["deviation"][10] == pytest.approx(0.7 / 2**0.5, abs=1e-4)
+    assert found["error"][10] == pytest.approx(0.7, abs=1e-4)
+
+
+def test_cropped(masking: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id,sequence,label,split\na,CACGTC,0,train\nb,TTAATT,1,test\nc,GGRRGG,0,test\n")
+    path = masking.cropped(tmp_path / "rows.csv", tmp_path / "new" / "middle.csv", 4)
+    assert Path(path).read_text().split() == ["sequence,label,split", "ACGT,0,train", "TAAT,1,test"]
+    path = masking.cropped(tmp_path / "rows.csv", tmp_path / "one.csv", label="0")
+    assert Path(path).read_text().split() == ["sequence,split", "CACGTC,train"]

@@ -1,47 +1,49 @@
-"""The masking experiment on the next base: the rows, and a tiny run."""
+"""The masking experiment on the next base: its cases, and a tiny run."""
 
 import csv
 import json
 import random
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Sequences of two species; the human ones hold no G, so that they can be told."""
-    letters = random.Random(0)
-    with (tmp_path / "both.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sequence", "label", "split"])
-        for row in range(80):
-            text = "".join(letters.choices("ACT" if row % 2 == 0 else "G", k=32))
-            writer.writerow([text, row % 2, "test" if row < 40 else "train"])
-    return tmp_path / "both.csv"
+def constant(input_ids: torch.Tensor) -> SimpleNamespace:
+    """A model that gives the letter 3 after any letter with probability 0.5."""
+    return SimpleNamespace(logits=torch.tensor([0.1, 0.2, 0.2, 0.5]).log().expand(1, input_ids.shape[1], 4))
 
 
-def test_human_rows(script: ModuleType, table: Path, tmp_path: Path) -> None:
-    with Path(script.human_rows(str(table), tmp_path / "new" / "human.csv")).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 40
-    assert not any("G" in row["sequence"] for row in rows)
-    assert [row["split"] for row in rows] == ["test"] * 20 + ["train"] * 20
+def test_cases(script: ModuleType) -> None:
+    ids = torch.tensor([0, 3] * 16)
+    probable, chosen = script.cases_of(constant, ids, 0.35, 5, random.Random(0))
+    assert probable.target == 29 and chosen.target in (29, 31)
+    # The mean over tokens that are all predicted with 0.5.
+    assert probable.other_target(constant(ids.unsqueeze(0)).logits).tolist() == pytest.approx([0.5])
+    assert script.cases_of(constant, ids, 0.35, 16, random.Random(0)) is None
+    assert script.cases_of(constant, ids, 0.6, 0, random.Random(0)) is None
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("frozen_garbage")
 @pytest.mark.parametrize("family", ["hyena", "selective"])
-def test_tiny(script: ModuleType, table: Path, tmp_path: Path, family: str) -> None:
-    folder, output = tmp_path / "run", tmp_path / "result.json"
-    script.main(["--tiny", "--family", family, "--path", str(table), "--folder", str(folder), "--output", str(output)])
-    content = json.loads(output.read_text())
-    assert content["cost_of_a_sequence"]["exact"]["sequences"] == 2
-    assert content["chosen"]["curves"] == content["others"]["curves"] == 3
-    assert 0 < content["chosen"]["area"]["mean"] < 1
-    # What stands before a target of the last eighth, 28 to 31.
-    assert 28 * 29 // 2 <= content["cost_of_a_sequence"]["plain loop"]["evaluations"] <= 31 * 32 // 2
-    for name in ("curves.png", "strip.png"):
-        assert (folder / name).stat().st_size > 1000
-    assert str(tmp_path) not in json.dumps(content["settings"])
+def test_tiny(script: ModuleType, tmp_path: Path, family: str) -> None:
+    letters = random.Random(0)
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["sequence", "label", "split"])
+        for row in range(80):
+            text = "".join(letters.choices("ACT" if row % 2 == 0 else "G", k=32))
+            writer.writerow([text, row % 2, "test" if row < 40 else "train"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(script.TABLES, "worm", "rows.csv")
+        folder, output = tmp_path / "run", tmp_path / "result.json"
+        arguments = ["--tiny", "--families", family, "--data", str(tmp_path), "--folder", str(folder)]
+        script.main([*arguments, "--output", str(output)])
+    experiments = json.loads(output.read_text())["experiments"]
+    assert list(experiments) == [f"{family}, most probable", f"{family}, random"]
+    for number, content in enumerate(experiments.values()):
+        for found in content["masked_by"].values():
+            assert found["curves"]["chosen"]["curves"] == 2 and 0 < found["curves"]["others"]["area"][0] < 1
+        assert (folder / f"next_token_{family}" / f"curves_{number}.png").stat().st_size > 1000
