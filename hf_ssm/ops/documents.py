@@ -18,7 +18,7 @@ from torch import Tensor
 __all__ = ["Bucket", "Documents", "document_starts"]
 
 # A bucket holds documents of at least this share of its longest one, and all documents of at most so many tokens.
-_SHARE, _SHORT = 0.6, 64
+_SHARE, _SHORT = 0.35, 128
 
 
 def document_starts(seq_idx: Tensor | None, x: Tensor) -> Tensor | None:
