@@ -73,9 +73,11 @@ def fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def progress_bars() -> Iterator[None]:
-    """Scripts of `examples` turn them off for the rest of their process."""
+def messages() -> Iterator[None]:
+    """Scripts of `examples` and `benchmarks` turn warnings and progress bars off for the rest of their process."""
+    before = logging.get_verbosity()
     yield
+    logging.set_verbosity(before)
     if not logging.is_progress_bar_enabled():
         logging.enable_progress_bar()
 
