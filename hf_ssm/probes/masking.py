@@ -100,13 +100,16 @@ class MaskingProbe:
         background: Tensor | None = None,
         tests: bool = True,
         max_tokens_per_batch: int = 16384,
-        candidates: int = 12,
-        masks_per_step: float = 0.01,
+        candidates: int | None = None,
+        masks_per_step: float | None = None,
         steps: int = 32,
         alphabet: str | None = None,
         minimum_probability: float = 0.0,
         allow_wrong: bool = False,
     ):
+        of_one_token = {"candidates": candidates, "masks_per_step": masks_per_step}
+        candidates = 12 if candidates is None else candidates
+        masks_per_step = 0.01 if masks_per_step is None else masks_per_step
         strategy = canonical_strategy(strategy)
         check_choice("strategy", strategy, STRATEGIES)
         for name, value in (
@@ -135,6 +138,14 @@ class MaskingProbe:
         self.tested_with = self.replacement
         if not self.replacement.is_drawn:
             self.tested_with = resolve("composition", special=self._special)
+        # The search with draws evaluates all tokens in each step, with new fills.
+        self._redraws = strategy == "shortlist" and self.replacement.is_drawn and draws > 1
+        for name, value in of_one_token.items():
+            if self._redraws and value is not None:
+                raise ValueError(
+                    f"`{name}`={value!r} is for one token in the place of masked ones, not for `replace`={replace!r} "
+                    f"with {draws} draws: leave `{name}` out, or give a token such as replace='n'."
+                )
         self.draws, self.seed, self.tests = draws, seed, tests
         attribution = AttributionSettings(steps, letters)
         self.settings = SearchSettings(strategy, candidates, masks_per_step, attribution)
@@ -382,7 +393,7 @@ class MaskingProbe:
             "model": fingerprint_of_model(self.model),
             "replace": [self.replacement.name, self.replacement.token_id],
             "draws": [self.draws if self.replacement.is_drawn else 1, self.seed, self.tests],
-            **self.settings.effective(),
+            **self.settings.effective(self._redraws),
             "inputs": fingerprint_of_inputs(ids, targets),
         }
 

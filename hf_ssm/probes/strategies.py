@@ -58,11 +58,13 @@ class SearchSettings:
     masks_per_step: float = 0.01
     attribution: AttributionSettings = field(default_factory=AttributionSettings)
 
-    def effective(self) -> dict[str, Any]:
-        """The settings that influence the result."""
+    def effective(self, redraws: bool) -> dict[str, Any]:
+        """The settings that influence the result; `redraws`: whether "shortlist" draws new fills in each step."""
         settings: dict[str, Any] = {"strategy": self.strategy}
         if self.strategy in ATTRIBUTIONS:
             return settings | self.attribution.effective(self.strategy)
+        if self.strategy == "shortlist" and redraws:
+            return settings | {"fills": "new in each step"}
         if self.strategy == "shortlist":
             settings |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
         return settings

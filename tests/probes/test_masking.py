@@ -144,7 +144,8 @@ def test_the_model_is_left_as_it_was(classifier, tokenizer):
 def test_the_other_strategies_tell_the_truth_along_their_order(make_model, tokenizer, strategy, replace):
     model = make_model("SelectiveSSM", "ForSequenceClassification").double()
     exact = MaskingProbe(model, tokenizer, replace, "exact").run("ACGTTGCATTGACCATGACATTGACA", progress=False)
-    probe = MaskingProbe(model, tokenizer, replace, strategy, masks_per_step=0.2, candidates=4)
+    options = {"masks_per_step": 0.2, "candidates": 4} if replace == "mask" else {}
+    probe = MaskingProbe(model, tokenizer, replace, strategy, **options)
     probe.max_tokens_per_batch = 90
     result = probe.run("ACGTTGCATTGACCATGACATTGACA", progress=False)
     assert sorted(result.order.tolist()) == list(range(26))
@@ -260,6 +261,7 @@ def test_the_output_of_another_run_is_refused(classifier, tokenizer, make_model,
         ({"draws": 0}, r"`draws`=0: give a positive integer"),
         ({"candidates": 0}, r"`candidates`=0: give a positive integer"),
         ({"masks_per_step": 1.5}, r"`masks_per_step`=1.5: give a share"),
+        ({"candidates": 4}, r"`candidates`=4 is for one token .*, not for `replace`='composition' with 16 draws"),
     ],
 )
 def test_bad_settings_are_refused(classifier, tokenizer, arguments, message):

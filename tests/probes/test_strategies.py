@@ -267,7 +267,10 @@ def test_the_default_search_masks_a_motif_last(length):
     """Also in a sequence that is masked in groups first; the curve has draws that the steps have not seen."""
     ids, places = bases(length), [5, 6, 8, 9, 17]
     probe = MaskingProbe(Motif(ids, places, 3), build_dna_tokenizer(), seed=1)
-    target = lambda logits: logits[:, 0]  # noqa: E731
+
+    def target(logits: torch.Tensor) -> torch.Tensor:
+        return logits[:, 0]
+
     result = probe.run(ids, target, progress=False)
     assert set(result.survivors(5).tolist()) == set(places)
     assert result.kept.tolist() == result.survivors(5).tolist()
