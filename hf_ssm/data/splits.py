@@ -143,7 +143,7 @@ def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
     """Hash each text to 64 bits, which take its place in comparisons of the texts of a large file.
 
     Texts of DNA or RNA have one hash if they differ only in case, in U for T, in an ambiguous letter or in white
-    space, which tokenizers of DNA ignore. So do reverse complements, which a model of both strands cannot tell apart.
+    space, which DNA tokenizers ignore. A sequence and its reverse complement have one hash, too.
 
     Two different texts of a file with `n` rows have one hash with a probability of n² / 2**65; they would be in the
     same split.

@@ -6,9 +6,10 @@ checkpointing computes twice has two observers, and returns `results` beside its
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Reading
@@ -110,13 +111,13 @@ class _Both(Observer):
 
 
 @contextmanager
-def observing(blocks: Sequence[nn.Module], observer: Observer) -> Iterator[None]:
+def observing(blocks: Sequence[Any], observer: Observer) -> Iterator[None]:
     """Show what the operators of these blocks mix to an observer."""
-    before = [getattr(block, "observer", None) for block in blocks]
+    before = [block.observer for block in blocks]
     for block in blocks:
-        block.observer = observer  # type: ignore[assignment]
+        block.observer = observer
     try:
         yield
     finally:
         for block, earlier in zip(blocks, before, strict=True):
-            block.observer = earlier  # type: ignore[assignment]
+            block.observer = earlier

@@ -124,8 +124,8 @@ class Documents:
             index = bucket.positions.to(device)
             slots = first + torch.arange(index.numel(), device=device).view_as(index)
             first += index.numel()
-            # Padding has the position of the first token, which is written last.
-            place[index.flip(1)] = slots.flip(1)
+            place[index] = slots
+            # Padding has the position of the first token, which is the right one.
             place[index[:, 0]] = slots[:, 0]
         flat = torch.cat(
             [*(output.flatten(0, 1) for output in outputs), outputs[0].new_zeros(1, *outputs[0].shape[2:])]

@@ -140,10 +140,10 @@ class MaskingProbe:
             self.tested_with = resolve("composition", special=self._special)
         # The search with draws evaluates all tokens in each step, with new fills.
         self._redraws = strategy == "shortlist" and self.replacement.is_drawn and draws > 1
-        for name, value in of_one_token.items():
-            if self._redraws and value is not None:
+        for name, setting in of_one_token.items():
+            if self._redraws and setting is not None:
                 raise ValueError(
-                    f"`{name}`={value!r} is for one token in the place of masked ones, not for `replace`={replace!r} "
+                    f"`{name}`={setting!r} is for one token in the place of masked ones, not for `replace`={replace!r} "
                     f"with {draws} draws: leave `{name}` out, or give a token such as replace='n'."
                 )
         self.draws, self.seed, self.tests = draws, seed, tests

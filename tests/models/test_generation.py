@@ -253,7 +253,7 @@ def test_a_masked_batch_generates_what_each_row_does(make, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", SHORT)
 def test_a_second_turn_of_rows_that_ended_at_different_times(make, name):
-    """A row that has ended does not read its padding, so the next turn goes on from its end."""
+    """The padding after a finished row is not read, so the next turn continues from the last token of each row."""
     model, ids, end = make(name), torch.randint(1, 11, (2, 6)), 11
 
     def allowed(row: int, tokens: torch.Tensor) -> list[int]:

@@ -72,7 +72,11 @@ class SSMModel(SSMPreTrainedModel):
             self.input_projection = nn.Linear(config.num_input_channels, config.hidden_size)
 
     def embed(self, name: str, inputs: Tensor, both_strands: bool = False) -> Tensor:
-        """The hidden states before the first layer of the input with this name, `(B, L, D)`, or of both strands."""
+        """Map the input with this name to the hidden states before the first layer.
+
+        Returns:
+            `(B, L, D)`; with `both_strands`, the embeddings of sequence and complement, `(B, L, 2 D)`.
+        """
         if name == "inputs_embeds":
             return inputs
         if name == "input_values":
@@ -143,8 +147,9 @@ class SSMModel(SSMPreTrainedModel):
             keep_all = requested is not None and requested is not False
             runs = [self.run(batch.hidden_states, batch.rows, swap=batch.swap, keep_all=keep_all) for batch in batches]
             layers, taus = list(zip(*(run[0] for run in runs), strict=True)), runs[0][1]
-            states = selected_states(layers, requested)
-            chosen = None if states is None else tuple(part and door.restore(batches, part) for part in states)
+            chosen = selected_states(layers, requested)
+            if chosen is not None:
+                chosen = tuple(None if state is None else door.restore(batches, state) for state in chosen)
             outputs = [door.restore(batches, layers[-1])]
         return SSMModelOutput(
             last_hidden_state=outputs[-1],

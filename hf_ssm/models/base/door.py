@@ -26,8 +26,8 @@ class Batch(NamedTuple):
 
     Attributes:
         hidden_states: `(R, M, D)`.
-        rows: What is known of the rows.
-        undo: Put outputs of layers back to where `hidden_states` came from; the last one first.
+        rows: Mask, extra inputs and observer of these rows.
+        undo: Functions that `restored` calls to put the outputs of layers back, the last one first.
         swap: Called with hidden states and rows before each layer (`rc_swap`).
     """
 
@@ -36,11 +36,12 @@ class Batch(NamedTuple):
     undo: Sequence[Callable[[Tensor], Tensor]] = ()
     swap: Callable[[Tensor, Rows], Tensor] | None = None
 
-    def restore(self, output: Tensor) -> Tensor:
-        """The output of a layer, where `hidden_states` came from."""
-        for undo in reversed(self.undo):
-            output = undo(output)
-        return output
+
+def restored(output: Tensor, undo: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Put the output of a layer back to where its rows came from."""
+    for step in reversed(undo):
+        output = step(output)
+    return output
 
 
 class Door:
@@ -77,10 +78,10 @@ class Door:
         self._buckets: list[Bucket] = []
 
     def batches(self, hidden_states: Tensor, rows: Rows) -> list[Batch]:
-        """The rows that layers read: those of the client, or documents of similar length together.
+        """Arrange the rows that layers read: those of the client, or documents of similar length together.
 
         Args:
-            hidden_states: `(B, L, D)`; of both strands `(B, L, 2 D)`.
+            hidden_states: `(B, L, D)`, or the embeddings of both strands, `(B, L, 2 D)`.
             rows: Rows that the result adds to.
         """
         hidden_states, rows, undo = self._arrange(hidden_states, rows)
@@ -100,8 +101,8 @@ class Door:
 
     def restore(self, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
         """The hidden states of a layer at the positions of the client, from its outputs for the batches."""
-        restored = [batch.restore(output) for batch, output in zip(batches, outputs, strict=True)]
-        whole = restored[0] if self.documents is None else self.documents.restore(self._buckets, restored)
+        parts = [restored(output, batch.undo) for batch, output in zip(batches, outputs, strict=True)]
+        whole = parts[0] if self.documents is None else self.documents.restore(self._buckets, parts)
         # Strands are turned round, and documents moved, as a whole.
         is_whole = self.model.sharing is not None and (self.both_strands or self.documents is not None)
         return self.model.sharing.cut(whole) if is_whole else whole
@@ -138,7 +139,7 @@ class Door:
             outputs = cache.recording.read(cache, read, hidden_states, rows)
         if self.seq_idx is not None:
             cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), mask)
-        return [Batch(output, rows, undo).restore(output) for output in outputs] if undo else outputs
+        return [restored(output, undo) for output in outputs] if undo else outputs
 
     def _arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows, list[Callable[[Tensor], Tensor]]]:
         """Extra inputs and mask; the tokens of rows with holes are moved to the left."""
