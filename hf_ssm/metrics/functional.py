@@ -17,6 +17,7 @@ __all__ = [
     "pass_rate",
     "perplexity",
     "tau",
+    "wilson_interval",
 ]
 
 IGNORED_LABEL = -100
@@ -35,6 +36,22 @@ def accuracy(predictions: Any, references: Any) -> float:
     """
     predicted, true = _classes(predictions, references)
     return float((predicted == true).mean())
+
+
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share of independent examples, such as an accuracy.
+
+    Args:
+        share: The share in the sample, in [0, 1].
+        count: Number of examples, at least 1.
+
+    Source: Wilson 1927.
+    """
+    z = 1.959964
+    centre = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return (centre - half) / scale, (centre + half) / scale
 
 
 def macro_f1(predictions: Any, references: Any) -> float:
