@@ -59,8 +59,10 @@ def macro_f1(predictions: Any, references: Any) -> float:
 
     The mean is over the classes that occur in predictions or references.
     """
-    matrix = _confusion_matrix(predictions, references)
-    return float(np.mean(2 * np.diag(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))))
+    from sklearn.metrics import f1_score
+
+    predicted, true = _classes(predictions, references)
+    return float(f1_score(true, predicted, average="macro"))
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
@@ -70,11 +72,10 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
 
     Source: Matthews 1975; Gorodkin 2004 for more than two classes.
     """
-    matrix = _confusion_matrix(predictions, references).astype(np.float64)
-    true, predicted, total = matrix.sum(axis=1), matrix.sum(axis=0), matrix.sum()
-    covariance = np.trace(matrix) * total - true @ predicted
-    variances = (total**2 - true @ true, total**2 - predicted @ predicted)
-    return float(covariance / np.sqrt(variances[0] * variances[1])) if min(variances) > 0 else 0.0
+    from sklearn.metrics import matthews_corrcoef
+
+    predicted, true = _classes(predictions, references)
+    return float(matthews_corrcoef(true, predicted))
 
 
 def perplexity(predictions: Any, references: Any) -> float:
@@ -213,15 +214,6 @@ def _classes(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]
     if not counted.any():
         raise _no_example()
     return _whole("predictions", predicted[counted]), true[counted]
-
-
-def _confusion_matrix(predictions: Any, references: Any) -> np.ndarray:
-    """Counts `(k, k)` of true classes (rows) and predicted classes (columns) that occur in either."""
-    predicted, true = _classes(predictions, references)
-    names, codes = np.unique(np.concatenate([true, predicted]), return_inverse=True)
-    true, predicted = np.split(codes.reshape(-1), 2)
-    counts = np.bincount(true * len(names) + predicted, minlength=len(names) ** 2)
-    return counts.reshape(len(names), len(names))
 
 
 def _whole(name: str, values: np.ndarray) -> np.ndarray:
