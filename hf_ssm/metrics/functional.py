@@ -75,7 +75,9 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
     from sklearn.metrics import matthews_corrcoef
 
     predicted, true = _classes(predictions, references)
-    return float(matthews_corrcoef(true, predicted))
+    # scikit-learn gives 0, too, and warns if there is one class alone.
+    is_constant = len(np.unique(true)) == 1 or len(np.unique(predicted)) == 1
+    return 0.0 if is_constant else float(matthews_corrcoef(true, predicted))
 
 
 def perplexity(predictions: Any, references: Any) -> float:
