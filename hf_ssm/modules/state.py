@@ -41,6 +41,8 @@ class LayerState:
             from this one do not have it.
     """
 
+    # `constants` are not in `vars()`, which transformers' exporters take for the state.
+    __slots__ = ("__dict__", "constants")
     # The names of transformers' cache layers that `generate` reads.
     is_compileable = is_sliding = supports_early_init = False
     last_position_only = False
