@@ -41,6 +41,10 @@ class ReadOptions:
         return capitals
 
 
+DEFAULTS = ReadOptions()
+"""The options of a model that is not known to differ."""
+
+
 @lru_cache
 def note_capitals(source: str) -> None:
     """Log, once for each source, that its lower-case letters become capitals: files are read several times."""
