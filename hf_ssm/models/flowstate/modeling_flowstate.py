@@ -164,6 +164,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
     accepts_loss_kwargs = False
     # Its rows are whole series: there are no packed ones, and no padding but missing values.
     has_rows: ClassVar[bool] = False
+    backbone_class = FlowStateModel
 
     def __init__(self, config: FlowStateConfig):
         super().__init__(config)
