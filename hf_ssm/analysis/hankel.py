@@ -131,8 +131,6 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
         return operator.no_decay
     if not isinstance(operator, LongConvolution):
         kind = type(operator).__name__
-        if operator.is_time_invariant:
-            return f"the state of {kind} is an image."
         return f"the system of {kind} depends on the input at each position."
     if operator.filter(lambda filter: isinstance(filter, StateSpaceFilter)):
         return None
