@@ -105,8 +105,8 @@ class SequenceOperator(nn.Module):
 
     A subclass provides `forward(inputs, ..., rows, state)` and overrides the methods of the protocol that it needs:
 
-    - `forward` calls `observe` before it mixes positions, and multiplies its kernel by the result, if there is one. With
-      a `state` (`LayerState`) it continues the sequences of that state, and updates it.
+    - `forward` calls `observe` before it mixes positions, and multiplies its kernel by the result, if there is one.
+      With a `state` (`LayerState`) it continues the sequences of that state, and updates it.
     - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default).
     - `frequency_response(omega, rows)`: of each kernel (`None` by default), where row k C + c is channel c of direction
       k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately.

@@ -33,7 +33,7 @@ class SSDScan(ScaledScan):
     Rotated states (`complex_state`): N/2 pairs of states of a head turn at the rates ω (`A_imag`), by the angles
     θ_t = (Δ_1 + ... + Δ_t) ω, so that C_tᵀ B_j becomes C_tᵀ R(θ_t - θ_j) B_j. This is the state matrix A + iω for
     complex states, with B and C read as complex numbers b = b_1 + i b_2, and y = Re Σ conj(C) S. It is the real scan of
-    R(-θ) B and R(-θ) C; states that are kept are turned back, and do not depend on where a piece began.
+    R(θ_1 - θ) B and R(θ_1 - θ) C; states that are kept are turned back, and do not depend on where a piece began.
 
     Rescaling (Liu & Li 2024, Algorithm 1) divides D and, as no weight multiplies C, the buffer `C_scale` by √τ, which
     `rescale_init` adds. With an RMS norm behind the scan, it multiplies only the ε of this norm, by τ.
@@ -153,7 +153,11 @@ class SSDScan(ScaledScan):
             B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
         if state is None:
             return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), None
-        y, after = ssd_extend(x, step, A, B, C, state.get("scan"), D, chunk_size=self.chunk_size, **steps)
+        before = state.get("scan")
+        if self.A_imag is not None and before is not None:
+            first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
+            before = _turned(before, first.cos(), first.sin(), self.head_dim)
+        y, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
         if self.A_imag is not None:
             # Kept states do not turn: they do not depend on where a piece began.
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
@@ -210,7 +214,7 @@ class SSDScan(ScaledScan):
 
 
 def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles θ_t = (Δ_1 + ... + Δ_t) ω.
+    """Cosine and sine of the angles θ_t - θ_1 = (Δ_2 + ... + Δ_t) ω.
 
     Args:
         delta: Step sizes, `(B, L, H)`.

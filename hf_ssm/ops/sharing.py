@@ -72,14 +72,16 @@ def on_whole_rows(function: Callable[[Tensor, Tensor | None], Tensor], values: T
 def next_values(values: Tensor, last: float = 0.0) -> Tensor:
     """The values at the next position, `(B, l, ...)`, and `last` after the last position."""
     if current.layout is None:
-        return pad(values[:, 1:], (0, 0) * (values.dim() - 2) + (0, 1), value=last)
+        return pad(values, (0, 0) * (values.dim() - 2) + (0, 1), value=last)[:, 1:]
     following: Tensor = current.layout.extended(values, 0, 1, fill=last)[:, 1:]
     return following
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """The sum over all positions up to each one, `(B, l, ...)`."""
+    """The sum over the positions after the first one of the row, up to each position, `(B, l, ...)`."""
     sums = values.cumsum(1)
+    if current.layout is None or current.layout.place == 0:
+        sums = sums - sums[:, :1]
     if current.layout is None:
         return sums
     return sums + current.layout.state_before(sums.new_ones(()), sums[:, -1]).unsqueeze(1)

@@ -227,6 +227,8 @@ class Mamba3Scan(ScaledScan):
         """
         x = self._ranked(x)
         if angles is not None:
+            first = angles[:, 0].unsqueeze(-2)
+            before = None if before is None else _turned_pairs(before, first.cos(), -first.sin())
             cosine, sine = _turns(angles)
             B, C = (_turned_pairs(part, cosine.unsqueeze(2), sine.unsqueeze(2)) for part in (B, C))
         y, after = trapezoidal_scan(x, decay, here, ahead, B, C, before, self.chunk_size)
@@ -373,7 +375,7 @@ def _not_zero(decay: Tensor) -> Tensor:
 
 
 def _turns(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the sums of the angles, `(B, L, H, K)`.
+    """Cosine and sine of the sums of the angles after the first position, `(B, L, H, K)`.
 
     The sums are computed in double precision, as they accumulate over a long sequence.
     """
