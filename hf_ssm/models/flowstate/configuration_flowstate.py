@@ -111,9 +111,13 @@ class FlowStateConfig(BlockedStateConfig):
         flag = self.non_causal_flag
         require(flag is None, f"FlowState cannot have {flag}: it would read the values it predicts.")
 
-    def check_prediction_type(self, kind: str) -> None:
-        """Raise `ValueError` for a point forecast that these quantiles do not give."""
+    def check_prediction_type(self, kind: str) -> str:
+        """Return the kind of a point forecast; `ValueError` for one that these quantiles do not give."""
         levels = self.quantiles or []
+        require(
+            kind in ("mean", "median", "quantile"),
+            f"`prediction_type` must be 'mean', 'median' or 'quantile', got {kind!r}.",
+        )
         require(
             kind != "median" or 0.5 in levels, f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}."
         )
@@ -121,6 +125,7 @@ class FlowStateConfig(BlockedStateConfig):
             kind != "mean" or {*levels} - {0, 1},
             f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.",
         )
+        return kind
 
     @classmethod
     def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:
