@@ -132,7 +132,7 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
     if not isinstance(operator, LongConvolution):
         kind = type(operator).__name__
         return f"the system of {kind} depends on the input at each position."
-    if operator.filter(lambda filter: isinstance(filter, StateSpaceFilter)):
+    if operator.filter(lambda filter: type(filter) is StateSpaceFilter):
         return None
     return "its filter is a function of the lag without a state ('s4d' and 's4' have a state)."
 
