@@ -419,7 +419,7 @@ class TestAttentionMatrix:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block": "plain", "expand": 3}, r"`expand`=3 has no meaning with `block='plain'`"),
+        ({"block": "plain", "expand": 3}, r"`expand`=3 has no effect with `block='plain'`"),
         ({"fixed_step": True}, r"fixed_step=True.*block='plain'"),
         ({"time_step_rank": "all"}, r"time_step_rank.*'all'"),
         ({"discretization": "bilinear"}, "must be 'zoh'"),

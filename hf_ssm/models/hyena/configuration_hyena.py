@@ -117,18 +117,11 @@ class HyenaConfig(SSMConfig):
             "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), got "
             f"{self.filter_emb_dim}: use {max(3, self.filter_emb_dim + 1)}.",
         )
-        if self.n_ssm is not None:
-            filters = self.num_filters * self.hidden_size
-            require(
-                self.has_state_matrix,
-                f"`n_ssm`={self.n_ssm} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state "
-                "matrix: leave out `n_ssm`.",
-            )
-            require(
-                filters % self.n_ssm == 0,
-                f"`n_ssm`={self.n_ssm} must divide the {filters} filters of a layer: give 1 to share A and B among all "
-                "filters.",
-            )
+        require(
+            self.n_ssm is None or (self.has_state_matrix and self.num_filters * self.hidden_size % self.n_ssm == 0),
+            f"`n_ssm`={self.n_ssm} must divide the {self.num_filters * self.hidden_size} filters of a layer, and needs "
+            "`filter_type='s4d'` or 's4', which have a state matrix.",
+        )
 
     @property
     def has_state_matrix(self) -> bool:

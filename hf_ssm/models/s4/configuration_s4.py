@@ -1,7 +1,7 @@
 """Configuration of the linear time-invariant state space models S4 and S4D."""
 
 from hf_ssm.models.base.configuration import INITS
-from hf_ssm.models.base.fields import one_of, positive, require, setting, strict_config
+from hf_ssm.models.base.fields import one_of, positive, require_divisor, setting, strict_config
 from hf_ssm.models.base.shared_settings import StateSpaceConfig, check_discrete_poles
 
 
@@ -44,11 +44,8 @@ class S4Config(StateSpaceConfig):
     def check(self) -> None:
         super().check()
         check_discrete_poles(self, self.kernel_type)
-        require(
-            self.n_ssm is None or self.hidden_size % self.n_ssm == 0,
-            f"`n_ssm`={self.n_ssm} must divide the {self.hidden_size} channels (`hidden_size`): give 1 to share A and "
-            "B among all of them.",
-        )
+        if self.n_ssm is not None:
+            require_divisor(self, "n_ssm", "hidden_size")
 
 
 __all__ = ["S4Config"]

@@ -16,26 +16,13 @@ from hf_ssm.models.base.fields import (
 )
 from hf_ssm.models.base.shared_settings import ConvolvedScanConfig
 
-# Arguments that only the block "mamba" uses, with their defaults.
-_ONLY_MAMBA: dict[str, Any] = {
-    "intermediate_size": None,
-    "expand": 2,
-    "conv_kernel": 4,
-    "use_conv_bias": True,
-    "use_bias": False,
-    "hidden_act": "silu",
-    "time_step_rank": "auto",
-    "time_step_scale": 1.0,
-    "time_step_init_scheme": "random",
-    "rescale_prenorm_residual": False,
-    "bidirectional_weight_tie": True,
-}
-
-# Arguments that only a model of two directions uses, with their defaults.
-_ONLY_TWO_SIDED: dict[str, Any] = {"bidirectional_strategy": "add", "bidirectional_weight_tie": True}
-
-# Arguments that have no effect with a fixed step.
-_ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
+# Arguments that only the block "mamba", step sizes that depend on the token, and two directions use.
+_ONLY_MAMBA = (
+    *("intermediate_size", "expand", "conv_kernel", "use_conv_bias", "use_bias", "hidden_act", "time_step_rank"),
+    *("time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual", "bidirectional_weight_tie"),
+)
+_ONLY_STEPS = ("time_step_min", "time_step_max", "time_step_floor")
+_ONLY_TWO_SIDED = ("bidirectional_strategy", "bidirectional_weight_tie")
 
 
 @strict_config
@@ -138,35 +125,24 @@ class SelectiveSSMConfig(ConvolvedScanConfig):
     def check(self) -> None:
         super().check()
         mamba = self.block == "mamba"
-        unused = {} if mamba else _ONLY_MAMBA | (_ONLY_STEPS if self.fixed_step else {})
-        for name, default in unused.items():
-            value = getattr(self, name)
+        unused = [] if mamba else [*_ONLY_MAMBA, *(_ONLY_STEPS if self.fixed_step else ())]
+        for name in [*unused, *(() if self.bidirectional else _ONLY_TWO_SIDED)]:
             require(
-                value == default,
-                f"`{name}`={value!r} has no meaning with `block='plain'` and `fixed_step={self.fixed_step}`: leave out "
-                f"`{name}`.",
+                getattr(self, name) == getattr(SelectiveSSMConfig, name),
+                f"`{name}`={getattr(self, name)!r} has no effect with `block={self.block!r}`, `fixed_step="
+                f"{self.fixed_step}` and `bidirectional={self.bidirectional}`: leave out `{name}`, or change these.",
             )
-        for name, default in _ONLY_TWO_SIDED.items():
-            value = getattr(self, name)
-            require(
-                self.bidirectional or value == default,
-                f"`{name}`={value!r} joins two directions: set `bidirectional=True`, or leave out `{name}`.",
-            )
-        if mamba:
-            rank, inner = self.time_step_rank, self.expand * self.hidden_size
-            require(
-                not self.fixed_step,
-                "`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.",
-            )
-            require(
-                isinstance(rank, int) and rank >= 1,
-                f"`time_step_rank` must be a positive number or 'auto', got {rank!r}.",
-            )
-            require(
-                self.expand == 2 or self.intermediate_size == inner,
-                f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
-                f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`.",
-            )
+        rank = self.time_step_rank
+        require(not mamba or isinstance(rank, int), f"`time_step_rank` must be a number or 'auto', got {rank!r}.")
+        require(
+            not (mamba and self.fixed_step),
+            "`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.",
+        )
+        require(
+            not mamba or self.expand == 2 or self.intermediate_size == self.expand * self.hidden_size,
+            f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
+            f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`.",
+        )
 
     @property
     def has_fixed_step(self) -> bool:
