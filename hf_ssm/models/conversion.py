@@ -125,12 +125,10 @@ def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collec
 
 def _read_config(source: str | Path, folder: Path) -> dict[str, Any]:
     """Read the `config.json` of a folder or Hub id; of a folder without it, Mistral's `params.json` or a YAML file."""
-    path: Path | None = folder / "config.json"
-    if not folder.is_dir():
-        path = find_file(source, "config.json")
-        if path is None:
-            raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and no model on the Hub")
-    elif not path.is_file():
+    path = find_file(folder if folder.is_dir() else source, "config.json")
+    if path is None and not folder.is_dir():
+        raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and no model on the Hub")
+    if path is None or not path.is_file():
         yaml_files = [path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}")]
         path = next(folder.glob("params.json"), yaml_files[0] if len(yaml_files) == 1 else None)
     if path is None:

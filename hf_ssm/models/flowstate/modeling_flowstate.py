@@ -218,9 +218,8 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         kind = self.config.check_prediction_type(prediction_type or self.config.prediction_type)
         if not batch_first:
             given: list[Any] = [past_values, past_observed_mask, future_values, future_observed_mask]
-            past_values, past_observed_mask, future_values, future_observed_mask = (
-                None if values is None else values.transpose(0, 1) for values in given
-            )
+            given = [None if values is None else values.transpose(0, 1) for values in given]
+            past_values, past_observed_mask, future_values, future_observed_mask = given
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
         steps, patch, scale = self._lengths(prediction_length, scale_factor, future)

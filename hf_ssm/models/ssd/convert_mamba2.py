@@ -92,7 +92,7 @@ class Mamba2Converter(Converter):
         """
         is_typed = config.get("model_type") is not None
         if is_typed:
-            whole = Mamba2Config().to_dict() | config
+            whole = {**Mamba2Config().to_dict(), **config}
             own = {name: value for name, value in whole.items() if name not in _UNUSED_FIELDS}
             own["time_step_limit"] = step_limit(config.get("time_step_limit"))
             if not any(name.endswith("embedding.weight") for name in tensors):
