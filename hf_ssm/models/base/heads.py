@@ -239,7 +239,7 @@ class SSMForSignalRegression(LabelHead):
         if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
             labels = labels.unsqueeze(-1)
         if is_shared(self.model.sharing) and self.pooling is None:
-            return self.model.sharing.mean_squared_error(logits, labels, attention_mask)
+            logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but the output has the shape {tuple(logits.shape)} "

@@ -168,9 +168,9 @@ class StateSpaceFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
         model = self.state_space()
-        model["c"] = model["c"][direction]
+        model["c"] = model["c"][0]
         model = {name: matrix[channels] for name, matrix in model.items()}
         step, skip = self.time_step()[channels], None if skip is None else skip[channels]
         if self.low_rank:
