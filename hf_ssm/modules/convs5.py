@@ -224,8 +224,8 @@ class ConvS5(SequenceOperator):
         if self.tau_statistics != "batch":
             return kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2).mean().to(self.C.dtype)
         moments = self._moments(reading, length, processes)
-        moments = (moment.repeat_interleave(self.neighbours, dim=1) for moment in moments)
-        return kernel_matrix_tau(system, length, *moments).mean().to(self.C.dtype)
+        mean, variance = (moment.repeat_interleave(self.neighbours, dim=1) for moment in moments)
+        return kernel_matrix_tau(system, length, mean, variance).mean().to(self.C.dtype)
 
     @property
     def neighbours(self) -> int:  # type: ignore[override]

@@ -23,7 +23,6 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.rollback import PastRecording
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import StreamingConvolution
@@ -514,7 +513,7 @@ def cache_for(
     # A cache that this model has filled was checked then.
     is_own = isinstance(cache, SSMCache) and cache.is_of(model)
     non_causal_flag = None if is_own else model.config.non_causal_flag
-    if is_shared(model.sharing):
+    if model.sharing is not None:
         if use_cache or cache is not None:
             raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and `cache`.")
         return None
