@@ -1,12 +1,14 @@
 """Reading files that may be compressed, with one-line errors."""
 
 import bz2
+import glob
 import gzip
 import io
 import lzma
+import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -90,3 +92,28 @@ def bare_suffix(path: Path) -> str:
     """The lower-case suffix before that of a compressed file: ".csv" for "a.CSV.gz", and ".bed" for lists of peaks."""
     stem = path.with_suffix("") if is_compressed(path) else path
     return _SAME_FORMAT.get(stem.suffix.lower(), stem.suffix.lower())
+
+
+def source_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files of a path, of a glob (sorted by name), or of a list of both; a path that does not exist stays."""
+    paths: list[Path] = []
+    for name in [source] if isinstance(source, (str, os.PathLike)) else source:
+        text = os.path.expanduser(name)
+        matches = [] if Path(text).exists() else sorted(glob.glob(text, recursive=True))
+        paths += map(Path, matches or [text])
+    return paths
+
+
+def common_suffix(paths: Sequence[Path]) -> str:
+    """The `bare_suffix` of files that are read together.
+
+    Raises:
+        ValueError: Files have different formats.
+    """
+    others = [path for path in paths if bare_suffix(path) != bare_suffix(paths[0])]
+    if others:
+        raise ValueError(
+            f"source: {paths[0].name!r} and {others[0].name!r} have different formats: give files of one kind, such as "
+            "'folder/*.csv.gz'."
+        )
+    return bare_suffix(paths[0])
