@@ -164,7 +164,7 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_rows(
-    path: Path, column_names: Sequence[str] | None = None, quoted: bool = True, columns: Sequence[str] | None = None
+    path: Path, column_names: Sequence[str] | None = None, quoted: bool = True
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a table, of which few are in memory, each with its number in the file: see `row_noun`.
 
@@ -173,7 +173,6 @@ def read_rows(
     Args:
         path: A file with one of `READ_SUFFIXES`, or a labelled FASTA file.
         column_names, quoted: As in `load_sequences`.
-        columns: The columns that are read of a parquet file; None for all.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -187,7 +186,7 @@ def read_rows(
         if suffix == ".parquet":
             table = pyarrow.parquet.ParquetFile(file)
             _check_unique(table.schema_arrow.names)
-            batches = table.iter_batches(_ROWS, columns=columns)
+            batches = table.iter_batches(_ROWS)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
         elif suffix == ".txt":
             lines = ((number, line.rstrip("\n")) for number, line in enumerate(file, start=1))

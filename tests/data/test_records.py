@@ -184,7 +184,7 @@ def test_bed_and_genome_belong_together(file):
         (
             "i.jsonl",
             '{"sequence": "A", "x": 1}\n{"sequence": "A", "x": "b"}\n',
-            r"i\.jsonl: .*column 'x' has values of different types",
+            r"i\.jsonl': the column 'x' has values of different types",
         ),
         (
             "i.csv",
