@@ -148,7 +148,7 @@ def load_sequences(
             "column."
         )
     check_fractions(validation_fraction, test_fraction)
-    if source in GENERATORS:
+    if source in [*GENERATORS]:
         return _generate(str(source), seed, generator_options)
     paths = source_files(source)
     name = ", ".join(map(str, paths)) if isinstance(source, list) else os.fspath(source)

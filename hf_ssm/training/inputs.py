@@ -222,7 +222,7 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     if settings.data["streaming"]:
         return _rows_of_stream(settings, labelled)
     source, arguments = settings.data["dataset"], settings.loader_arguments
-    if source not in GENERATORS:
+    if source not in [*GENERATORS]:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
         task = TASKS[settings.task]
@@ -257,7 +257,7 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     kind = classes = None
     if labels is not None:
         kind, classes = _check_labels(settings, rows, labels)
-    is_generated, limit = data["dataset"] in GENERATORS, data["max_length"]
+    is_generated, limit = data["dataset"] in [*GENERATORS], data["max_length"]
     description = rows["train"].info.description if is_generated else ""
     numbers = is_signal(rows["train"].features[settings.sequence_column])
     _check_kind_of_input(settings, numbers)
