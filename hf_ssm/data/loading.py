@@ -162,7 +162,7 @@ def load_sequences(
     files = {"train": paths, **_split_files(validation_file=validation_file, test_file=test_file)}
     shares = {"validation": validation_fraction, "test": test_fraction}
     contigs = {"validation_contigs": validation_contigs, "test_contigs": test_contigs}
-    of_tables = {f"{split}_file": str(each[0]) for split, each in files.items() if split != "train"}
+    of_tables: dict[str, Any] = {f"{split}_file": str(each[0]) for split, each in files.items() if split != "train"}
     of_tables |= {} if column_names is None else {"column_names": column_names}
     of_tables |= {} if quoted else {"quoted": quoted}
     suffix = common_suffix(paths)

@@ -406,10 +406,11 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
     """The collator of the task; masks are drawn with the seed of the run, or by the stream."""
-    seed, tokenizer = int(settings.training["seed"]), data.tokenizer
-    is_stream = data.stream is not None and tokenizer is not None
+    seed, tokenizer, is_stream = int(settings.training["seed"]), data.tokenizer, data.stream is not None
     collator: Any = data.collator
-    if tokenizer is not None and settings.task == "token-classification":
+    if tokenizer is None:
+        return data.collator
+    if settings.task == "token-classification":
         collator = DataCollatorForTokenClassification(tokenizer)
     elif settings.task == "causal-lm":
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)

@@ -91,7 +91,7 @@ def test_labels_in_headers(tmp_path: Path, headers: list[str], names: Any, split
 def test_fasta_without_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "a.fa", ">sp|P69905|HBA first\nACGT\n>lcl|x\nACGA\n")
     assert load_sequences(path, window=4, **ALL)["train"]["name"][:] == ["sp|P69905|HBA", "lcl|x"]
-    with pytest.raises(ValueError, match="have no labels, but model.task='sequence-classification' needs labels"):
+    with pytest.raises(ValueError, match=r"have no labels, but model.task='sequence-classification' needs labels"):
         inputs(path, "sequence-classification", window=4)
     write(tmp_path / "a.fa", ">a label=1\nACGT\n>b\nACGA\n")
     with pytest.raises(ValueError, match="the header 'b' has no label: write '>name label=1'"):
