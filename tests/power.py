@@ -31,7 +31,10 @@ OPPOSITE: dict[type, Any] = {
 }
 
 # Tests that all layers and models pass through, for modules that no test names.
-CORE = [ROOT / "tests" / "models" / f"test_{name}.py" for name in ("padding_and_causality", "packing", "generation", "cache")]
+CORE = [
+    ROOT / "tests" / "models" / f"test_{name}.py"
+    for name in ("padding_and_causality", "packing", "generation", "cache")
+]
 
 
 def mutant(path: Path, index: int) -> tuple[int, str, str] | None:
