@@ -5,19 +5,27 @@ Legend: `L` tokens of a window, `T` those without special tokens, `V` vocabulary
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, shared_length, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
-from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs, unmasked_log_probs
+from hf_ssm.inference.likelihoods import (
+    CausalLikelihood,
+    log_probs_of,
+    mask_token_of,
+    masked_log_probs,
+    shared_length,
+    unmasked_log_probs,
+    without_end,
+)
+from hf_ssm.inference.model import SequenceModel, check_finite
+from hf_ssm.inference.variant_windows import Pair, unique_texts
 from hf_ssm.probes.reading import check_choice
 
-__all__ = ["DESCRIPTIONS", "SCORES", "WHY_MISSING", "AlleleScores", "Pair", "unique_texts"]
+__all__ = ["SCORES", "WHY_MISSING", "AlleleScores"]
 
 _LIKELIHOODS = {
     "llr": ("causal", "log-likelihood"),
@@ -42,7 +50,7 @@ SCORES = {
 }
 """Name of each score, and the head that it needs."""
 
-DESCRIPTIONS = {
+_DESCRIPTIONS = {
     **{
         prefix + name: f"{_FORMS[prefix].format(what)} (nats)"
         for name, (_, what) in _LIKELIHOODS.items()
@@ -52,8 +60,6 @@ DESCRIPTIONS = {
     "masked_log_odds": "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
     "embedding_distance": "Euclidean distance of the mean hidden states of the last layer",
 }
-"""Meaning of each score."""
-
 _NO_LIKELIHOOD = "no base of the window has another base before it"
 WHY_MISSING = {
     **{prefix + "llr": _NO_LIKELIHOOD for prefix in _FORMS},
@@ -65,46 +71,6 @@ WHY_MISSING = {
 
 Reading = dict[str, float | None]
 """Name to score of a pair of windows; `None` if there is none."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The windows of one strand with both alleles of a variant.
-
-    Attributes:
-        ref, alt: Their tokens.
-        alleles: Letters of both alleles.
-        before: Letters of the windows before the alleles.
-        length: Letters of each window.
-        is_reversed: Whether the windows are those of the reverse strand.
-        where: The variant, for messages.
-    """
-
-    ref: Encoded
-    alt: Encoded
-    alleles: tuple[int, int]
-    before: int
-    length: int
-    is_reversed: bool
-    where: str
-
-    @property
-    def texts(self) -> tuple[Encoded, Encoded]:
-        """Both windows."""
-        return self.ref, self.alt
-
-
-def unique_texts(pairs: Sequence[Pair]) -> tuple[list[Encoded], list[tuple[int, int]]]:
-    """The windows of several pairs without repetitions, and the numbers of those of each pair.
-
-    The alleles of a record, for example, have the same window of the reference.
-    """
-    texts: dict[bytes, tuple[int, Encoded]] = {}
-    numbers = [
-        tuple(texts.setdefault(text.ids.numpy().tobytes(), (len(texts), text))[0] for text in pair.texts)
-        for pair in pairs
-    ]
-    return [text for _, text in texts.values()], [(ref, alt) for ref, alt in numbers]
 
 
 class _Likelihoods(NamedTuple):
@@ -152,7 +118,7 @@ class AlleleScores:
                 raise ValueError(
                     f"`scores`={name!r} needs a {SCORES[name]} language model, not a {type(model.model).__name__}."
                 )
-        self.descriptions: Mapping[str, str] = DESCRIPTIONS
+        self.descriptions: Mapping[str, str] = _DESCRIPTIONS
         self.why_missing: Mapping[str, str] = WHY_MISSING
         self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
         self._likelihood = CausalLikelihood(model) if model.head == "causal" else None
@@ -229,25 +195,24 @@ class AlleleScores:
 
     def _masked(self, pairs: Sequence[Pair]) -> list[Reading]:
         mask = mask_token_of(self.model)
-        usable = [
-            number
-            for number, pair in enumerate(pairs)
-            if pair.alleles[0] == pair.alleles[1] and torch.equal(pair.ref.letters, pair.alt.letters)
-        ]
-        differing = [pairs[number].ref.ids != pairs[number].alt.ids for number in usable]
-        masked = [
-            Encoded(
-                torch.where(places, mask, pairs[number].ref.ids), pairs[number].ref.special, pairs[number].ref.letters
-            )
-            for number, places in zip(usable, differing, strict=True)
-        ]
         scores: list[Reading] = [{"masked_log_odds": None} for _ in pairs]
+        usable = [
+            (number, *pair.texts)
+            for number, pair in enumerate(pairs)
+            if pair.alleles[0] == pair.alleles[1] and torch.equal(pair.texts[0].letters, pair.texts[1].letters)
+        ]
+        differing = [ref.ids != alt.ids for _, ref, alt in usable]
+        masked = [
+            replace(ref, ids=torch.where(places, mask, ref.ids))
+            for (_, ref, _), places in zip(usable, differing, strict=True)
+        ]
         for batch in self.model.run(masked):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+                number, *texts = usable[row]
                 places = differing[row].nonzero().squeeze(1).to(logits.device)
-                ref, alt = (text.ids.to(logits.device)[places] for text in pairs[usable[row]].texts)
+                ref, alt = (text.ids.to(logits.device)[places] for text in texts)
                 odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                scores[usable[row]]["masked_log_odds"] = odds.sum().item()
+                scores[number]["masked_log_odds"] = odds.sum().item()
         return scores
 
     def _distances(self, pairs: Sequence[Pair]) -> list[Reading]:

@@ -84,7 +84,6 @@ class BasesModel:
 
     Attributes:
         is_causal: Whether the model is causal, and not masked.
-        mask: Id of the mask token of a masked model.
 
     Raises:
         ValueError: The model is no language model, or the tokenizer joins bases.
@@ -98,7 +97,6 @@ class BasesModel:
                 "predict --track`."
             )
         self.model, self.is_causal = model, model.head == "causal"
-        self.mask = -1 if self.is_causal else mask_token_of(model)
         self._error = (
             f"{purpose} needs a tokenizer with one token for each base, at each place of the sequence: use another "
             "model, or score variants with `hf-ssm score`, which takes any tokenizer."
@@ -129,12 +127,12 @@ class BasesModel:
         Returns:
             For each place, the tokens of its window, the letter in the window, and the logits `(V,)`.
         """
-        left = window // 2
+        mask, left = mask_token_of(self.model), window // 2
         windows = [self.tokens(text[max(0, place - left) : place + window - left]) for place in places]
         letters = [min(place, left) for place in places]
         masked = [
             # With the special tokens behind the letters, which the model has read in training.
-            with_mask(each.encoded, each.before + letter, self.mask)
+            with_mask(each.encoded, each.before + letter, mask)
             for each, letter in zip(windows, letters, strict=True)
         ]
         logits: list[Tensor] = [torch.empty(0)] * len(masked)

@@ -125,9 +125,7 @@ class SequenceModel:
         ValueError: `max_tokens_per_batch` is not positive, or the model has an encoder and a decoder.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384, reads: ReadOptions | None = None
-    ):
+    def __init__(self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384, reads: ReadOptions | None = None):
         if max_tokens_per_batch < 1:
             raise ValueError(f"`max_tokens_per_batch`={max_tokens_per_batch}: give a positive number.")
         self.model, self.tokenizer = unwrapped(model), tokenizer
@@ -149,6 +147,10 @@ class SequenceModel:
         self._has_noted_case = False
         self._vocabulary = tokenizer.get_vocab()
         self._arguments = inspect.signature(self.model.forward).parameters
+
+    def with_model(self, model: Any) -> "SequenceModel":
+        """A part of the model, such as the model without its head, with the same tokenizer and options."""
+        return SequenceModel(model, self.tokenizer, self.max_tokens_per_batch, self.reads)
 
     def letters(self, sequence: str) -> str:
         """A sequence as the model reads it: in capitals unless the case is kept; one line of the log says so."""

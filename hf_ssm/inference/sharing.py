@@ -1,7 +1,7 @@
 """Processes of `accelerate launch` or `torchrun` that compute one table together.
 
-Each process computes some parts of the table (see `table_job.py`), and the first one joins them. Errors are exchanged, so
-all processes end when one of them fails, and one of them reports the error.
+Each process computes some parts of the table (see `table_job.py`), and the first one joins them. Errors are exchanged,
+so all processes end when one of them fails, and one of them reports the error.
 """
 
 import os

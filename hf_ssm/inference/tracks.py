@@ -102,7 +102,7 @@ class BaseTracks:
     def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True):
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
-        self.model, self._bases, self._both_strands = model, BasesModel(model, "a track of each base"), both_strands
+        self.model, self._bases, self._both_strands = model, BasesModel(model, "a measure of each base"), both_strands
         self._window, self.step = window, window // 2
         is_causal = self._bases.is_causal
         # Bases before and after the measured ones, in the direction of the strand.
@@ -160,9 +160,7 @@ class BaseTracks:
         measure = self._causal if self._bases.is_causal else self._masked
         strands = [measure([self._cut(*text) for text in texts])]
         if self._both_strands:
-            turned = [
-                (reverse_complement(text), len(text) - stop, len(text) - start) for text, start, stop in texts
-            ]
+            turned = [(reverse_complement(text), len(text) - stop, len(text) - start) for text, start, stop in texts]
             strands.append([values[:, ::-1] for values in measure([self._cut(*text) for text in turned])])
         return [mean_of_strands(of_text) for of_text in zip(*strands, strict=True)]
 
