@@ -1,4 +1,4 @@
-"""`hf-ssm score --target`, and VCF files as its output, from files to files."""
+"""`hf-ssm score` and `saturate` with predictions, and VCF files as its output, from files to files."""
 
 import gzip
 import random
@@ -141,9 +141,9 @@ def test_two_models_in_one_file(score) -> None:
 
 
 def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_ssm.cli.effects._BLOCK", 3)
-    region = ["--saturate", "chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
-    assert main(["score", "class", *region]) == 0
+    monkeypatch.setattr("hf_ssm.cli.saturate._BLOCK", 3)
+    region = ["chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
+    assert main(["saturate", "class", *region]) == 0
     found = pd.read_csv("out.csv")
     assert len(found) == 12 and found["pos"].unique().tolist() == [41, 42, 43, 44]
     lines = [f"{row.chrom},{row.pos},{row.ref},{row.alt}" for row in found.itertuples()]
@@ -176,10 +176,10 @@ def test_errors_come_before_the_scores(
         ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
         ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
-        ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
+        ("lm", "o.csv", ["--flank", "3"], "v.vcf", "`flank`=3 needs `target`"),
     ]:
         assert score(model, output, *more, variants=variants) == 2, output
         assert message in capsys.readouterr().err
-    region = ["score", "lm", "--saturate", "chr1:1-3", "--genome", "g.fa", "--output"]
+    region = ["saturate", "lm", "chr1:1-3", "--genome", "g.fa", "--output"]
     assert main([*region, "o.csv", "--per-strand"]) == main([*region, "o.vcf"]) == 2
     assert not list(folder.glob("*o.*")) and not list(folder.glob(".o*"))

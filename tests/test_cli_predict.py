@@ -21,7 +21,7 @@ from transformers import (
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import windows as windows_module
+from hf_ssm.inference import table_job
 from hf_ssm.inference.predict import Predictor
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
@@ -249,11 +249,11 @@ def test_wrong_options(checkpoints, file, tmp_path, capfd):
 
 def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
     """Interrupted after each part: the table is that of an undisturbed run."""
-    monkeypatch.setattr(windows_module, "_MOST_ITEMS", 2)
+    monkeypatch.setattr(table_job, "MOST_ITEMS", 2)
     path = file("i.fa", FASTA)
     command = [checkpoints["own"], path, "--window", "6", "--stride", "3", "--both-strands", "--output"]
     assert run(*command, tmp_path / "whole.csv") == 0
-    whole, calls = Predictor.table_of_groups, 0
+    whole, calls = Predictor.table, 0
 
     def interrupted(self, groups):
         nonlocal calls
@@ -262,7 +262,7 @@ def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return whole(self, groups)
 
-    monkeypatch.setattr(Predictor, "table_of_groups", interrupted)
+    monkeypatch.setattr(Predictor, "table", interrupted)
     runs = 1
     while run(*command, tmp_path / "o.csv") == 130:
         assert "the same command continues where it stopped" in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_the_column_of_the_training_is_the_default(checkpoints, file, tmp_path, 
 
 
 def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda args: pytest.fail("loaded"))
+    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda *args, **options: pytest.fail("loaded"))
     path = file("my data.csv", "dna,name\nACGT,a\nCCGT,b\n")
     assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
         f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"

@@ -84,6 +84,7 @@ class VariantEmbedder:
 
     Attributes:
         names: Columns of the vectors, three for each layer.
+        columns: All columns of results.
 
     Raises:
         ValueError: As for `embed_variants`, as far as it concerns the arguments.
@@ -108,6 +109,7 @@ class VariantEmbedder:
         self._windows = VariantWindows(self._embedder.model, genome, window)
         self._strands = STRANDS if both_strands else STRANDS[:1]
         self.names = [f"{name}_{allele}" for name in self._embedder.names for allele in ALLELES]
+        self.columns = [*self.names, "reason"]
 
     def job(self, read: Callable[[], Iterable[Variant]], total: int | None = None) -> TableJob[Variant]:
         """The table of variants; `total` is their number."""

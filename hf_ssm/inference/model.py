@@ -148,6 +148,13 @@ class SequenceModel:
         self._vocabulary = tokenizer.get_vocab()
         self._arguments = inspect.signature(self.model.forward).parameters
 
+    @property
+    def training_letters(self) -> int | None:
+        """Letters of the longest training sequence; `None` if they are not known."""
+        if self.reads.window is not None or self.reads.max_length is None or not self.reads_only_dna:
+            return self.reads.window
+        return max(1, self.reads.max_length - int(self.tokenizer.num_special_tokens_to_add()))
+
     def with_model(self, model: Any) -> "SequenceModel":
         """A part of the model, such as the model without its head, with the same tokenizer and options."""
         return SequenceModel(model, self.tokenizer, self.max_tokens_per_batch, self.reads)
@@ -181,6 +188,8 @@ class SequenceModel:
                 than those of DNA for a model of DNA.
         """
         texts = [record.sequence for record in records]
+        if not texts:
+            return []
         if self.tokenizer.is_fast:
             options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
             rows = self.tokenizer(texts, **options, verbose=False)

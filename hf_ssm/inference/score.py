@@ -137,6 +137,7 @@ class VariantScorer:
 
     Attributes:
         descriptions: What each column of scores is, in their order.
+        columns: All columns of results.
         evaluated: The columns that compare both alleles, for `evaluate_scores`.
     """
 
@@ -182,6 +183,7 @@ class VariantScorer:
         self.descriptions |= {
             column: f"{self.descriptions[name]}, {strand} strand" for column, (name, strand) in self._per_strand.items()
         }
+        self.columns = [*self.descriptions, *REASONS]
 
     def job(self, read: Callable[[], Iterable[Variant]], **options: Any) -> TableJob[Variant]:
         """The table of the columns, the scores and the reasons of variants; `options` of `TableJob`."""
