@@ -131,6 +131,20 @@ def test_vcf_has_the_scores_and_everything_of_the_input(score, source: str, outp
     assert Path("out.vcf.gz.tbi").exists() == output.endswith(".gz")
 
 
+def test_a_classifier_scores_all_classes_in_windows_of_the_training(score, folder: Path, capsys) -> None:
+    (folder / "class" / "train_config.yaml").write_text("data: {dataset: x.csv}\n")
+    # The longest row, with the special tokens of the tokenizer.
+    added = hf_ssm.build_dna_tokenizer().num_special_tokens_to_add()
+    longest = f'{{"train": {{"rows": 3, "hash": "", "longest": {16 + added}}}}}'
+    (folder / "class" / "data_fingerprint.json").write_text(longest)
+    for name, more in (("out.csv", []), ("all.csv", ["--window", "16", "--target", "all"])):
+        words = ["score", "class", "v.vcf", "--genome", "g.fa", "--output", name]
+        assert main([*words, *more]) == 0
+        assert "Next:\n  hf-ssm saturate class CONTIG:FIRST-LAST --genome g.fa" in capsys.readouterr().err
+    assert Path("out.csv").read_text() == Path("all.csv").read_text()
+    assert set(COLUMNS) < set(pd.read_csv("out.csv"))
+
+
 def test_two_models_in_one_file(score) -> None:
     assert score("class", "one.vcf.gz", "--target", "all") == 0
     assert score("lm", "one.vcf", variants="one.vcf.gz") == 2

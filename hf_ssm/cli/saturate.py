@@ -144,7 +144,7 @@ def _substitutions(genome: Genome, contig: str, first: int, last: int) -> Iterat
                 yield Variant(columns, contig, place, ref, alt)
 
 
-def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:
+def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: Sequence[str]) -> Iterator[Path]:
     if not can_draw("pictures"):
         return
     frame = table.to_pandas().rename(columns={"pos": "position"})

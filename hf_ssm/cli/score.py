@@ -47,6 +47,8 @@ def scorer_of(args: argparse.Namespace, model: SequenceModel, genome: Genome | N
     if args.window is None:
         is_classifier = model.head in ("class", "tokens")
         args.window = (is_classifier and model.training_letters) or SCORE_WINDOW
+        if is_classifier and model.training_letters:
+            print(f"Windows have {args.window} bases, as the training sequences (--window).", file=sys.stderr)
     return VariantScorer(model, genome, window=args.window, both_strands=not args.one_strand, **options)
 
 

@@ -54,7 +54,9 @@ def base_tokens(model: SequenceModel, text: str, error: str = "the tokenizer joi
     Raises:
         ValueError: The tokenizer joins letters, with the message `error`.
     """
-    (encoded,) = model.encode([Record(text, "the sequence")], refuse_unknown=False)
+    record = Record(text, "the sequence")
+    model.check_letters(record)
+    (encoded,) = model.encode([record], refuse_unknown=False)
     stop = len(without_end(encoded))
     before = stop - len(text)
     if before < 0 or not torch.equal(encoded.letters[before:stop, 0], torch.arange(len(text))):

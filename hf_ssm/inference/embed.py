@@ -76,7 +76,7 @@ def embed(
             not finite, tokens of both strands that have different letters.
     """
     reader = SequenceModel(model, tokenizer, max_tokens_per_batch)
-    options = {"layers": layers, "pooling": pooling, "both_strands": both_strands}
+    options: dict[str, Any] = {"layers": layers, "pooling": pooling, "both_strands": both_strands}
     embedder = Embedder(reader, window=window, stride=stride, **options)
     return embedder.job(lambda: as_records(inputs, sequence_column)).dataset()
 

@@ -15,10 +15,10 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import Record
 from hf_ssm.data.variants import Variant, as_variants
+from hf_ssm.inference.alleles import STRANDS, Pair, VariantWindows
 from hf_ssm.inference.embed import Embedder, vector_column
 from hf_ssm.inference.model import SequenceModel, mean_of_strands
 from hf_ssm.inference.table_job import TableJob, with_input_columns
-from hf_ssm.inference.variant_windows import STRANDS, Pair, VariantWindows
 
 __all__ = ["ALLELES", "VariantEmbedder", "embed_variants"]
 
@@ -69,7 +69,7 @@ def embed_variants(
             result.
     """
     reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
-    options = {"layers": layers, "pooling": pooling, "both_strands": both_strands, "window": window}
+    options: dict[str, Any] = {"layers": layers, "pooling": pooling, "both_strands": both_strands, "window": window}
     embedder = VariantEmbedder(reader, genome, **options)
     rows = list(variants)
     return embedder.job(lambda: as_variants(rows)).dataset()

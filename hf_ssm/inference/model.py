@@ -181,7 +181,8 @@ class SequenceModel:
 
         Args:
             records: The sequences.
-            refuse_unknown: Whether mostly unknown tokens are an error, unless the sequence is a window of a longer one.
+            refuse_unknown: Whether letters of another alphabet are an error, and mostly unknown tokens, unless the
+                sequence is a window of a longer one.
 
         Raises:
             ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
@@ -205,7 +206,8 @@ class SequenceModel:
         encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
         for record, text in zip(records, encoded, strict=True):
             self._check(record, text)
-            if refuse_unknown and not record.is_window:
+            if refuse_unknown:
+                self.check_letters(record)
                 self._check_unknown(record, text)
         return encoded
 
@@ -243,9 +245,10 @@ class SequenceModel:
                 f"{record.where} has {count} tokens, but the model takes at most {self.longest}: cut the sequence "
                 "into windows of at most this length (`window`, --window)."
             )
-        self.check_letters(record)
 
     def _check_unknown(self, record: Record, encoded: Encoded) -> None:
+        if record.is_window:
+            return
         unknown = encoded.letters[self._is_unknown(encoded)].tolist()
         count = int((~encoded.special).sum())
         if len(unknown) <= MOST_UNKNOWN * count:

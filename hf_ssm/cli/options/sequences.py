@@ -182,11 +182,13 @@ def add_saturate(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     regions = "regions of the genome, such as chr1:1,001-1,200 (positions count from 1)"
     parser.add_argument("places", metavar="CONTIG:FIRST-LAST", nargs="+", help=regions)
-    add = parser.add_argument_group("input").add_argument
-    add("--genome", metavar="FASTA", type=Path, required=True, help="FASTA file of the genome")
-    add = _add_scores(parser, _TRAINED, f"default: {SATURATION_HORIZON}, and with --target the rest of the window")
+    group = parser.add_argument_group("input")
+    group.add_argument("--genome", metavar="FASTA", type=Path, required=True, help="FASTA file of the genome")
+    add_score_option = _add_scores(
+        parser, _TRAINED, f"default: {SATURATION_HORIZON}, and with --target the rest of the window"
+    )
     maps = "of one region, write how each substitution changes the predictions of all its bases (npz, csv or parquet)"
-    add("--dependencies", action="store_true", help=maps)
+    add_score_option("--dependencies", action="store_true", help=maps)
     add = parser.add_argument_group("tracks").add_argument
     track = "also write tracks of the mean, min or max effect of the substitutions of each base (.bw)"
     add("--track", metavar="TRACK", nargs="+", choices=EFFECT_TRACKS, help=track)
