@@ -22,8 +22,6 @@ from filelock import FileLock
 from torch import nn
 from transformers.utils import logging
 
-from hf_ssm.data.records import Record
-from hf_ssm.data.variants import Variant
 from hf_ssm.inference.sharing import launched_workers
 from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import lock_file, replacing, unlock_file, write_text_atomically
@@ -161,13 +159,11 @@ def groups_of(items: Iterable[T], size: Callable[[T], int], most: int | None = N
         yield group
 
 
-def with_input_columns(
-    records: Sequence[Record] | Sequence[Variant], counts: Sequence[int], results: Mapping[str, Any]
-) -> pa.Table:
+def with_input_columns(records: Sequence[Any], counts: Sequence[int], results: Mapping[str, Any]) -> pa.Table:
     """A table of results after the columns of the inputs, with each value as often as its sequence has rows.
 
     Args:
-        records: The sequences, or variants.
+        records: The sequences (`Record`) or variants (`Variant`).
         counts: Number of rows of each.
         results: The columns of the results.
 
