@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification
 
 from hf_ssm.models.base.backbone import SSMModel
+from hf_ssm.models.views.sequences import Documents
 from hf_ssm.modules.pooling import pool
 from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
@@ -105,10 +105,14 @@ class SequenceSharing:
         return self.layout(self.length).whole(values)
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+        """As `Door.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
         if how == "max":
             # Unlike the others, it is no weighted sum of the positions.
-            return pool(self.join(hidden_states), mask, how, documents)
+            whole = self.join(hidden_states)
+            if documents is None:
+                return pool(whole, mask, how)
+            bucket = documents.bucket()
+            return pool(bucket.take(whole), bucket.mask, how)
         batch, length = hidden_states.shape[0], self.length
         if documents is None:
             numbers = torch.arange(batch, device=hidden_states.device).unsqueeze(1).expand(batch, length)
@@ -269,11 +273,9 @@ def join_positions(model: Any, values: Tensor) -> Tensor:
 
 def _numbers_of(documents: Documents) -> Tensor:
     """The number of the document at each position, `(B, L)`, on the CPU; -1 where there is none."""
-    numbers, lengths = torch.full(documents.shape, -1), documents.lengths
-    steps = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    places = documents.rows.repeat_interleave(lengths), documents.starts.repeat_interleave(lengths) + steps
-    numbers[places] = torch.arange(len(lengths)).repeat_interleave(lengths)
-    return numbers
+    numbers = torch.full((documents.shape[0] * documents.shape[1],), -1)
+    numbers[documents.places] = torch.arange(len(documents)).repeat_interleave(documents.lengths)
+    return numbers.view(documents.shape)
 
 
 def _weights(numbers: Tensor, count: int, how: str) -> Tensor:

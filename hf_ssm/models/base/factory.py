@@ -4,10 +4,15 @@ from collections.abc import Collection
 from typing import Any
 
 from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
+from hf_ssm.models.base.heads import (
+    SSMForMultipleChoice,
+    SSMForQuestionAnswering,
+    SSMForSequenceClassification,
+    SSMForSequencePairClassification,
+    SSMForSignalRegression,
+    SSMForTokenClassification,
+)
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 
 _HEADS: dict[type[SSMPreTrainedModel], str] = {

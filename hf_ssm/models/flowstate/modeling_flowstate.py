@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.flowstate.configuration_flowstate import FlowStateConfig
 from hf_ssm.models.flowstate.forecasting_flowstate import (
@@ -162,8 +162,6 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
     main_input_name = "past_values"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
-    # Its rows are whole series: there are no packed ones, and no padding but missing values.
-    has_rows: ClassVar[bool] = False
 
     def __init__(self, config: FlowStateConfig):
         super().__init__(config)
@@ -326,7 +324,6 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             return {}
         deltas = torch.full_like(values, scale)
         if extra:
-            check_is_tensor("time_deltas", extra["time_deltas"])
             if extra["time_deltas"].shape != past_values.shape[:2]:
                 raise ValueError(
                     f"`time_deltas` must be a number for each position, (batch, length) = "
@@ -369,7 +366,6 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
 
 def _series(name: str, values: Any, mask: Any) -> tuple[Tensor, Tensor]:
     """Values `(B C, L)`, 0 where they are missing, and whether they are observed."""
-    check_is_tensor(name, values)
     if values.dim() not in (2, 3) or 0 in values.shape:
         raise ValueError(
             f"`{name}` must have the shape (batch, length) or (batch, length, columns) with sizes of at least 1, got "
@@ -381,7 +377,6 @@ def _series(name: str, values: Any, mask: Any) -> tuple[Tensor, Tensor]:
     observed = ~values.isnan()
     if mask is not None:
         argument = name.replace("values", "observed_mask")
-        check_is_tensor(argument, mask)
         if mask.shape != values.shape:
             raise ValueError(f"`{argument}` must have the shape {tuple(values.shape)}, got {tuple(mask.shape)}.")
         observed = observed & mask.to(values.device).bool()

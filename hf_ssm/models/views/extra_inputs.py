@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_ssm.models.views.packing import PACKING_ARGUMENTS
-
 
 def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
     """`forward` with keyword arguments in its signature that it takes as `**kwargs`.
@@ -42,10 +40,4 @@ def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
     return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
 
 
-def take_for_backbone(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the `extra_inputs` and the arguments of packed rows from those of a head, and return them."""
-    packing = {name: kwargs.pop(name) for name in PACKING_ARGUMENTS[:3] if name in kwargs}
-    return take_extra_inputs(model, kwargs) | packing
-
-
-__all__ = ["cut_extra_input", "declaring", "take_extra_inputs", "take_for_backbone"]
+__all__ = ["cut_extra_input", "declaring", "take_extra_inputs"]
