@@ -161,7 +161,7 @@ class SSMModel(SSMPreTrainedModel):
         if states is not None and rows.mask is None:
             stepped = self._step_states(hidden_states, states)
             if stepped is not None:
-                return stepped, []
+                return stepped if keep_all else stepped[-1:], []
         dtype, outputs, taus = hidden_states.dtype, [hidden_states], list[Tensor]()
         for index, layer in enumerate(self.layers):
             if strands is not None and self.config.rc_swap:
