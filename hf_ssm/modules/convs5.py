@@ -20,13 +20,14 @@ from hf_ssm.modules.operator import (
     theory_flags,
 )
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import ByChannel, Reading, Rows, SegmentScan
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
 from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
+from hf_ssm.ops.sharing import whole_length
 from hf_ssm.ops.sobolev import causal_taps
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
@@ -143,15 +144,9 @@ class ConvS5(SequenceOperator):
                 self.observe(rows, precise.permute(0, 2, 3, 1, 4).flatten(0, 2))
             filtered = self._filtered(precise, rows, state)
             system = self.state_space()
-            if state is None:
-                # `ops/conv_ssm.py` has the loop over frames that this computes.
-                split = SegmentScan(
-                    lambda frames, before: conv_ssm(frames, *system, self.D, before),
-                    lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],
-                )
-                outputs = rows.map(lambda frames, _: conv_ssm(frames, *system, self.D)[0], filtered, split=split)
-            else:
-                outputs, after = conv_ssm(filtered, *system, self.D, state.get("scan"))
+            # `ops/conv_ssm.py` has the loop over frames that this computes.
+            outputs, after = conv_ssm(filtered, *system, self.D, None if state is None else state.get("scan"))
+            if state is not None:
                 state.put("scan", after)
         return outputs.to(inputs.dtype)
 
@@ -166,9 +161,7 @@ class ConvS5(SequenceOperator):
             return self._taps(inputs, count).repeat(pixels, 1)
 
         if state is None:
-            kernel = taps(rows.longest(inputs))
-            split = ByChannel(lambda batch, part: long_conv(batch, kernel[part]))
-            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), signals, split=split)
+            filtered = long_conv(signals, taps(whole_length(signals)))
         else:
             filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(signals, taps)
         return filtered.view_as(inputs)
@@ -225,13 +218,14 @@ class ConvS5(SequenceOperator):
         return MIMOSystem(a, b, c, None, taps)
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
+        length = reading.inputs.shape[1]
         length = length if processes is None else processes.largest(length, reading.inputs.device)
         system = self.system(length, reading.inputs.dtype)
         if self.tau_statistics != "batch":
-            return kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2).mean()
+            return kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2).mean().to(self.C.dtype)
         moments = self._moments(reading, length, processes)
-        return kernel_matrix_tau(system, length, *(m.repeat_interleave(self.neighbours, dim=1) for m in moments)).mean()
+        moments = (moment.repeat_interleave(self.neighbours, dim=1) for moment in moments)
+        return kernel_matrix_tau(system, length, *moments).mean().to(self.C.dtype)
 
     @property
     def neighbours(self) -> int:  # type: ignore[override]

@@ -53,6 +53,7 @@ class SSMModel(SSMPreTrainedModel):
 
     parameter_quantity = "embedding"
     sharing: Any = None  # The processes that hold some positions of each sequence: `parallel.split_sequences`.
+    observer: Any = None  # Sees what operators mix, in place of τ: `modules/observers.py`.
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -138,7 +139,9 @@ class SSMModel(SSMPreTrainedModel):
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         keep_all, taus = requested is not None and requested is not False, list[Tensor]()
         if cache is None:
-            outputs, taus = door.read(hidden_states, TauMeter() if output_tau else None, keep_all)
+            outputs, taus = door.read(
+                hidden_states, TauMeter() if output_tau and self.observer is None else self.observer, keep_all
+            )
         else:
             outputs = door.read_next(hidden_states, cache, keep_all)
         how = kwargs.get("pooling")
@@ -146,7 +149,7 @@ class SSMModel(SSMPreTrainedModel):
             last_hidden_state=outputs[-1] if how is None else door.pool(outputs[-1], how),
             cache=cache,
             hidden_states=selected_states(outputs, requested),
-            tau=torch.stack(taus) if output_tau else None,
+            tau=torch.stack(taus) if taus else None,
         )
 
     def run(

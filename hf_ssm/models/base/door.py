@@ -16,7 +16,7 @@ from hf_ssm.models.views.packing import find_documents, packing_argument
 from hf_ssm.models.views.sequences import Arrangement, Documents, arrange_tokens
 from hf_ssm.models.views.strands import Strands
 from hf_ssm.modules.pooling import pool
-from hf_ssm.modules.rows import Rows, is_shared
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.utils.processes import has_whole_parameters
@@ -95,8 +95,7 @@ class Door:
                 check_without_holes(self.mask)
             return None if self.mask is None or model.sharing is not None else arrange_tokens(self.mask)
         # Rows with common statistics are one batch, and all processes read as many batches.
-        has_statistics = observer is not None or model.layers[0].observer is not None
-        has_statistics |= model.training and model.config.norm_type == "batch"
+        has_statistics = observer is not None or (model.training and model.config.norm_type == "batch")
         is_one = has_statistics or model.sharing is not None or not has_whole_parameters(model)
         least = 1 if model.sharing is None else model.sharing.size
         return documents.arrange(
@@ -127,6 +126,54 @@ class Door:
         return self.model.sharing.cut(whole) if is_joined else whole
 
     def read_next(self, hidden_states: Tensor, cache: SSMCache, keep_all: bool = True) -> list[Tensor]:
+        """Run all layers for the next positions of the sequences in a cache, which is changed in place."""
+        model, length, seen = self.model, hidden_states.shape[1], cache.tokens_seen
+        if self.attention_mask is not None and seen is not None and self.attention_mask.shape[1] > length:
+            before = self.attention_mask[:, :-length].to(seen.device).bool().sum(1)
+            if (before < seen).any():
+                raise ValueError(
+                    "`attention_mask` leaves out positions that `cache` has read as tokens, such as the padding behind "
+                    "rows that ended early in `generate`, and a state cannot forget a token: leave out `cache`, and "
+                    "pass the whole text with its mask."
+                )
+        # The call has been checked: one that raised an error leaves an empty cache to any model.
+        cache.claim(model)
+        hidden_states, rows = model.dropout(hidden_states), Rows(self.mask, extra=self.extra)
+        read = partial(read_next, partial(model.run, keep_all=keep_all), cache)
+        if self.documents is not None:
+            # What was recorded before is of other documents.
+            cache.crop(0)
+            outputs = read(hidden_states, rows, self.documents)
+        elif cache.recording is not None:
+            outputs = cache.recording.read(cache, read, hidden_states, rows)
+        else:
+            outputs = read(hidden_states, rows)
+        if self.seq_idx is not None:
+            cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), self.attention_mask)
+        return outputs
+
+    def pool(self, hidden_states: Tensor, how: str) -> Tensor:
+        """A vector for each row, or each document: `(n, D)`, or `(n, 2 D)` of both strands.
+
+        Args:
+            hidden_states: `(B, L, D)`, or `(B, L, 2 D)`.
+            how: See `modules.pooling.pool`. The second strand is read from its own end.
+        """
+        if self.both_strands:
+            strand, other = hidden_states.chunk(2, dim=-1)
+            ways = (strand, how), (other, _FROM_THE_OTHER_END.get(how, how))
+            return torch.cat([self._pooled(*way) for way in ways], dim=-1)
+        return self._pooled(hidden_states, how)
+
+    def _pooled(self, hidden_states: Tensor, how: str) -> Tensor:
+        sharing = self.model.sharing
+        if self.documents is not None:
+            bucket = self.documents.bucket()
+            return pool(bucket.take(hidden_states if sharing is None else sharing.join(hidden_states)), bucket.mask, how)
+        return (pool if sharing is None else sharing.pool)(hidden_states, self.mask, how)
+
+
+def read_next(self, hidden_states: Tensor, cache: SSMCache, keep_all: bool = True) -> list[Tensor]:
         """Run all layers for the next positions of the sequences in a cache, which is changed in place."""
         model, length, seen = self.model, hidden_states.shape[1], cache.tokens_seen
         if self.attention_mask is not None and seen is not None and self.attention_mask.shape[1] > length:

@@ -4,15 +4,13 @@ from collections.abc import Collection
 from typing import Any
 
 from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.heads import (
+from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
+from hf_ssm.models.base.pretrained import SSMPreTrainedModel
+from hf_ssm.models.base.text_heads import (
     SSMForMultipleChoice,
     SSMForQuestionAnswering,
-    SSMForSequenceClassification,
     SSMForSequencePairClassification,
-    SSMForSignalRegression,
-    SSMForTokenClassification,
 )
-from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 
 _HEADS: dict[type[SSMPreTrainedModel], str] = {

@@ -139,7 +139,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         """
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
-        rows = Rows(observer=TauMeter() if output_tau else None)
+        rows = Rows(observer=TauMeter() if output_tau and self.observer is None else self.observer)
         if is_shared(self.sharing):
             rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
             pixel_values = rows.layout.cut(pixel_values)
@@ -159,7 +159,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             last_hidden_state=all_hidden_states[-1],
             cache=cache,
             hidden_states=selected_states(all_hidden_states, output_hidden_states),
-            tau=torch.stack(taus) if output_tau else None,
+            tau=torch.stack(taus) if taus else None,
         )
 
     def _check_frames(self, pixel_values: Any) -> None:
@@ -264,7 +264,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
         if is_shared(self.model.sharing):
-            return self.model.sharing.frame_loss(logits, labels, self.config.l1_weight)
+            logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but must be the video itself, {tuple(logits.shape)}, "

@@ -19,7 +19,7 @@ from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Halo, Rows
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
@@ -184,7 +184,7 @@ class ModalFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
         a, b, c, steps = self._complex_system(torch.float32, channels)
         return diagonal_recurrence(a, b, c, steps, "zoh", None if skip is None else skip[channels])
 
@@ -214,8 +214,7 @@ class WindowConvolution(LongConvolution):
         if state is not None or rows.observer is not None or self.has_sobolev_filter:
             return super().forward(inputs, rows, state, kernels=kernels, group=group)
         taps = self._recurrence(group).taps
-        split = Halo(taps.shape[1] - 1)
-        return rows.map(lambda batch, mask: short_conv(batch, taps, mask=mask), inputs, split=split)
+        return short_conv(inputs, taps, mask=rows.mask)
 
     def _recurrence(self, group: int) -> "Window":
         # `short_conv` has the tap of the present input last.

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Halo, Rows, SegmentScan
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import ScaledScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.sharing import cumulative_sum, next_values
 from hf_ssm.ops.ssd import ssd_extend, ssd_matrix
 
 __all__ = ["Mamba3Scan", "trapezoidal_scan"]
@@ -174,10 +175,8 @@ class Mamba3Scan(ScaledScan):
                 self.observe(rows, x.flatten(-2), statistics=statistics)
             B, C = self._biased(B, C)
             if state is None:
-                ahead = None if behind is None else rows.map(lambda values, _: _next(values), behind, split=Halo(0, 1))
-                split = SegmentScan(self._scan, self._passed, apply=self._carried)
-                given = x, decay, here, ahead, angles, B, C
-                outputs = rows.map(lambda *batch: self._scan(*batch[:-1])[0], *given, split=split)
+                ahead = None if behind is None else next_values(behind)
+                outputs, _ = self._scan(x, decay, here, ahead, angles, B, C)
             else:
                 outputs = self._read(x, decay, here, behind, angles, B, C, state)
         return self._combined(outputs if gate is None else gate(outputs))
@@ -204,9 +203,7 @@ class Mamba3Scan(ScaledScan):
             # Copies, as views would keep all positions.
             state.put("x", x[:, -1].clone())
             state.put("B", B[:, -1].clone())
-        y, after = self._scan(
-            x, decay, here, None if behind is None else _next(behind), angles, B, C, before, is_continued=True
-        )
+        y, after = self._scan(x, decay, here, None if behind is None else next_values(behind), angles, B, C, before)
         state.put("scan", after)
         return y
 
@@ -220,8 +217,6 @@ class Mamba3Scan(ScaledScan):
         B: Tensor,
         C: Tensor,
         before: Tensor | None = None,
-        *,
-        is_continued: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """The outputs `(B, L, R, D)` and the last state `(B, H, P, N)`, with what the next step adds of the last input.
 
@@ -229,7 +224,6 @@ class Mamba3Scan(ScaledScan):
             x, decay, here, angles, B, C: `(B, L, ...)`, the input and `terms`, and B and C of each head.
             ahead: β / α of the next position, `(B, L, H)`.
             before: The state before the first position; default zero.
-            is_continued: Whether the last state is needed.
         """
         x = self._ranked(x)
         if angles is not None:
@@ -238,23 +232,9 @@ class Mamba3Scan(ScaledScan):
             cosine, sine = _turns(angles)
             B, C = (_turned_pairs(part, cosine.unsqueeze(2), sine.unsqueeze(2)) for part in (B, C))
         y, after = trapezoidal_scan(x, decay, here, ahead, B, C, before, self.chunk_size)
-        if angles is not None and is_continued:
+        if angles is not None:
             after = _turned_pairs(after, cosine[:, -1].unsqueeze(-2), -sine[:, -1].unsqueeze(-2))
         return (y + self.D.unsqueeze(-1) * x).flatten(-2), after
-
-    def _passed(self, x: Tensor, decay: Tensor, here: Tensor, ahead: Tensor, angles: Tensor, *others: Tensor) -> Tensor:
-        """Factors of the state before a segment: its decay, cosines and sines, `(B, H, 1, 1 + 2 K)`."""
-        decay = torch.exp(-decay.sum(1)).unsqueeze(-1)
-        if angles is None:
-            return decay.unsqueeze(-2)
-        angle = angles.double().sum(1)
-        return torch.cat([decay, angle.cos().to(decay), -angle.sin().to(decay)], dim=-1).unsqueeze(-2)
-
-    def _carried(self, passed: Tensor, state: Tensor) -> Tensor:
-        """The state after a segment that leaves nothing itself."""
-        decay, cosine, sine = passed.split([1, self.pairs, self.pairs], dim=-1)
-        state = decay * state
-        return _turned_pairs(state, cosine, sine) if self.pairs else state
 
     def kernel_of_means(
         self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
@@ -314,7 +294,7 @@ class Mamba3Scan(ScaledScan):
             if angles is not None:
                 cosine, sine = (part.unsqueeze(2) for part in _turns(angles))
                 B, C = (_turned_pairs(part, cosine, sine) for part in (B, C))
-            ahead = torch.zeros_like(here) if behind is None else _next(behind)
+            ahead = torch.zeros_like(here) if behind is None else next_values(behind)
             steps, rate = _not_zero(decay), -decay.new_ones(self.heads)
             weight = ((here + ahead) / steps).unsqueeze(-1)
             heads = [channel // self.head_dim for channel in chosen]
@@ -394,18 +374,12 @@ def _not_zero(decay: Tensor) -> Tensor:
     return decay.clamp(min=_least(decay))
 
 
-def _next(values: Tensor) -> Tensor:
-    """The values at the next position, `(B, L, H)`, zero at the last one."""
-    return nn.functional.pad(values[:, 1:], (0, 0, 0, 1))
-
-
 def _turns(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the sums of the angles after the first position, `(B, L, H, K)`.
 
     The sums are computed in double precision, as they accumulate over a long sequence.
     """
-    total = angles.double().cumsum(1)
-    total = total - total[:, :1]
+    total = cumulative_sum(angles.double())
     return total.cos().to(angles.dtype), total.sin().to(angles.dtype)
 
 
