@@ -169,57 +169,10 @@ class Door:
         sharing = self.model.sharing
         if self.documents is not None:
             bucket = self.documents.bucket()
-            return pool(bucket.take(hidden_states if sharing is None else sharing.join(hidden_states)), bucket.mask, how)
+            return pool(
+                bucket.take(hidden_states if sharing is None else sharing.join(hidden_states)), bucket.mask, how
+            )
         return (pool if sharing is None else sharing.pool)(hidden_states, self.mask, how)
-
-
-def read_next(self, hidden_states: Tensor, cache: SSMCache, keep_all: bool = True) -> list[Tensor]:
-        """Run all layers for the next positions of the sequences in a cache, which is changed in place."""
-        model, length, seen = self.model, hidden_states.shape[1], cache.tokens_seen
-        if self.attention_mask is not None and seen is not None and self.attention_mask.shape[1] > length:
-            before = self.attention_mask[:, :-length].to(seen.device).bool().sum(1)
-            if (before < seen).any():
-                raise ValueError(
-                    "`attention_mask` leaves out positions that `cache` has read as tokens, such as the padding behind "
-                    "rows that ended early in `generate`, and a state cannot forget a token: leave out `cache`, and "
-                    "pass the whole text with its mask."
-                )
-        # The call has been checked: one that raised an error leaves an empty cache to any model.
-        cache.claim(model)
-        hidden_states, rows = model.dropout(hidden_states), Rows(self.mask, extra=self.extra)
-        read = partial(read_next, partial(model.run, keep_all=keep_all), cache)
-        if self.documents is not None:
-            # What was recorded before is of other documents.
-            cache.crop(0)
-            outputs = read(hidden_states, rows, self.documents)
-        elif cache.recording is not None:
-            outputs = cache.recording.read(cache, read, hidden_states, rows)
-        else:
-            outputs = read(hidden_states, rows)
-        if self.seq_idx is not None:
-            cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), self.attention_mask)
-        return outputs
-
-    def pool(self, hidden_states: Tensor, how: str) -> Tensor:
-        """A vector for each row, or each document: `(n, D)`, or `(n, 2 D)` of both strands.
-
-        Args:
-            hidden_states: `(B, L, D)`, or `(B, L, 2 D)`.
-            how: See `modules.pooling.pool`. The second strand is read from its own end.
-        """
-        if self.both_strands:
-            strand, other = hidden_states.chunk(2, dim=-1)
-            ways = (strand, how), (other, _FROM_THE_OTHER_END.get(how, how))
-            return torch.cat([self._pooled(*way) for way in ways], dim=-1)
-        return self._pooled(hidden_states, how)
-
-    def _pooled(self, hidden_states: Tensor, how: str) -> Tensor:
-        if is_shared(self.model.sharing):
-            return self.model.sharing.pool(hidden_states, self.mask, how, self.documents)
-        if self.documents is None:
-            return pool(hidden_states, self.mask, how)
-        bucket = self.documents.bucket()
-        return pool(bucket.take(hidden_states), bucket.mask, how)
 
 
 def read_next(
