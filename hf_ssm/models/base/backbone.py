@@ -139,9 +139,11 @@ class SSMModel(SSMPreTrainedModel):
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         keep_all, taus = requested is not None and requested is not False, list[Tensor]()
         if cache is None:
-            outputs, taus = door.read(
-                hidden_states, TauMeter() if output_tau and self.observer is None else self.observer, keep_all
-            )
+            observer = TauMeter() if output_tau and self.observer is None else self.observer
+            batches = door.batches(hidden_states, observer)
+            results = [self.run(*batch, keep_all=keep_all) for batch in batches]
+            layers, taus = zip(*(outputs for outputs, _ in results), strict=True), results[0][1]
+            outputs = [door.restore(batches, layer) for layer in layers]
         else:
             outputs = door.read_next(hidden_states, cache, keep_all)
         how = kwargs.get("pooling")
@@ -156,8 +158,8 @@ class SSMModel(SSMPreTrainedModel):
         self,
         hidden_states: Tensor,
         rows: Rows,
-        states: Sequence[LayerState] | None = None,
         strands: Strands | None = None,
+        states: Sequence[LayerState] | None = None,
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""

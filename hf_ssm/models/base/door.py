@@ -21,16 +21,16 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.utils.processes import has_whole_parameters
 
-__all__ = ["Door", "read_next"]
+__all__ = ["Batch", "Door", "read_next"]
 
-# All layers of a model: hidden states, rows and states to the hidden states of every layer, and what observers return.
-RunLayers = Callable[[Tensor, Rows, Sequence[LayerState]], tuple[list[Tensor], list[Tensor]]]
+# `SSMModel.run`: all layers.
+RunLayers = Callable[..., tuple[list[Tensor], list[Tensor]]]
 # How a strand that is read from the other end is pooled.
 _FROM_THE_OTHER_END = {"first": "last", "last": "first"}
 
 
-class _Batch(NamedTuple):
-    """Rows that layers read together, and how both strands became rows."""
+class Batch(NamedTuple):
+    """Rows that layers read together, `(R, M, D)`, and how both strands became rows."""
 
     hidden_states: Tensor
     rows: Rows
@@ -63,29 +63,21 @@ class Door:
         if extra and self.both_strands:
             raise ValueError(f"`{next(iter(extra))}` is for signals, which have no reverse complement: leave it out.")
         self.extra = check_extra_inputs(extra, self.mask, inputs) if extra else {}
+        self.arrangement: Arrangement | None = None
         check_length(model.config, inputs.shape[1], self.documents, cache)
 
-    def read(
-        self, hidden_states: Tensor, observer: Any = None, keep_all: bool = True
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run all layers.
+    def batches(self, hidden_states: Tensor, observer: Any = None) -> list[Batch]:
+        """Arrange the rows that layers read: those of the client, or sequences of similar length together.
 
         Args:
             hidden_states: `(B, L, D)`, or the embeddings of both strands, `(B, L, 2 D)`.
             observer: Watches the operators.
-            keep_all: Return the hidden states of every layer, not of the last one only.
-
-        Returns:
-            The hidden states at the positions of the client, and what the observer returns.
         """
-        rows, arrangement = Rows(self.mask, extra=self.extra, observer=observer), self._arrangement(observer)
-        if arrangement is None:
-            batches = [self._batch(hidden_states, rows)]
-        else:
-            batches = [self._batch(bucket.take(hidden_states), bucket.rows(rows)) for bucket in arrangement.buckets]
-        results = [self.model.run(batch.hidden_states, batch.rows, None, batch.strands, keep_all) for batch in batches]
-        layers = zip(*(outputs for outputs, _ in results), strict=True)
-        return [self._restored(arrangement, batches, outputs) for outputs in layers], results[0][1]
+        rows = Rows(self.mask, extra=self.extra, observer=observer)
+        self.arrangement = self._arrangement(observer)
+        if self.arrangement is None:
+            return [self._batch(hidden_states, rows)]
+        return [self._batch(bucket.take(hidden_states), bucket.rows(rows)) for bucket in self.arrangement.buckets]
 
     def _arrangement(self, observer: Any) -> Arrangement | None:
         """The rows that layers read; `None` for those of the client."""
@@ -102,7 +94,7 @@ class Door:
             [torch.arange(len(documents))] if is_one else documents.of_similar_length(), least=least
         )
 
-    def _batch(self, hidden_states: Tensor, rows: Rows) -> _Batch:
+    def _batch(self, hidden_states: Tensor, rows: Rows) -> Batch:
         """Strands, dropout, and the positions of this process."""
         model, strands = self.model, None
         if self.both_strands:
@@ -112,18 +104,18 @@ class Door:
         hidden_states = model.dropout(hidden_states)
         if model.sharing is not None:
             hidden_states, rows = model.sharing.divide(hidden_states, rows, equally=self.documents is not None)
-        return _Batch(hidden_states, rows, strands)
+        return Batch(hidden_states, rows, strands)
 
-    def _restored(self, arrangement: Arrangement | None, batches: list[_Batch], outputs: Sequence[Tensor]) -> Tensor:
+    def restore(self, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
         """The hidden states of a layer at the positions of the client, from its outputs for the batches."""
         # Strands are turned round, and documents moved, as a whole.
-        is_joined = self.model.sharing is not None and (self.both_strands or arrangement is not None)
-        if is_joined:
-            outputs = [batch.rows.layout.whole(part) for batch, part in zip(batches, outputs, strict=True)]
-        if self.both_strands:
-            outputs = [batch.strands.restore(part) for batch, part in zip(batches, outputs, strict=True)]  # type: ignore[union-attr]
-        whole = outputs[0] if arrangement is None else arrangement.restore(outputs)
-        return self.model.sharing.cut(whole) if is_joined else whole
+        is_joined = self.model.sharing is not None and (self.both_strands or self.arrangement is not None)
+        parts = []
+        for (_, rows, strands), output in zip(batches, outputs, strict=True):
+            whole = rows.layout.whole(output) if is_joined else output
+            parts.append(whole if strands is None else strands.restore(whole))
+        restored = parts[0] if self.arrangement is None else self.arrangement.restore(parts)
+        return self.model.sharing.cut(restored) if is_joined else restored
 
     def read_next(self, hidden_states: Tensor, cache: SSMCache, keep_all: bool = True) -> list[Tensor]:
         """Run all layers for the next positions of the sequences in a cache, which is changed in place."""
@@ -194,17 +186,17 @@ def read_next(
     if documents is not None:
         return _read_documents(run, cache, hidden_states, rows, documents)
     if mask is None:
-        outputs, _ = run(hidden_states, rows, cache.states)
+        outputs, _ = run(hidden_states, rows, states=cache.states)
         tokens: Any = (
             length if seen is not None else hidden_states.new_full((len(hidden_states),), length, dtype=torch.long)
         )
     elif seen is None:
         tokens, arrangement = mask.sum(1), arrange_tokens(mask, at_end=True)
         if arrangement is None:
-            outputs, _ = run(hidden_states, rows, cache.states)
+            outputs, _ = run(hidden_states, rows, states=cache.states)
         else:
             (bucket,) = arrangement.buckets
-            outputs, _ = run(bucket.take(hidden_states), bucket.rows(rows), cache.states)
+            outputs, _ = run(bucket.take(hidden_states), bucket.rows(rows), states=cache.states)
             outputs = [arrangement.restore([output]) for output in outputs]
     elif is_exporting():
         raise ValueError(
@@ -214,7 +206,7 @@ def read_next(
     elif length == 1:
         # All rows read the position, and those whose mask leaves it out return to the states before.
         tokens, snapshots = mask[:, 0].long(), [layer.snapshot() for layer in cache.states]
-        outputs, _ = run(hidden_states, rows._replace(mask=None), cache.states)
+        outputs, _ = run(hidden_states, rows._replace(mask=None), states=cache.states)
         for layer, before in zip(cache.states, snapshots, strict=True):
             layer.keep(~mask[:, 0], before)
     elif mask.any():
@@ -245,7 +237,7 @@ def _read_documents(
         continues = bool(documents.continued[group[0]])
         owners, last = documents.rows[group], is_last[group].nonzero().squeeze(1)
         states: Any = cache.rows(owners) if continues else [LayerState() for _ in cache.states]
-        results.append(run(bucket.take(hidden_states), bucket.rows(rows), states)[0])
+        results.append(run(bucket.take(hidden_states), bucket.rows(rows), states=states)[0])
         parts.append((owners[last].to(device), [state.rows(last) for state in states]))
     cache.assemble([part for part in parts if len(part[0])])
     tokens = torch.zeros(len(hidden_states), dtype=torch.long)
