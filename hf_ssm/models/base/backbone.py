@@ -150,7 +150,7 @@ class SSMModel(SSMPreTrainedModel):
         return SSMModelOutput(
             last_hidden_state=outputs[-1] if how is None else door.pool(outputs[-1], how),
             cache=cache,
-            hidden_states=selected_states(outputs, requested),
+            hidden_states=selected_states(outputs, requested) if keep_all else None,
             tau=torch.stack(taus) if taus else None,
         )
 

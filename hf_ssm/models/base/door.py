@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.inputs import check_extra_inputs, check_length, check_mask, check_without_holes
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
 from hf_ssm.models.views.packing import find_documents, packing_argument
 from hf_ssm.models.views.sequences import Arrangement, Documents, arrange_tokens
 from hf_ssm.models.views.strands import Strands
@@ -56,15 +57,21 @@ class Door:
         self.both_strands: bool = model.config.rc_equivariant if both_strands is None else both_strands
         # An exported program checks the number of positions where it has to know them, in a streaming convolution.
         past = cache.get_seq_length() if isinstance(cache, SSMCache) and not is_exporting() else 0
-        in_pieces = cache is not None or packing_argument(kwargs) is not None
-        self.mask = check_mask(attention_mask, inputs, past, in_pieces=in_pieces)
-        self.documents = find_documents(inputs, self.mask, cache, kwargs)
-        extra = {name: kwargs[name] for name in model.extra_inputs if kwargs.get(name) is not None}
-        if extra and self.both_strands:
-            raise ValueError(f"`{next(iter(extra))}` is for signals, which have no reverse complement: leave it out.")
-        self.extra = check_extra_inputs(extra, self.mask, inputs) if extra else {}
+        packing, self.mask, self.documents = packing_argument(kwargs), None, None
+        if attention_mask is not None:
+            in_pieces = cache is not None or packing is not None
+            self.mask = check_mask(attention_mask, inputs, past, in_pieces=in_pieces)
+        if packing is not None:
+            self.documents = find_documents(inputs, self.mask, cache, packing, kwargs[packing])
+        self.extra = take_extra_inputs(model, dict(kwargs)) if model.extra_inputs else {}
+        if self.extra and self.both_strands:
+            name = next(iter(self.extra))
+            raise ValueError(f"`{name}` is for signals, which have no reverse complement: leave it out.")
+        self.extra = check_extra_inputs(self.extra, self.mask, inputs) if self.extra else {}
         self.arrangement: Arrangement | None = None
-        check_length(model.config, inputs.shape[1], self.documents, cache)
+        longest = model.config.longest_input
+        if longest is not None:
+            check_length(longest, inputs.shape[1], self.documents, cache)
 
     def batches(self, hidden_states: Tensor, observer: Any = None) -> list[Batch]:
         """Arrange the rows that layers read: those of the client, or sequences of similar length together.

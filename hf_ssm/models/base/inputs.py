@@ -86,11 +86,8 @@ def the_input(model: Any, **named: Tensor | None) -> tuple[str, Tensor]:
     return name, inputs
 
 
-def check_length(config: Any, length: int, documents: Documents | None, cache: Any) -> None:
+def check_length(longest: int, length: int, documents: Documents | None, cache: Any) -> None:
     """Raise `ValueError` for an input, or a document, longer than an implicit filter."""
-    longest = config.longest_input
-    if longest is None:
-        return
     # Other classes of caches raise an error later.
     past = 0 if is_exporting() else getattr(cache, "history", 0)
     count = past + length if documents is None else documents.longest_after(past)
@@ -103,7 +100,7 @@ def check_length(config: Any, length: int, documents: Documents | None, cache: A
         )
 
 
-def check_mask(attention_mask: Tensor | None, inputs: Tensor, past: int = 0, *, in_pieces: bool = False) -> Any:
+def check_mask(attention_mask: Tensor, inputs: Tensor, past: int = 0, *, in_pieces: bool = False) -> Tensor | None:
     """Return the mask of the new positions, `(B, L)`, bool, or `None` where all are tokens.
 
     Args:
@@ -115,8 +112,6 @@ def check_mask(attention_mask: Tensor | None, inputs: Tensor, past: int = 0, *, 
     Raises:
         ValueError: Another shape; on a CPU also another value than 0 and 1, or an empty row.
     """
-    if attention_mask is None:
-        return None
     batch, length = inputs.shape[:2]
     if attention_mask.shape not in ((batch, length), (batch, past + length)):
         raise ValueError(

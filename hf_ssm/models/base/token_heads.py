@@ -20,7 +20,7 @@ from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import BESIDE_LABELS, SSMHeadOutput, labels_of_tokens
 from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS, document_marks, packing_argument
 from hf_ssm.models.views.strands import token_logits
 from hf_ssm.modules.rows import is_shared
@@ -33,14 +33,8 @@ _NOT_READ = frozenset(
 )
 
 
-def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for drafts that transformers would compute with other layers, or from other positions."""
-    for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
-        if value := getattr(generation_config, name, None):
-            raise ValueError(
-                f"`{name}`={value!r} needs a model with layers for drafts: leave `{name}` out, and draft tokens by "
-                "`assistant_model` or `prompt_lookup_num_tokens`."
-            )
+def _check_assisted(cache: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for drafts that transformers would compute from other positions."""
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
             f"Assisted generation reads the whole prompt, but `cache` holds {cache.get_seq_length()} "
@@ -242,7 +236,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             )
         cache = model_kwargs.get("cache")
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
-            _check_assisted(generation_config, cache, model_kwargs)
+            _check_assisted(cache, model_kwargs)
         parent: Any = super()
         parent._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
@@ -297,7 +291,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             # Of all positions, or only of those that follow what is in the cache.
             past = 0 if cache is None or value.shape[1] == read.shape[1] else cache.get_seq_length()
-            inputs[name] = cut_extra_input(value, past, read.shape[1])
+            stop = past + read.shape[1]
+            # 1 after the prompt.
+            inputs[name] = nn.functional.pad(value, (0, max(0, stop - value.shape[1])), value=1.0)[:, past:stop]
         return inputs
 
 

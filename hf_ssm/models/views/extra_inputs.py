@@ -1,6 +1,6 @@
 """What the models of a family read for each position beside their input, such as the time steps of S5.
 
-Legend: `B` batch, `L` length, `D` hidden size.
+Legend: `B` batch, `L` length.
 """
 
 import functools
@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -35,9 +35,4 @@ def take_extra_inputs(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
-    """An extra input of a prompt at the `count` positions after the first `past`, `(B, count)`; 1 after the prompt."""
-    return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
-
-
-__all__ = ["cut_extra_input", "declaring", "take_extra_inputs"]
+__all__ = ["declaring", "take_extra_inputs"]

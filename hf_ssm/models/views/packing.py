@@ -19,7 +19,10 @@ PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids"
 
 def packing_argument(arguments: Mapping[str, Any]) -> str | None:
     """The name of the argument that tells where documents begin; `None` without one."""
-    return next((name for name in PACKING_ARGUMENTS if arguments.get(name) is not None), None)
+    for name in PACKING_ARGUMENTS:
+        if arguments.get(name) is not None:
+            return name
+    return None
 
 
 def document_marks(name: str, value: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, int]:
@@ -30,10 +33,8 @@ def document_marks(name: str, value: Tensor, shape: tuple[int, ...]) -> tuple[Te
     return value.long(), int(name == "position_ids")
 
 
-def find_documents(
-    inputs: Tensor, mask: Tensor | None, cache: SSMCache | None, arguments: Mapping[str, Any]
-) -> Documents | None:
-    """Find the documents of packed rows by the first of these arguments; `None` for one document in each row.
+def find_documents(inputs: Tensor, mask: Tensor | None, cache: Any, name: str, value: Tensor) -> Documents | None:
+    """Find the documents of packed rows by one of these arguments; `None` for one document in each row.
 
     - `seq_idx` `(B, L)`: a document ends where the number changes.
     - `cu_seq_lens_q`, `cu_seq_lens_k` `(n + 1,)`: the first position of each document in the rows laid end to end, and
@@ -48,18 +49,16 @@ def find_documents(
         mask: `(B, L)`, true at tokens; `None` where all positions are tokens.
         cache: The cache to continue from. The first document of a row continues if its `seq_idx` is that of the last
             position read, or if its position ids do not begin with 0.
-        arguments: The arguments by name.
+        name: Name of the argument.
+        value: Its value.
 
     Raises:
         ValueError: Wrong shapes; `cu_seq_lens_q` that do not cover the rows, or with a cache; `seq_idx` with a cache
             that was filled without; any of them while exporting.
     """
-    name = packing_argument(arguments)
-    if name is None:
-        return None
     if is_exporting():
         raise ValueError(f"An exported program reads one document in each row: leave out `{name}`.")
-    return _find(name, arguments[name], inputs, mask, cache if isinstance(cache, SSMCache) else None)
+    return _find(name, value, inputs, mask, cache if isinstance(cache, SSMCache) else None)
 
 
 # The number of documents decides about shapes: a compiled model breaks its graph here.
