@@ -208,9 +208,9 @@ class LongConvolution(SequenceOperator):
         name, taps = f"long_conv_{group}", partial(self._taps, group)
         with no_autocast(inputs.device):
             if not self.has_recurrent_state or name in state.streams:
-                if name not in state.streams:
-                    state.streams[name] = StreamingConvolution(self._num_taps)
-                output = state.streams[name].extend(inputs, taps)
+                stream = state.streams.setdefault(name, StreamingConvolution())
+                stream.longest = self._num_taps
+                output = stream.extend(inputs, taps)
             else:
                 # With gradients, a stored recurrence would belong to the graph of an earlier call.
                 recurrence: Any = None if torch.is_grad_enabled() else state.constants.get(name)

@@ -212,10 +212,10 @@ def read_next(
         )
     elif length == 1:
         # All rows read the position, and those whose mask leaves it out return to the states before.
-        tokens, snapshots = mask[:, 0].long(), [layer.snapshot() for layer in cache.states]
+        tokens, before = mask[:, 0].long(), [layer.snapshot() for layer in cache.states]
         outputs, _ = run(hidden_states, rows._replace(mask=None), states=cache.states)
-        for layer, before in zip(cache.states, snapshots, strict=True):
-            layer.keep(~mask[:, 0], before)
+        pairs: Any = zip(cache.states, before, strict=True)
+        cache.layers = [layer.unless(~mask[:, 0], earlier) for layer, earlier in pairs]
     elif mask.any():
         return _read_documents(run, cache, hidden_states, rows, Documents.of_rows(mask, seen > 0))
     else:
