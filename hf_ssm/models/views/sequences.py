@@ -118,7 +118,8 @@ class Documents:
         lengths = kept.sum(1)
         rows = lengths.nonzero().squeeze(1)
         places = kept.flatten().nonzero().squeeze(1)
-        return cls(rows, lengths[rows], places, tuple(kept.shape), mask.device, continued.cpu()[rows])
+        shape = kept.shape[0], kept.shape[1]
+        return cls(rows, lengths[rows], places, shape, mask.device, continued.cpu()[rows])
 
     def with_empty_rows(self) -> "Documents":
         """Also a document without tokens for each row that has none."""
