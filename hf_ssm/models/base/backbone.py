@@ -14,9 +14,8 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.door import Door
-from hf_ssm.models.base.inputs import check_extra_arguments, the_input
+from hf_ssm.models.base.inputs import PACKING_ARGUMENTS, check_extra_arguments, the_input
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import Strands, embed_strands
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
@@ -26,7 +25,7 @@ from hf_ssm.modules.state import LayerState
 
 # Arguments that heads pass: how the last hidden states become one vector for each sequence, and whether both strands of
 # DNA are read.
-FROM_HEADS = ("pooling", "both_strands")
+FROM_HEADS = ("pooling", "both_strands", "label", "label_ids")
 
 
 @dataclass
@@ -142,8 +141,8 @@ class SSMModel(SSMPreTrainedModel):
             observer = TauMeter() if output_tau and self.observer is None else self.observer
             batches = door.batches(hidden_states, observer)
             results = [self.run(*batch, keep_all=keep_all) for batch in batches]
-            layers, taus = zip(*(outputs for outputs, _ in results), strict=True), results[0][1]
-            outputs = [door.restore(batches, layer) for layer in layers]
+            layers, (taus, *_) = zip(*results, strict=True)
+            outputs = [door.restore(batches, layer) for layer in zip(*layers, strict=True)]
         else:
             outputs = door.read_next(hidden_states, cache, keep_all)
         how = kwargs.get("pooling")

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.base.inputs import check_extra_inputs, check_length, check_mask, check_without_holes
+from hf_ssm.models.base.inputs import (
+    check_extra_inputs,
+    check_length,
+    check_mask,
+    check_without_holes,
+    packing_argument,
+)
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.models.views.packing import find_documents, packing_argument
+from hf_ssm.models.views.packing import find_documents
 from hf_ssm.models.views.sequences import Arrangement, Documents, arrange_tokens
 from hf_ssm.models.views.strands import Strands
 from hf_ssm.modules.pooling import pool

@@ -19,7 +19,6 @@ from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.strands import mean_scores
-from hf_ssm.modules.rows import is_shared
 
 # Columns that the Trainer keeps, also where a collator makes `labels` of its own.
 BESIDE_LABELS = ("label", "label_ids")
@@ -186,7 +185,8 @@ class SSMForTokenClassification(LabelHead):
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         labels = labels_of_tokens(labels, attention_mask)
         loss = partial(self.loss_function, logits=logits, config=self.config)
-        return self.model.sharing.mean_loss(loss, labels) if is_shared(self.model.sharing) else loss(labels=labels)
+        sharing = self.model.sharing
+        return loss(labels=labels) if sharing is None else sharing.mean_loss(loss, labels)
 
 
 class SSMForSignalRegression(LabelHead):
@@ -235,7 +235,7 @@ class SSMForSignalRegression(LabelHead):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         labels = labels.unsqueeze(-1) if logits.shape == (*labels.shape, 1) else labels
-        if is_shared(self.model.sharing) and self.pooling is None:
+        if self.model.sharing is not None and self.pooling is None:
             logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape:
             raise ValueError(

@@ -24,6 +24,17 @@ _WITHOUT_EFFECT = frozenset(
 # Arguments of heads, which clients give to other models as `None`.
 _OF_OTHERS = ("labels", "logits_to_keep", "cache", "past_key_values", "cache_params")
 
+# Arguments of packed rows, in the order of trust.
+PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
+
+
+def packing_argument(arguments: Mapping[str, Any]) -> str | None:
+    """The name of the argument that tells where documents begin; `None` without one."""
+    for name in PACKING_ARGUMENTS:
+        if arguments.get(name) is not None:
+            return name
+    return None
+
 
 def check_extra_arguments(model: Any, given: Mapping[str, Any], accepted: tuple[str, ...] = ()) -> None:
     """Raise an error for arguments that would have no effect.
@@ -65,13 +76,14 @@ def the_input(model: Any, **named: Tensor | None) -> tuple[str, Tensor]:
     """
     channels = model.config.num_input_channels
     takes = "input_ids" if channels is None else "input_values"
-    given = [(name, value) for name, value in named.items() if value is not None]
-    if len(given) != 1 or given[0][0] not in (takes, "inputs_embeds"):
+    name = takes if named[takes] is not None else "inputs_embeds"
+    inputs = named.pop(name)
+    if inputs is None or any(map(torch.is_tensor, named.values())):
         raise ValueError(
-            f"Give exactly one of `{takes}` and `inputs_embeds`, got {' and '.join(dict(given)) or 'none'} "
+            f"Give exactly one of `{takes}` and `inputs_embeds`, got "
+            f"{' and '.join(given for given, value in {name: inputs, **named}.items() if value is not None) or 'none'} "
             f"(`num_input_channels`={channels})."
         )
-    ((name, inputs),) = given
     if inputs.dim() != (2 if name == "input_ids" else 3) or 0 in inputs.shape:
         shape = "(batch, length)" if name == "input_ids" else "(batch, length, channels)"
         raise ValueError(f"`{name}` must have the shape {shape} with sizes of at least 1, got {tuple(inputs.shape)}.")
@@ -169,10 +181,12 @@ def check_without_holes(mask: Tensor | None) -> None:
 
 
 __all__ = [
+    "PACKING_ARGUMENTS",
     "check_extra_arguments",
     "check_extra_inputs",
     "check_length",
     "check_mask",
     "check_without_holes",
+    "packing_argument",
     "the_input",
 ]

@@ -12,8 +12,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import LabelHead, SSMForSequenceClassification, SSMHeadOutput
-from hf_ssm.models.views.packing import packing_argument
-from hf_ssm.modules.rows import is_shared
+from hf_ssm.models.base.inputs import packing_argument
 
 
 @dataclass
@@ -74,7 +73,7 @@ class SSMForQuestionAnswering(LabelHead):
         if (start_positions is None) != (end_positions is None):
             raise ValueError("`start_positions` and `end_positions` go together: give both, or neither.")
         _check_unpacked(self, kwargs)
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError(f"{type(self).__name__} does not support joined sequences.")
         outputs = super().forward(
             *(input_ids, attention_mask, inputs_embeds, input_values, None, output_hidden_states, output_tau),

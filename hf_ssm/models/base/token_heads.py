@@ -18,12 +18,11 @@ from transformers.utils import can_return_tuple
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, generates_for_peft
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.heads import BESIDE_LABELS, SSMHeadOutput, labels_of_tokens
-from hf_ssm.models.base.inputs import check_extra_arguments
+from hf_ssm.models.base.inputs import PACKING_ARGUMENTS, check_extra_arguments, packing_argument
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.models.views.packing import PACKING_ARGUMENTS, document_marks, packing_argument
+from hf_ssm.models.views.packing import document_marks
 from hf_ssm.models.views.strands import token_logits
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.ops.context import has_readable_values
 from hf_ssm.utils.versions import noting_newer_transformers
 
@@ -86,7 +85,7 @@ class _TokenHead(SSMPreTrainedModel):
         """Cross-entropy; see `forward` for the labels, and `counted_labels` and transformers' loss for `kwargs`."""
         labels = self.counted_labels(labels, attention_mask, **kwargs)
         loss = partial(self.loss_function, logits=logits, vocab_size=self.config.vocab_size)
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
         return loss(labels=labels, **kwargs)
 
@@ -127,7 +126,7 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, () if labels is None else BESIDE_LABELS)
-        if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+        if self.model.sharing is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(
                 "`logits_to_keep` counts positions of whole rows, but processes share the rows: leave out "
                 "`logits_to_keep`."
@@ -144,7 +143,7 @@ class _TokenHead(SSMPreTrainedModel):
             use_cache=use_cache,
             return_dict=True,
             **packing,
-            **{name: kwargs.pop(name, None) for name in self.extra_inputs},
+            **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.scores(outputs.last_hidden_state[:, keep])
@@ -213,7 +212,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     ) -> Any:
         # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
         # that may be rejected, need.
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError("Processes that share sequences cannot generate: call `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:

@@ -3,7 +3,6 @@
 Legend: `B` batch, `L` length, `n` documents.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,17 +11,6 @@ from torch import Tensor
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.views.sequences import Documents
 from hf_ssm.ops.context import is_exporting
-
-# Arguments of packed rows, in the order of trust.
-PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
-
-
-def packing_argument(arguments: Mapping[str, Any]) -> str | None:
-    """The name of the argument that tells where documents begin; `None` without one."""
-    for name in PACKING_ARGUMENTS:
-        if arguments.get(name) is not None:
-            return name
-    return None
 
 
 def document_marks(name: str, value: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, int]:
@@ -113,4 +101,4 @@ def _check_borders(name: str, borders: Tensor, shape: tuple[int, int], has_histo
         raise ValueError(f"`{name}` lets a document run from one row into the next: rows hold whole documents only.")
 
 
-__all__ = ["PACKING_ARGUMENTS", "document_marks", "find_documents", "packing_argument"]
+__all__ = ["document_marks", "find_documents"]
