@@ -14,7 +14,7 @@ from hf_ssm.models.views.sequences import Documents, has_holes
 from hf_ssm.ops.context import has_readable_values, is_exporting
 from hf_ssm.utils.hints import closest_name
 
-# Arguments that change nothing here: clients of transformers pass them to every model, and collators the last three.
+# Arguments that clients of transformers, collators and the Trainer pass to every model, and that change nothing here.
 _WITHOUT_EFFECT = frozenset(
     {
         *("cache_position", "return_dict", "output_attentions", "use_cache", "num_items_in_batch", "shift_labels"),
