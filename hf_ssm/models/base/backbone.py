@@ -25,7 +25,7 @@ from hf_ssm.modules.state import LayerState
 
 # Arguments that heads pass: how the last hidden states become one vector for each sequence, and whether both strands of
 # DNA are read.
-FROM_HEADS = ("pooling", "both_strands", "label", "label_ids")
+FROM_HEADS = ("pooling", "both_strands")
 
 
 @dataclass

@@ -133,6 +133,7 @@ class _TokenHead(SSMPreTrainedModel):
             )
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
+        extra = take_extra_inputs(self, kwargs) if self.extra_inputs else {}
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -143,7 +144,7 @@ class _TokenHead(SSMPreTrainedModel):
             use_cache=use_cache,
             return_dict=True,
             **packing,
-            **kwargs,
+            **extra,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.scores(outputs.last_hidden_state[:, keep])
