@@ -45,8 +45,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]
     mlp_class: ClassVar[Callable[..., nn.Module]] = MLP
-    # Whether `forward` supports padded and packed rows and both strands (`door.py`).
-    has_rows: ClassVar[bool] = True
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
     extra_inputs: ClassVar[tuple[str, ...]] = ()
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.

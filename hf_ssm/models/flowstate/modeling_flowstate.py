@@ -163,8 +163,6 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
     main_input_name = "past_values"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
-    # Its rows are whole series: there are no packed ones, and no padding but missing values.
-    has_rows: ClassVar[bool] = False
 
     def __init__(self, config: FlowStateConfig):
         super().__init__(config)
