@@ -15,8 +15,8 @@ from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import ByChannel, Reading, Rows, zero_padding
 from hf_ssm.ops.long_conv import long_conv
 from hf_ssm.ops.sobolev import zero_phase_taps
-from hf_ssm.theory.complexity import filter_norm, tau
 from hf_ssm.theory.moments import lag_moments
+from hf_ssm.theory.tau import filter_norm, tau
 from hf_ssm.utils.processes import Processes, is_sharded
 
 __all__ = [

@@ -22,9 +22,9 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_extend
-from hf_ssm.theory.complexity import selective_kernel
 from hf_ssm.theory.moments import lag_means
 from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
+from hf_ssm.theory.tau import selective_kernel
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["FilteredScan", "ScaledScan", "SelectiveScan"]

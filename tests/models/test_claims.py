@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_ssm import S4Config, S4ForSequenceClassification, S4Model, SelectiveSSMForCausalLM
-from hf_ssm.models.base.weights import check_fit
 
 FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 
@@ -93,16 +92,3 @@ def test_an_adapter_and_its_base(make_model, tmp_path):
     configure(tmp_path / "base", vocab_size=14)
     with pytest.raises(ValueError, match="14"):
         SelectiveSSMForCausalLM.from_pretrained(tmp_path / "adapter")
-
-
-def test_quantised_weights_have_shapes_of_their_own(make_model, tmp_path):
-    model = make_model("S4", "Model")
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    name = next(name for name, tensor in tensors.items() if "out_proj" in name and tensor.dim() == 2)
-    packed = {name: tensors.pop(name).view(torch.uint8).reshape(-1, 1), f"{name}.scale": torch.ones(1)}
-    save_file(tensors | packed, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=name):
-        check_fit(S4Model, tmp_path, {})
-    configure(tmp_path, quantization_config={"quant_method": "torchao"})
-    check_fit(S4Model, tmp_path, {})

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils import _pytree
-from transformers import Cache, PreTrainedConfig
+from transformers import Cache
 from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
@@ -25,7 +25,6 @@ from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import StreamingConvolution
-from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.processes import is_sharded
 
 
@@ -73,8 +72,6 @@ class SSMCache(Cache):
     """
 
     def __init__(self, config: SSMConfig):
-        # Of any class: with remote code, transformers loads the module of the configuration a second time.
-        check_type("config", config, PreTrainedConfig, "a configuration of hf_ssm, such as `model.config`")
         self._begin(config.num_hidden_layers)
 
     def _begin(self, count: int) -> "SSMCache":

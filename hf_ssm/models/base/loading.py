@@ -11,7 +11,12 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
 
-from hf_ssm.models.base.weights import FETCHING
+# Arguments of `from_pretrained` that say where files are and how they are fetched.
+FETCHING = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+class MismatchedSizesError(ValueError, RuntimeError):
+    """Weights of other shapes than the configuration asks for; a `RuntimeError`, too, as transformers raises one."""
 
 
 @contextmanager
@@ -49,13 +54,8 @@ def converters_of(config_class: type) -> list[Any]:
     return [each for name in names for each in importlib.import_module(f"{package}.{name}").CONVERTERS]
 
 
-def converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
-    """The converter by which `from_pretrained` reads another library's checkpoint; `None` if there is none.
-
-    Args:
-        config_class: The configuration of the family.
-        config: Content of the `config.json` of a checkpoint.
-    """
+def _converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
+    """The converter by which `from_pretrained` reads a checkpoint with this `config.json`; `None` without one."""
     model_type = config.get("model_type")
     for converter in converters_of(config_class):
         if isinstance(model_type, str) and converter.model_type == model_type:
@@ -76,7 +76,7 @@ def foreign_config(
         content: Content of its `config.json`.
         arguments: Keyword arguments of `from_pretrained`.
     """
-    converter = converter_for(config_class, content)
+    converter = _converter_for(config_class, content)
     fetching = {name: arguments[name] for name in FETCHING if name in arguments}
     return None if converter is None else converter.read_config(source, content, **fetching)
 
@@ -100,21 +100,31 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
         content, _ = PreTrainedConfig.get_config_dict(source, **fetching)
     except (AttributeError, OSError, TypeError, ValueError):
         return None  # Reported when the configuration is loaded.
-    converter = converter_for(config_class, content)
+    converter = _converter_for(config_class, content)
     return None if converter is None else converter.loading_arguments(source, content, fetching, arguments)
 
 
-def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
-    """Raise `ValueError` if no weight of the backbone was loaded, where transformers only warns.
+def check_loaded(model: Any, source: Any, info: Mapping[str, Any], *, of_other_shapes: bool, any_missing: bool) -> None:
+    """Raise `ValueError` for weights that do not fit, in one line, and for a model of random weights.
 
     Args:
         model: The loaded model.
         source: Folder or Hub id, for the message.
-        missing: Names of the weights that the checkpoint lacks.
+        info: What transformers reports of loading.
+        of_other_shapes: Weights of other shapes are initialised anew.
+        any_missing: All weights of the backbone may be missing, of which transformers only warns.
     """
+    if (mismatched := sorted(info["mismatched_keys"])) and not of_other_shapes:
+        name, found, wanted = mismatched[0]
+        more = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
+        raise MismatchedSizesError(
+            f"the weights of {str(source)!r} do not fit the configuration: {name} has the shape {tuple(found)}, but "
+            f"the configuration asks for {tuple(wanted)}{more}: correct the configuration, or set "
+            "`ignore_mismatched_sizes=True` to initialise these weights anew."
+        )
     prefix = "" if model.base_model is model else model.base_model_prefix
     wanted = [name for name, _ in model.base_model.named_parameters(prefix=prefix)]
-    if set(missing).issuperset(wanted):
+    if not any_missing and set(info["missing_keys"]).issuperset(wanted):
         raise ValueError(
             f"{str(source)!r} holds no weight of a {type(model).__name__} (such as {wanted[0]}): it is a checkpoint of "
             "another model."
@@ -122,8 +132,8 @@ def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
 
 
 __all__ = [
-    "check_some_loaded",
-    "converter_for",
+    "MismatchedSizesError",
+    "check_loaded",
     "converters_of",
     "foreign_arguments",
     "foreign_config",

@@ -12,15 +12,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
-from hf_ssm.models.base.weights import check_fit
+from hf_ssm.models.base.loading import check_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.views.extra_inputs import declaring
 from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.block import MLP
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.utils.checks import check_path
 from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
-from hf_ssm.utils.versions import noting_newer_transformers
 
 _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
@@ -32,7 +29,6 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-@noting_newer_transformers("__call__")
 class SSMPreTrainedModel(PreTrainedModel):
     """Weight initialisation, precision and loading for all families."""
 
@@ -99,20 +95,20 @@ class SSMPreTrainedModel(PreTrainedModel):
                 `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
-        if source is not None:
-            check_path("pretrained_model_name_or_path", source)
+        of_other_shapes = kwargs.pop("ignore_mismatched_sizes", False)
+        # Of other shapes, transformers says more in a report than in its error.
+        reporting = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.
             foreign = foreign_arguments(cls, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
-            check_fit(cls, path, arguments)
-            model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
+            model, info = parent.from_pretrained(path, *args, **reporting, **arguments)
         if foreign is not None:
             model.name_or_path = model.config.name_or_path = str(source)
-        # A model of random weights, of which transformers only warns; with the report, the caller is informed.
-        if source is not None and not output_loading_info:
-            check_some_loaded(model, source, info["missing_keys"])
+        # With the report, the caller is informed of weights that are missing.
+        any_missing = source is None or output_loading_info
+        check_loaded(model, source, info, of_other_shapes=of_other_shapes, any_missing=any_missing)
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
