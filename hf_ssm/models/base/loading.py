@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
@@ -104,27 +104,29 @@ def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) 
     return None if converter is None else converter.loading_arguments(source, content, fetching, arguments)
 
 
-def check_loaded(model: Any, source: Any, info: Mapping[str, Any], *, of_other_shapes: bool, any_missing: bool) -> None:
-    """Raise `ValueError` for weights that do not fit, in one line, and for a model of random weights.
-
-    Args:
-        model: The loaded model.
-        source: Folder or Hub id, for the message.
-        info: What transformers reports of loading.
-        of_other_shapes: Weights of other shapes are initialised anew.
-        any_missing: All weights of the backbone may be missing, of which transformers only warns.
-    """
-    if (mismatched := sorted(info["mismatched_keys"])) and not of_other_shapes:
-        name, found, wanted = mismatched[0]
-        more = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
+def check_shapes(source: Any, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise `MismatchedSizesError` if there are weights of other shapes: name, stored and expected shape of each."""
+    if listed := list(mismatched):
+        name, found, wanted = max(listed, key=lambda entry: entry[1].numel())
+        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
         raise MismatchedSizesError(
             f"the weights of {str(source)!r} do not fit the configuration: {name} has the shape {tuple(found)}, but "
             f"the configuration asks for {tuple(wanted)}{more}: correct the configuration, or set "
             "`ignore_mismatched_sizes=True` to initialise these weights anew."
         )
+
+
+def check_some_loaded(model: Any, source: Any, missing: Iterable[str]) -> None:
+    """Raise `ValueError` if no weight of the backbone was loaded, where transformers only warns.
+
+    Args:
+        model: The loaded model.
+        source: Folder or Hub id, for the message.
+        missing: Names of the weights that the checkpoint lacks.
+    """
     prefix = "" if model.base_model is model else model.base_model_prefix
     wanted = [name for name, _ in model.base_model.named_parameters(prefix=prefix)]
-    if not any_missing and set(info["missing_keys"]).issuperset(wanted):
+    if set(missing).issuperset(wanted):
         raise ValueError(
             f"{str(source)!r} holds no weight of a {type(model).__name__} (such as {wanted[0]}): it is a checkpoint of "
             "another model."
@@ -132,10 +134,6 @@ def check_loaded(model: Any, source: Any, info: Mapping[str, Any], *, of_other_s
 
 
 __all__ = [
-    "MismatchedSizesError",
-    "check_loaded",
-    "converters_of",
-    "foreign_arguments",
-    "foreign_config",
-    "one_line_errors",
+    *("MismatchedSizesError", "check_shapes", "check_some_loaded", "converters_of", "foreign_arguments"),
+    *("foreign_config", "one_line_errors"),
 ]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.loading import check_loaded, foreign_arguments, one_line_errors
+from hf_ssm.models.base.loading import check_shapes, check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.views.extra_inputs import declaring
 from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.block import MLP
@@ -95,23 +95,27 @@ class SSMPreTrainedModel(PreTrainedModel):
                 `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
-        of_other_shapes = kwargs.pop("ignore_mismatched_sizes", False)
-        # Of other shapes, transformers says more in a report than in its error.
-        reporting = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.
             foreign = foreign_arguments(cls, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
-            model, info = parent.from_pretrained(path, *args, **reporting, **arguments)
+            model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
         if foreign is not None:
             model.name_or_path = model.config.name_or_path = str(source)
-        # With the report, the caller is informed of weights that are missing.
-        any_missing = source is None or output_loading_info
-        check_loaded(model, source, info, of_other_shapes=of_other_shapes, any_missing=any_missing)
+        # A model of random weights, of which transformers only warns; with the report, the caller is informed.
+        if source is not None and not output_loading_info:
+            check_some_loaded(model, source, info["missing_keys"])
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
+
+    @staticmethod
+    def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
+        # transformers would name weights of other shapes in a logged table, and not in its error.
+        if not load_config.ignore_mismatched_sizes:
+            check_shapes(load_config.pretrained_model_name_or_path, loading_info.mismatched_keys)
+        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As in torch; with `strict`, tied weights may have one of their names, as in files of safetensors."""
