@@ -71,12 +71,14 @@ class SSMCache(Cache):
         config: The configuration of the model.
     """
 
+    layers: list[Any]
+
     def __init__(self, config: SSMConfig):
         self._begin(config.num_hidden_layers)
 
     def _begin(self, count: int) -> "SSMCache":
         """Become empty, for a model of so many layers."""
-        super().__init__(layers=cast(Any, [LayerState() for _ in range(count)]))
+        super().__init__(layers=[LayerState() for _ in range(count)])
         # Positions read, padding included (a tensor in exported programs), and tokens read by each row, `(B,)`.
         self.length: int | Tensor = 0
         self.tokens_seen: Tensor | None = None
@@ -106,7 +108,7 @@ class SSMCache(Cache):
     @property
     def states(self) -> list[LayerState]:
         """The state of each layer."""
-        return cast(list[LayerState], self.layers)
+        return self.layers
 
     def with_layers(self, layers: Sequence[LayerState]) -> "SSMCache":
         """A cache of the same model, at the same position, with other states."""
@@ -230,7 +232,7 @@ class SSMCache(Cache):
     def _change(self, function: Callable[[Tensor], Tensor]) -> "SSMCache":
         """Replace every tensor by `function` of it, and forget the recording, which is of the tensors before."""
         self._forget()
-        self.layers = cast(Any, [layer.mapped(function) for layer in self.states])
+        self.layers = [layer.mapped(function) for layer in self.states]
         self.tokens_seen = None if self.tokens_seen is None else function(self.tokens_seen)
         self.document_ids = None if self.document_ids is None else function(self.document_ids)
         return self
@@ -372,7 +374,7 @@ class SSMCache(Cache):
         """Take over the states of groups of rows, which together are all rows."""
         order = torch.cat([rows for rows, _ in groups]).argsort()
         layers = [LayerState.concatenated(states) for states in zip(*[states for _, states in groups], strict=True)]
-        self.layers = cast(Any, [layer.rows(order) for layer in layers])
+        self.layers = [layer.rows(order) for layer in layers]
 
 
 # `torch.export` takes a cache apart into tensors. torch has no public name for this module; transformers registers its
