@@ -78,7 +78,8 @@ class SSMCache(Cache):
 
     def _begin(self, count: int) -> "SSMCache":
         """Become empty, for a model of so many layers."""
-        super().__init__(layers=[LayerState() for _ in range(count)])
+        layers: list[Any] = [LayerState() for _ in range(count)]
+        super().__init__(layers=layers)
         # Positions read, padding included (a tensor in exported programs), and tokens read by each row, `(B,)`.
         self.length: int | Tensor = 0
         self.tokens_seen: Tensor | None = None
