@@ -98,7 +98,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.
-            foreign = foreign_arguments(cls, source, kwargs)
+            foreign = foreign_arguments(cls.config_class, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
             model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
         if foreign is not None:
