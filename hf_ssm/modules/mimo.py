@@ -4,8 +4,10 @@ Legend: `B` batch, `L` length, `D` channels, `S` stored states (one of each conj
 frequencies.
 """
 
+import importlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,6 @@ from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.mimo_scan import mimo_scan
 from hf_ssm.ops.sharing import in_reverse, next_values
 from hf_ssm.ops.sobolev import sobolev_response
-from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["MIMOStateSpace"]
@@ -184,8 +185,8 @@ class MIMOStateSpace(FilteredInput):
 
     # Convolutional form, τ and reports
 
-    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
-        """The discrete model of one direction, for equal time steps.
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        """The discrete model of one direction, for equal time steps, a `theory.mimo.MIMOSystem`.
 
         Args:
             direction: 0, or 1 for the backward scan, which has no feed-through.
@@ -201,7 +202,8 @@ class MIMOStateSpace(FilteredInput):
             taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)
             taps = taps if self.sobolev_order is not None else taps[:1]
         skip = None if self.D is None or direction == 1 else self.D.to(dtype)
-        return MIMOSystem(a_bar, b * factor.unsqueeze(-1), c, skip, taps)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
+        return theory.MIMOSystem(a_bar, b * factor.unsqueeze(-1), c, skip, taps)
 
     def kernel_matrix(self, length: int, direction: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
         """The equivalent convolution: K_l for `l < length`, `(D, D, length)`, from input i to output h at `[h, i]`.
@@ -217,20 +219,23 @@ class MIMOStateSpace(FilteredInput):
                 f"The kernel matrix of {self.channels} outputs, {inputs} inputs and {length} lags has "
                 f"{self.channels * inputs * length} numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
             )
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
         with materialized(self), no_autocast(self.C.device):
-            return kernel_matrix(self.system(direction, length, dtype), length)
+            matrix: Tensor = theory.kernel_matrix(self.system(direction, length, dtype), length)
+        return matrix
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
         length = reading.inputs.shape[1]
         length = length if processes is None else processes.largest(length, reading.inputs.device)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
         taus = []
         for direction in range(self.directions):
             system = self.system(direction, length, reading.inputs.dtype)
             if self.tau_statistics != "batch":
-                taus.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
+                taus.append(theory.kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
             else:
                 moments = self._moments(reading, length, processes, from_first=direction == 1)
-                taus.append(kernel_matrix_tau(system, length, *moments))
+                taus.append(theory.kernel_matrix_tau(system, length, *moments))
         return torch.stack(taus).mean().to(self.C.dtype)
 
     def mean_kernel(
@@ -265,7 +270,7 @@ class MIMOStateSpace(FilteredInput):
         gain = torch.stack(found)
         return torch.complex(gain, torch.zeros_like(gain))
 
-    def _gain(self, system: MIMOSystem, channel: int, omega: Tensor) -> Tensor:
+    def _gain(self, system: Any, channel: int, omega: Tensor) -> Tensor:
         """The norm of a row of the transfer matrix, `(F,)`."""
         # One of each pair: the other contributes the conjugate of the response at -ω.
         ahead, behind = (

@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` channels, `G` groups of channels that share a filter, `K` taps, `N` exponentials.
 """
 
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.lti.transfer import taps_response
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
 # Decay rates of the medium filters, over their length.
@@ -79,7 +79,9 @@ class ExplicitFilter(LongFilter):
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.length, torch.float64)[0]
-        return taps_response(omega, taps if rows is None else taps[rows])
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
+        response: Tensor = transfer.taps_response(omega, taps if rows is None else taps[rows])
+        return response
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
