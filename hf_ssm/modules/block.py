@@ -79,7 +79,7 @@ class Block(GradientCheckpointingLayer):
         rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
         # Also where activation checkpointing calls the block again, in the backward pass.
         with nullcontext() if rows.layout is None else sharing(rows.layout):
-            mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
+            mixed = self.mixer(self._input(hidden_states, self.norm1, rows.mask), rows, state)
         if not isinstance(mixed, Tensor):
             kind = type(self.mixer).__name__
             raise TypeError(f"{kind}.forward(hidden_states, rows, state) must return a tensor: see hf_ssm.models.")

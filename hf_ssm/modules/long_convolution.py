@@ -81,10 +81,14 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
+        with materialized(self):
+            return self._kernels(length)
+
+    def _kernels(self, length: int) -> Tensor:
         filtered = self.has_sobolev_filter
         # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
         dtype = torch.float64 if filtered and self.sobolev_frequency != "normalized" else torch.float32
-        with materialized(self), alone(), no_autocast(next(self.parameters()).device):
+        with alone(), no_autocast(next(self.parameters()).device):
             kernel: Tensor = self.filter(methodcaller("kernel", length, dtype))
             if self.D is not None:
                 # In place, to avoid a copy of a long kernel.
@@ -98,7 +102,7 @@ class LongConvolution(SequenceOperator):
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
         """The `kernels` for inputs `(B, L, ...)`, which groups share."""
-        return self.kernels(self.longest(inputs, rows))
+        return self._kernels(self.longest(inputs, rows))
 
     def forward(
         self,
@@ -124,12 +128,13 @@ class LongConvolution(SequenceOperator):
         if state is not None:
             return self.forward_with_state(inputs, state, group=group)
         channels, dtype = slice(group, None, self.groups), inputs.dtype
-        kernels = (self.kernels_for(inputs, rows) if kernels is None else kernels)[:, channels]
+        kernels = (self._kernels(self.longest(inputs, rows)) if kernels is None else kernels)[:, channels]
         with no_autocast(inputs.device):
             if self.sobolev_mode == "zero_phase":
                 inputs = self._zero_phase(inputs.to(torch.promote_types(dtype, kernels.dtype)), rows, channels)
-            factor = self.observe(rows, inputs, kernel=kernels, group=group)
-            kernels = kernels if factor is None else kernels * factor
+            if rows.observer is not None:
+                factor = self.observe(rows, inputs, kernel=kernels, group=group)
+                kernels = kernels if factor is None else kernels * factor
             # `ops/long_conv.py` has the sum over lags that this computes.
             return long_conv(inputs, *kernels.unbind(0)).to(dtype)
 
@@ -221,4 +226,4 @@ class LongConvolution(SequenceOperator):
         return self.filter(methodcaller("recurrence", slice(group, None, self.groups), self.D))
 
     def _taps(self, group: int, length: int) -> Tensor:
-        return self.kernels(length)[0, group :: self.groups]
+        return self._kernels(length)[0, group :: self.groups]

@@ -6,6 +6,7 @@ checkpointing computes twice has two observers, and returns `results` beside its
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ class TauMeter(Observer):
 @contextmanager
 def observing(model: nn.Module, observer: Observer) -> Iterator[None]:
     """Show what the operators of a model mix to an observer, in place of τ."""
-    backbones = [module for module in model.modules() if hasattr(type(module), "observer")]
+    backbones: list[Any] = [module for module in model.modules() if hasattr(type(module), "observer")]
     for backbone in backbones:
         backbone.observer = observer
     try:

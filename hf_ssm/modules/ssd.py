@@ -136,15 +136,10 @@ class SSDScan(ScaledScan):
             if rows.observer is not None:
                 factor = self.observe(rows, x.flatten(-2), statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
-            y, after = self._scan(x, step, B, C, state)
-            if state is not None:
-                state.put("scan", after)
-            return y.flatten(-2)
+            return self._scan(x, step, B, C, state).flatten(-2)
 
-    def _scan(
-        self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, state: LayerState | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """The output `(B, L, H, P)` and, where a state is continued, the last state `(B, H, P, N)`."""
+    def _scan(self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, state: LayerState | None) -> Tensor:
+        """The output `(B, L, H, P)`."""
         A, D = -self.A_log.exp(), self._skip()
         steps: dict[str, Any] = {"dt_bias": self.dt_bias, "dt_softplus": True, "dt_limit": self.time_step_limit}
         if self.A_imag is not None:
@@ -152,16 +147,18 @@ class SSDScan(ScaledScan):
             cosine, sine = rotation(step, self.A_imag)
             B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
         if state is None:
-            return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), None
+            output: Tensor = ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps)
+            return output
         before = state.get("scan")
         if self.A_imag is not None and before is not None:
             first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
             before = _turned(before, first.cos(), first.sin(), self.head_dim)
-        y, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
+        output, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
         if self.A_imag is not None:
             # Kept states do not turn: they do not depend on where a piece began.
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
-        return y, after
+        state.put("scan", after)
+        return output
 
     def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
         """Δ, B and C as sequences, `(B, L, ...)`."""

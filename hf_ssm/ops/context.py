@@ -47,17 +47,13 @@ def is_in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+# torch.compile runs the function while it traces, inside the same transforms.
+@torch.compiler.assume_constant_result
 def in_function_transform() -> bool:
     """Whether a transform of `torch.func`, forward-mode differentiation or `plain_operations` is active.
 
     Tensors of a transform have no memory. Custom operators refuse them, and lose tangents without an error.
     """
-    return _transform_is_active()
-
-
-# torch.compile runs the function while it traces, inside the same transforms.
-@torch.compiler.assume_constant_result
-def _transform_is_active() -> bool:
     # There is no public way to find out.
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or _plain.get()
 

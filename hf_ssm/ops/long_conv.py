@@ -60,10 +60,11 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
         `(B, L, D)` in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
     """
     if current.layout is not None:
-        kernels = (kernel, backward_kernel)
-        shared: Tensor = current.layout.by_channel(
-            lambda whole, part: long_conv(whole, *(None if taps is None else taps[part] for taps in kernels)), u
-        )
+
+        def of_channels(whole: Tensor, part: slice) -> Tensor:
+            return long_conv(whole, kernel[part], None if backward_kernel is None else backward_kernel[part])
+
+        shared: Tensor = current.layout.by_channel(of_channels, u)
         return shared
     length = u.shape[1]
     taps = kernel[:, :length].to(torch.promote_types(torch.promote_types(u.dtype, kernel.dtype), torch.float32))

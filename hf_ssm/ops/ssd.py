@@ -81,7 +81,12 @@ def ssd_scan(
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, or None for an automatic choice, got {chunk_size}")
     if current.layout is not None:
-        settings = {"dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit, "chunk_size": chunk_size}
+        settings: dict[str, Any] = {
+            "dt_bias": dt_bias,
+            "dt_softplus": dt_softplus,
+            "dt_limit": dt_limit,
+            "chunk_size": chunk_size,
+        }
         run = partial(ssd_scan, x, dt, A, B, C, D, **settings, return_last_state=True)
         logs = _limited_steps(dt, dt_bias, dt_softplus, dt_limit) * A
         y, last = current.layout.scan(lambda state: run(initial_state=state), torch.exp(logs.sum(1))[..., None, None])

@@ -7,7 +7,7 @@ each result depends on what every process has given.
 Legend: `R` processes, `B` batch, `L` positions of the whole rows, `l` positions of this process, `D` channels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ class SharedLayout:
         gathered: Tensor = _Gather.apply(value, self.group)
         return [gathered[rank] for rank in self.order]
 
-    def _exchanged(self, parts: Any, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def _exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """What each process has for this one, in these shapes, by rank; `parts` are what this one has for them."""
         receive = [torch.Size(shape).numel() for shape in shapes]
         sent = torch.cat([part.flatten() for part in parts])

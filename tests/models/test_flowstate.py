@@ -343,10 +343,7 @@ def test_what_needs_whole_series_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="normalises whole series"):
         SSMTrainer(model, arguments, train_dataset=data).train()
 
-    class Sharing:
-        is_shared = True
-
-    model.model.sharing = Sharing()
+    model.model.sharing = object()
     with pytest.raises(ValueError, match="normalises whole series"):
         model(series())
 

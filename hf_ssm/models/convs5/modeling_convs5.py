@@ -22,7 +22,7 @@ from hf_ssm.models.s5.modeling_s5 import S5Mixer
 from hf_ssm.models.views.alignment import read_with_cache
 from hf_ssm.modules.convs5 import ConvS5
 from hf_ssm.modules.observers import TauMeter
-from hf_ssm.modules.rows import Rows, is_shared
+from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import has_readable_values
 
 
@@ -142,7 +142,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
         rows = Rows(observer=TauMeter() if output_tau and self.observer is None else self.observer)
-        if is_shared(self.sharing):
+        if self.sharing is not None:
             rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
             pixel_values = rows.layout.cut(pixel_values)
         hidden_states = self.encoder(pixel_values)
@@ -243,7 +243,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(

@@ -26,7 +26,7 @@ from hf_ssm.models.flowstate.forecasting_flowstate import (
 )
 from hf_ssm.models.s5.modeling_s5 import S5Mixer
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.modules.rows import Rows, is_shared, zero_padding
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
@@ -211,7 +211,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 too long for the context or the model.
         """
         check_extra_arguments(self, kwargs)
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError(
                 f"{type(self).__name__} normalises whole series: call `hf_ssm.parallel.join_sequences` on the model."
             )
