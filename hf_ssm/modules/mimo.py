@@ -102,7 +102,7 @@ class MIMOStateSpace(FilteredInput):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
+            rows: Mask and further inputs of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -211,11 +211,11 @@ class MIMOStateSpace(FilteredInput):
         Raises:
             ValueError: More than 2^28 numbers.
         """
-        count = self.channels**2 * length
-        if count > _LARGEST_MATRIX:
+        inputs = self.channels * self.neighbours
+        if self.channels * inputs * length > _LARGEST_MATRIX:
             raise ValueError(
-                f"The kernel matrix of {self.channels} x {self.channels} channels and {length} lags has {count} "
-                f"numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
+                f"The kernel matrix of {self.channels} outputs, {inputs} inputs and {length} lags has "
+                f"{self.channels * inputs * length} numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
             )
         with materialized(self), no_autocast(self.C.device):
             return kernel_matrix(self.system(direction, length, dtype), length)
