@@ -102,7 +102,7 @@ class MIMOStateSpace(FilteredInput):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
+            rows: Mask and further inputs of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
             state: Continue from this state, which is changed in place.
 
         Returns:

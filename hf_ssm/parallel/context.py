@@ -101,7 +101,7 @@ class SequenceSharing:
         return self.layout(self.length).whole(values)
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Any = None) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+        """Pool the positions of all processes, see `modules.pooling.pool`; `mask` and `documents` are of whole rows."""
         if documents is not None or how == "max":
             return pool(self.join(hidden_states), mask, how, documents)
         ones = torch.ones(len(hidden_states), self.length, dtype=torch.float64, device=hidden_states.device)

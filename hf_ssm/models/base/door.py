@@ -111,7 +111,7 @@ class Door:
 
         Args:
             hidden_states: `(B, L, D)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             cache: Changed in place.
 
         Returns:

@@ -30,7 +30,7 @@ def plain_rows(
 
     Args:
         hidden_states: `(B, L, D)`.
-        rows: What is known of the rows.
+        rows: Mask and further inputs of the rows.
         mask: Their mask, `(B, L)`.
         training: Outputs at padding on the right, which only `generate` reads, are not needed.
 
@@ -89,7 +89,7 @@ def read_with_cache(
     Args:
         run: The layers.
         hidden_states: `(B, L, D)`.
-        rows: What is known of the rows.
+        rows: Mask and further inputs of the rows.
         cache: Changed in place.
         tokens_before: Number of tokens that were read before according to the mask, `(B,)`; `None` if unknown.
 

@@ -144,7 +144,7 @@ def read_packed_with_cache(
     Args:
         run: The layers.
         hidden_states: `(B, L, D)`.
-        rows: What is known of the rows.
+        rows: Mask and further inputs of the rows.
         documents: The documents.
         cache: Changed in place.
 
