@@ -103,7 +103,7 @@ class MIMOStateSpace(FilteredInput):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
+            rows: Mask and further inputs of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -121,11 +121,28 @@ class MIMOStateSpace(FilteredInput):
                 zero_phase = self.sobolev_mode == "zero_phase"
                 # An observer that rescales changes C, which is read below.
                 self.observe(rows, self._zero_phase(inputs, rows) if zero_phase else inputs)
-            if state is not None:
-                output = self._continue(inputs, rows, time_deltas, state)
+            filtered = self.filter_input(inputs, rows, state)
+            if state is None:
+                if time_deltas is not None and rows.mask is not None:
+                    time_deltas = torch.where(rows.mask, time_deltas, 1.0)
+                output, _ = self._scan(filtered, time_deltas)
+                if self.directions == 2:
+                    output = output + self._scanned_back(inputs, filtered, rows, time_deltas)
             else:
-                output = self._sequence(inputs, rows, time_deltas)
+                last_only = state.last_position_only
+                output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=last_only)
+                state.put("scan", after)
+                filtered = filtered[:, -1:] if last_only else filtered
+            output = self.fed_through(output, filtered)
         return output.to(dtype)
+
+    def _scanned_back(self, inputs: Tensor, filtered: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
+        """The output of the scan from the end of the sequence, `(B, L, D)`."""
+        if self.has_sobolev_filter and self.sobolev_mode == "causal":
+            with in_reverse():
+                filtered = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
+        # The time to the next position.
+        return self._scan(filtered, None if time_deltas is None else next_values(time_deltas, last=1.0), 1)[0]
 
     def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
         if time_deltas is None:
@@ -141,33 +158,9 @@ class MIMOStateSpace(FilteredInput):
                 "`sobolev_order=0.0` and `sobolev_trainable=False`."
             )
 
-    def _sequence(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
-        """The output for whole sequences, `(B, L, D)`."""
-        if time_deltas is not None and rows.mask is not None:
-            time_deltas = torch.where(rows.mask, time_deltas, 1.0)
-        filtered = self.filter_input(inputs, rows)
-        output, _ = self._scan(filtered, time_deltas)
-        if self.directions == 2:
-            behind = filtered
-            if self.has_sobolev_filter and self.sobolev_mode == "causal":
-                with in_reverse():
-                    behind = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
-            if time_deltas is not None:
-                # The time to the next position.
-                time_deltas = next_values(time_deltas, last=1.0)
-            output = output + self._scan(behind, time_deltas, 1)[0]
-        return self.fed_through(output, filtered)
-
     def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
         """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
         return output if self.D is None else torch.addcmul(output, inputs, self.D)
-
-    def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
-        """The output for the next positions of the sequences that `state` remembers."""
-        filtered = self.filter_input(inputs, rows, state)
-        output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
-        state.put("scan", after)
-        return self.fed_through(output, filtered[:, -1:] if state.last_position_only else filtered)
 
     def _scan(
         self,

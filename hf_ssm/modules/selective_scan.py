@@ -39,16 +39,13 @@ class FilteredScan(FilteredInput):
 
     is_time_invariant: ClassVar[bool] = False
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """ρ of the mean Δ, B and C seen from the last token, `(D, L)`, with the feed-through.
 
         An extension of Liu & Li's kernel to scans that vary in time.
 
         Args:
             means: Means of `Reading.statistics` by distance to the last token.
-            A: The state matrix, if it is known already.
             dtype: Precision of the parameters; default: their own.
         """
         raise NotImplementedError
@@ -61,7 +58,7 @@ class FilteredScan(FilteredInput):
         }
         theory: Any = importlib.import_module("hf_ssm.theory.moments")
         means = {name: theory.lag_means(values, reading.mask, **common) for name, values in reading.statistics.items()}
-        return super().tau(reading._replace(kernel=[self.kernel_of_means(means, reading.kernel)]), processes)
+        return super().tau(reading._replace(kernel=[self.kernel_of_means(means)]), processes)
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
@@ -238,7 +235,7 @@ class SelectiveScan(FilteredScan):
         Args:
             inputs: `(B, L, D)`, zero at padding.
             gate: `(B, L, D)`; the output is multiplied by its SiLU.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -250,7 +247,7 @@ class SelectiveScan(FilteredScan):
             scanned = self.filter_input(inputs, rows, state)
             if rows.observer is not None:
                 self._warn_if_unstable(A)
-                factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
+                factor = self.observe(rows, scanned, statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
             rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
@@ -276,10 +273,8 @@ class SelectiveScan(FilteredScan):
         parts = {"delta": self.time_steps(step), "B": B, "C": C}
         return {name: (torch.view_as_real(p) if p.is_complex() else p).flatten(2) for name, p in parts.items()}
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        A = self.state_matrix() if A is None else A
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        A = self.state_matrix()
         dtype = dtype or A.real.dtype
         A = A.to(dtype.to_complex() if A.is_complex() else dtype)
         D = None if self.D is None else self.D.to(dtype)
