@@ -28,7 +28,7 @@ from hf_ssm.training.tasks import TASKS
 # The entry point, as pip's script `hf-ssm` calls it.
 SCRIPT = """
 import sys
-from hf_ssm_command import main
+from hf_ssm.cli import main
 try:
     status = main()
 except SystemExit as error:
