@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, concatenate_dataset
 from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
 from hf_ssm.data.fasta import FASTA_SUFFIXES, has_labels, load_fasta
-from hf_ssm.data.files import common_suffix, source_files
+from hf_ssm.data.files import bare_suffix, common_suffix, source_files
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
 from hf_ssm.data.motifs import planted_motifs
@@ -23,7 +23,7 @@ from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.preparation import prepare, split_rows
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, check_fractions, cut, cut_windows, sequence_keys
-from hf_ssm.data.tables import READ_SUFFIXES, SPLIT_COLUMN, load_tables
+from hf_ssm.data.tables import READ_SUFFIXES, SPLIT_COLUMN, load_parquet, load_tables
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +186,8 @@ def load_sequences(
         kind={"targets": targets, "multi_label": multi_label, "per_position": per_position},
     )
     title = " and ".join(path.name for each in files.values() for path in each)
-    if suffix == ".parquet":
-        stored = load_dataset("parquet", data_files={split: list(map(str, each)) for split, each in files.items()})
-        splits = convert(title, split_rows(stored, split_column, title))
+    if all(bare_suffix(path) == ".parquet" for each in files.values() for path in each):
+        splits = convert(title, split_rows(load_parquet(files), split_column, title))
     elif is_table:
         of_labels = label_columns(label_column)
         # Digits may be the classes of positions.

@@ -126,12 +126,8 @@ def read_records(path: Path, options: ReadOptions = DEFAULTS, genome: Path | Non
     """
     suffix = bare_suffix(path)
     if (suffix == ".bed") != (genome is not None):
-        need = (
-            "a BED file needs a genome: give the FASTA file of the genome"
-            if genome is None
-            else "only a BED file takes a genome: leave the genome out"
-        )
-        raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
+        needs, alone = "a BED file needs a genome: give its FASTA file", "only a BED file takes a genome: leave it out"
+        raise ValueError(f"{str(path)!r}: {needs if genome is None else alone} (`genome`, --genome).")
     if genome is not None:
         yield from _bed_records(path, genome, options)
     elif suffix in FASTA_SUFFIXES:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset
+from datasets import Dataset, Features, concatenate_datasets
 
 from hf_ssm.data.columns import find_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, labelled_records
@@ -88,6 +88,32 @@ def load_tables(
     return {name: rows.select(range(end - sizes[name], end)) for name, end in zip(sizes, ends, strict=True)}
 
 
+def load_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Dataset]:
+    """Read parquet files as splits, with the types that they declare, such as names of classes."""
+    parquet_features([path for paths in files.values() for path in paths])
+    return {
+        split: concatenate_datasets([Dataset(pyarrow.parquet.read_table(path, memory_map=True)) for path in paths])
+        for split, paths in files.items()
+    }
+
+
+def parquet_features(paths: Sequence[Path]) -> Features:
+    """The columns of the first of some parquet files; raises a `ValueError` if ids of classes differ in another one."""
+    found: Features | None = None
+    for path in paths:
+        with opened(path, "rb") as file:
+            features = Features.from_arrow_schema(pyarrow.parquet.read_schema(file))
+        found = found or features
+        for column in found.keys() & features.keys():
+            names, first = (getattr(of[column], "names", None) for of in (features, found))
+            if names != first:
+                raise ValueError(
+                    f"label_column={column!r}: the classes of {path.name} are {names}, but those of the first file "
+                    f"are {first}: write all files with the same classes in the same order."
+                )
+    return found or Features()
+
+
 def _values(table: Columns, name: str) -> list[Any]:
     return table.get(name) or [None] * len(table[PLACE])
 
@@ -102,7 +128,7 @@ def _read(
 ) -> Columns:
     """The columns of a table, and where each row stands; those of a usual name get the default name that is missing."""
     cells, places = read_cells(path, column_names, quoted)
-    is_text = bare_suffix(path) not in _JSON_SUFFIXES
+    is_text = bare_suffix(path) not in (*_JSON_SUFFIXES, ".parquet")
     # For the guess of a missing column: numbers are hardly sequences.
     shown = {name: as_numbers(values[:100]) if is_text else values[:100] for name, values in cells.items()}
     renamed = find_columns(needed, shown, path.name)

@@ -170,22 +170,20 @@ def _of_row(row: Mapping[str, Any], where: str, number: str) -> Variant:
 
 
 def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
-    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt) or _ambiguity(ref, alt))
-
-
-def _ambiguity(ref: str, alt: str) -> str:
-    """Which letter of the alleles stands for several bases; "" if none does. In a reference allele, N only."""
+    reason = _fault(ref, alt)
+    # Of a reference allele, N only.
     for allele, letters in ((ref, "N"), (alt, AMBIGUOUS_LETTERS)):
-        if ambiguous := [letter for letter in allele.upper() if letter in letters]:
-            return f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
-    return ""
+        ambiguous = [letter for letter in allele.upper() if letter in letters]
+        if ambiguous and not reason:
+            reason = f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
+    return Variant(columns, chrom, pos - 1, ref, alt, reason=reason)
 
 
 def _fault(ref: str, alt: str) -> str:
     """Why alleles cannot be scored; "" if they can."""
-    if not ref or ref == ".":
+    if ref in ("", "."):
         return "no reference allele"
-    if not alt or alt == ".":
+    if alt in ("", "."):
         return "no alternative allele"
     if alt == "*":
         return "allele * (deleted by another variant)"
@@ -235,20 +233,21 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     # In the case of the genome, which marks repeats.
     ref = reference.translate(_FIRST_BASES)
     if variant.ref.upper() not in (reference.upper(), ref.upper()):
-        found, expected = reference[:20], variant.ref[:20]
+        identifier = {str(name).lower(): value for name, value in variant.columns.items()}.get("id")
+        name = identifier if identifier not in (None, "", ".") else f"{variant.chrom}:{variant.start + 1}"
         return (
-            f"reference differs from {genome.path.name} at {_name_of(variant)}: the genome has {found!r}, the variant "
-            f"{expected!r}"
+            f"reference differs from {genome.path.name} at {name}: the genome has {reference[:20]!r}, the variant "
+            f"{variant.ref[:20]!r}"
         )
-    if max(len(variant.ref), len(variant.alt)) > right:
-        return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
+    longest = max(len(variant.ref), len(variant.alt))
+    if longest > right:
+        return f"allele of {longest} bases does not fit the {right} bases of the window"
     alt = variant.alt.lower() if reference.islower() else variant.alt.upper()
     reach = max(left, right)
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
-    other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
-    reverse = _pair(other[0], other[1], other[2], other[3], left, right)
+    reverse = _pair(*map(reverse_complement, (after, ref, alt, before)), left, right)
     return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))))
 
 
@@ -257,9 +256,3 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
     # Of the alleles and the bases behind them.
     count = min(right, len(ref) + len(after), len(alt) + len(after))
     return context + (ref + after)[:count], context + (alt + after)[:count]
-
-
-def _name_of(variant: Variant) -> str:
-    """The identifier of a variant, or its place."""
-    identifier = next((value for name, value in variant.columns.items() if str(name).lower() == "id"), None)
-    return f"{variant.chrom}:{variant.start + 1}" if identifier in (None, "", ".") else str(identifier)
