@@ -137,7 +137,7 @@ def _read(
         if not any(re.match("0[0-9]", cell) for cell in columns[name]):  # labels such as 00, 01 and 10
             columns[name] = as_numbers(columns[name])
     if bare_suffix(path) in FASTA_SUFFIXES:
-        columns["sequence"] = [options.letters(text, path.name) for text in columns["sequence"]]
+        columns["sequence"] = [options.letters(text, path) for text in columns["sequence"]]
     return {**columns, PLACE: [f"{row_noun(path)} {number} of {path.name}" for number in places]}
 
 
