@@ -4,8 +4,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, concatenate_dataset
 from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
 from hf_ssm.data.fasta import FASTA_SUFFIXES, has_labels, load_fasta
-from hf_ssm.data.files import bare_suffix, common_suffix, source_files
+from hf_ssm.data.files import common_suffix, source_files
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
 from hf_ssm.data.motifs import planted_motifs
@@ -23,7 +22,7 @@ from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.preparation import prepare, split_rows
 from hf_ssm.data.signals import is_signal, row_keys
 from hf_ssm.data.splits import SPLITS, check_fractions, cut, cut_windows, sequence_keys
-from hf_ssm.data.tables import READ_SUFFIXES, SPLIT_COLUMN, load_parquet, load_tables
+from hf_ssm.data.tables import READ_SUFFIXES, SPLIT_COLUMN, load_tables
 
 logger = logging.getLogger(__name__)
 
@@ -176,34 +175,29 @@ def load_sequences(
         return _split_windows(rows, chosen, shares, seed, name)
     formats = f"FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz)"
     _check_unused(name, formats, "a FASTA file", {"stride": stride, **contigs})
+    images = ImageOptions(grayscale, image_size)
     labels = None if label_column is None else merged_name(label_column)
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
-    convert = partial(
-        prepare,
-        text_columns=texts,
-        label_column=label_column,
-        images=ImageOptions(grayscale, image_size),
-        kind={"targets": targets, "multi_label": multi_label, "per_position": per_position},
-    )
-    title = " and ".join(path.name for each in files.values() for path in each)
-    if all(bare_suffix(path) == ".parquet" for each in files.values() for path in each):
-        splits = convert(title, split_rows(load_parquet(files), split_column, title))
-    elif is_table:
-        of_labels = label_columns(label_column)
-        # Digits may be the classes of positions.
-        numbers = [] if per_position else list(of_labels.values())
-        options = ReadOptions(keep_case)
-        needed = {**texts, **of_labels}
-        loaded = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
-        splits = convert(title, split_rows(loaded, split_column, title))
-    elif is_idx(paths[0]):
-        splits = {"train": load_idx(paths[0], sequence_column, labels, ImageOptions(grayscale, image_size))}
-    elif paths[0].is_dir():
-        splits = convert(title, load_folder(paths[0], sequence_column))
-    elif _HUB_ID.fullmatch(name) and not paths[0].exists():
-        splits = convert(name, load_dataset(name, config_name, revision=revision))
+    if is_idx(paths[0]):
+        splits = {"train": load_idx(paths[0], sequence_column, labels, images)}
     else:
-        raise _unknown_source(name, paths[0])
+        stored: Mapping[str, Dataset]
+        title = " and ".join(path.name for each in files.values() for path in each)
+        if is_table:
+            of_labels = label_columns(label_column)
+            # Digits may be the classes of positions.
+            numbers = [] if per_position else list(of_labels.values())
+            table = {"column_names": column_names, "quoted": quoted, "options": ReadOptions(keep_case)}
+            stored = load_tables(files, {**texts, **of_labels}, numbers, split_column, **table)
+            stored = split_rows(stored, split_column, title)
+        elif paths[0].is_dir():
+            stored = load_folder(paths[0], sequence_column)
+        elif _HUB_ID.fullmatch(name) and not paths[0].exists():
+            title, stored = name, load_dataset(name, config_name, revision=revision)
+        else:
+            raise _unknown_source(name, paths[0])
+        kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
+        splits = prepare(title, stored, texts, label_column, images, kind)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 

@@ -68,12 +68,15 @@ def load_tables(
         options: The case of letters of FASTA files.
 
     Returns:
-        Split name to rows with the columns that all files share, and `PLACE`, such as "line 17 of a.csv".
+        Split name to rows with the columns that all files share, and `PLACE`, such as "line 17 of a.csv"; of parquet
+        files, the rows as they are.
 
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: A file cannot be read or lacks a column.
     """
+    if all(bare_suffix(path) == ".parquet" for paths in files.values() for path in paths):
+        return _load_parquet(files)
     of_train = {} if split_column in (None, SPLIT_COLUMN) else {"split_column": str(split_column)}
     tables, sizes = list[Columns](), dict[str, int]()
     for split, paths in files.items():
@@ -88,7 +91,7 @@ def load_tables(
     return {name: rows.select(range(end - sizes[name], end)) for name, end in zip(sizes, ends, strict=True)}
 
 
-def load_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Dataset]:
+def _load_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Dataset]:
     """Read parquet files as splits, with the types that they declare, such as names of classes."""
     parquet_features([path for paths in files.values() for path in paths])
     return {
