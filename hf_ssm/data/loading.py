@@ -187,8 +187,8 @@ def load_sequences(
             of_labels = label_columns(label_column)
             # Digits may be the classes of positions.
             numbers = [] if per_position else list(of_labels.values())
-            table = {"column_names": column_names, "quoted": quoted, "options": ReadOptions(keep_case)}
-            stored = load_tables(files, {**texts, **of_labels}, numbers, split_column, **table)
+            needed, options = {**texts, **of_labels}, ReadOptions(keep_case)
+            stored = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
             stored = split_rows(stored, split_column, title)
         elif paths[0].is_dir():
             stored = load_folder(paths[0], sequence_column)

@@ -258,7 +258,8 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
-    reverse = _pair(*map(reverse_complement, (after, ref, alt, before)), left, right)
+    behind, other_ref, other_alt, ahead = map(reverse_complement, (after, ref, alt, before))
+    reverse = _pair(behind, other_ref, other_alt, ahead, left, right)
     return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))))
 
 
