@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import hf_ssm
 import hf_ssm.modules.long_convolution
+from hf_ssm.cli import main
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.score import VariantScorer
 from hf_ssm.modules.long_convolution import long_conv
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,3 +98,30 @@ def test_calls_enter_few_files_and_functions(make_model):
         functions = entered(call)
         files, most_files, most_functions = {file for file, _ in functions}, *LIMITS[name]
         assert len(files) <= most_files and len(functions) <= most_functions, (name, len(files), len(functions))
+
+
+def test_a_vcf_row_is_scored_in_ten_files_after_one_parse(tmp_path, make_model, monkeypatch):
+    """The files outside of the model, which is one of transformers; the command opens the file of variants once."""
+    pysam = pytest.importorskip("pysam", reason="pysam is not installed")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from hf_ssm.data.genome import Genome
+    from hf_ssm.data.variants import read_variants
+
+    text, folder = "ACGTTGCATTGACCATG" * 9, tmp_path / "lm"
+    (tmp_path / "g.fa").write_text(f">c\n{text}\n")
+    vcf = tmp_path / "v.vcf"
+    header = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+    vcf.write_text(f"{header}c\t40\t.\t{text[39]}\tA,GG\t.\t.\t.\n")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model, tokenizer = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=12)), hf_ssm.build_dna_tokenizer()
+    with Genome(tmp_path / "g.fa") as genome:
+        scorer = VariantScorer(SequenceModel(model, tokenizer), genome, window=20)
+        files = {file for file, _ in entered(lambda: scorer.job(lambda: read_variants(vcf)).dataset())}
+    assert len(files) <= 10, sorted(files)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    opened, variant_file = [], pysam.VariantFile
+    monkeypatch.setattr(pysam, "VariantFile", lambda *args, **options: opened.append(args) or variant_file(*args))
+    words = ["score", folder, vcf, "--genome", tmp_path / "g.fa", "--window", 20, "--output", tmp_path / "o.csv"]
+    assert main(list(map(str, words))) == 0 and len(opened) == 1
