@@ -9,15 +9,14 @@ from hf_ssm.cli.parser import parse
 from hf_ssm.cli.settings import settings_of
 from hf_ssm.data import GENERATORS
 from hf_ssm.models.registry import FAMILIES
-from hf_ssm.training.settings import (
+from hf_ssm.training.arguments import (
     DATA_DEFAULTS,
     TRAINING_DEFAULTS,
-    config_class,
     parse_assignments,
     parse_value,
     read_settings_file,
-    resolve,
 )
+from hf_ssm.training.settings import config_class, resolve
 
 NAMES = [family.short_name for family in FAMILIES.values()]
 DATA = {"data": {"dataset": "planted-motifs"}}

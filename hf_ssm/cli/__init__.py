@@ -9,25 +9,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 
 from hf_ssm import __version__
+from hf_ssm.cli.checks import check_arguments
 from hf_ssm.cli.commands import COMMANDS
 from hf_ssm.cli.parser import build_parser, parse
 from hf_ssm.cli.summary import command, with_options
 
 __all__ = ["build_parser", "main"]
-
-# Options and arguments of all commands that name what is read.
-_MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
-_FILES = (
-    *("data", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input"),
-    *("regions", "variants"),
-)
-# Options that name a file to write besides the output.
-_OTHER_OUTPUTS = ("by_region", "session", "track")
-# Commands that write, beside a model too, files of names that no model has.
-_WRITE_BESIDE_MODELS = ("probe", "report")
 
 # Commands that share their work among the processes of a launcher.
 _WORK_IN_PROCESSES = ("demo", "probe", "train")
@@ -47,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     entry = COMMANDS[args.command]
     try:
         with _processes(args.command):
-            _check_output(args)
+            check_arguments(args)
             module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
             getattr(module, f"run_{args.command}")(args)
         if argv is None:
@@ -113,21 +102,6 @@ def _processes(name: str) -> Iterator[None]:
             yield
 
 
-def _check_output(args: argparse.Namespace) -> None:
-    """Raise `ValueError` where the output of a command would replace what the command reads."""
-    name = "--output" if hasattr(args, "output") else "TARGET"
-    output = getattr(args, "output", None) or getattr(args, "target", None)
-    # A resumed run replaces nothing.
-    if isinstance(output, Path) and not getattr(args, "resume", False):
-        from hf_ssm.utils.files import check_not_input
-
-        places = _FILES if args.command in _WRITE_BESIDE_MODELS else _FILES + _MODELS
-        others = {f"--{option.replace('_', '-')}": getattr(args, option, None) for option in _OTHER_OUTPUTS}
-        for option, path in {name: output, **others}.items():
-            if isinstance(path, Path):
-                check_not_input(path, *(getattr(args, place, None) for place in places), name=option)
-
-
 def _is_expected(error: Exception) -> bool:
     """Whether one line is enough: bad input, files, missing packages, diverged training.
 
@@ -142,9 +116,7 @@ def _is_expected(error: Exception) -> bool:
 
 
 def _message(error: Exception, args: argparse.Namespace) -> str:
-    """One line, with the folder where an error of the disk names no file."""
-    from hf_ssm.data.columns import MissingColumns
-
+    """One line that names options as they were written; with the folder where an error of the disk names no file."""
     text = " ".join(str(error).split()) or type(error).__name__
     target = getattr(args, "output", None) or getattr(args, "target", None)
     nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
@@ -153,8 +125,12 @@ def _message(error: Exception, args: argparse.Namespace) -> str:
     # torch's class of this name is a RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
         return f"out of memory: {text}; use smaller batches, shorter sequences or a smaller model"
-    if isinstance(error, MissingColumns):
-        return f"{text}{_corrected(error.likely, args)}"
+    typed, likely = args.typed, getattr(error, "likely", {})  # of `MissingColumns`
+    options = {name: f"--{name.replace('_', '-')}" for name in likely} | typed
+    for name, option in options.items():
+        text = re.sub(rf"(?<!--set )\b(?:model|data|training)\.{name}\b|`{name}`|(?<![\w.-]){name}(?==)", option, text)
+    if likely:
+        return f"{text}{_corrected(likely, args)}"
     if isinstance(error, RuntimeError):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text
@@ -167,14 +143,12 @@ def _corrected(likely: Mapping[str, str | None], args: argparse.Namespace) -> st
     for argument, column in likely.items():
         if argument == "label_column" and column is None and args.command == "train":
             options["--task"] = "causal-lm"
-        elif column is None:
+        elif column is None or not argument.endswith("_column"):  # or one of several labels
             return ""
-        elif argument in ("sequence_column", "label_column"):
+        elif argument in ("sequence_column", "label_column") or args.command == "train":
             options[f"--{argument.replace('_', '-')}"] = column
-        elif argument in ("pair_column", "split_column"):
+        else:
             settings += ["--set", f"data.{argument}={column}"]
-        else:  # one of several labels
-            return ""
     unlabelled = " (for data without labels: --task causal-lm)"
     is_trained = args.command == "train" and "label_column" in likely and "--task" not in options
     return f" Try: {command(*with_options(args.words, options), *settings)}{unlabelled if is_trained else ''}"

@@ -21,10 +21,11 @@ from hf_ssm.data.streaming import is_glob, is_local
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
+from hf_ssm.training.arguments import parse_assignments, read_settings_file
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.metrics import beats_chance
 from hf_ssm.training.run import chance_key
-from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.files import check_not_input
 
@@ -292,4 +293,4 @@ def _task_of_head(config: Any) -> str:
     if architecture.endswith("ForSequenceClassification") and config.problem_type == "regression":
         return "sequence-regression"
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
-    return next((name for name, task in TASKS.items() if task.auto_class.__name__ == auto_class), bare)
+    return next((name for name, task in TASKS.items() if task.auto_class_name == auto_class), bare)

@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import transformers
@@ -13,7 +14,6 @@ from hf_ssm import __version__, plotting
 from hf_ssm.cli.checkpoints import chance_note
 from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.sequences import SCORE_WINDOW
-from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
 from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.settings import print_settings
@@ -25,10 +25,21 @@ from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.hub.eval_results import write_eval_results
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
-from hf_ssm.training import settings as run_settings
+from hf_ssm.training.arguments import (
+    DATA_DEFAULTS,
+    DATA_PATHS,
+    FIELD_ALIASES,
+    ModelArguments,
+    data_types,
+    parse_assignments,
+    parse_value,
+    read_settings_file,
+    training_types,
+)
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
+from hf_ssm.training.settings import RunSettings, check_same_run, config_fields, family_of, resolve
+from hf_ssm.utils.families import TRAINABLE
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
@@ -51,7 +62,7 @@ def run_train(args: argparse.Namespace) -> None:
     stored: Sections = {}
     if args.resume:
         folder.last_checkpoint(args.output)
-        stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
+        stored = read_settings_file(args.output / folder.SETTINGS_NAME)
     settings = resolved(args, stored)
     launch.begin(settings)
     if args.dry_run:
@@ -127,39 +138,38 @@ def _check(args: argparse.Namespace) -> None:
         folder.check_output(args.output, args.overwrite_output)
 
 
-def layers_of(args: argparse.Namespace) -> list[Sections]:
-    """The settings file, the options and --set, later ones winning."""
-    options: Sections = {
-        section: {key: value for key in keys if (value := getattr(args, f"{section}.{key}")) is not None}
-        for section, keys in OPTIONS.items()
-    }
-    for name, text in args.fields.items():
-        _check_field(name)
-        options["training"][name] = run_settings.parse_value(text, run_settings.training_types()[name])
-    assignments = run_settings.parse_assignments(args.assignments)
-    return [run_settings.read_settings_file(args.config) if args.config else {}, options, assignments]
-
-
 def resolved(args: argparse.Namespace, stored: Sections) -> RunSettings:
     """The settings of a run; `stored`: those with which it began, if it is resumed."""
-    settings = run_settings.resolve(stored, *layers_of(args))
+    config = read_settings_file(args.config) if args.config else {}
+    settings = resolve(stored, config, _options(args), parse_assignments(args.assignments))
     if args.resume:
-        run_settings.check_same_run(settings, stored)
+        check_same_run(settings, stored)
     return settings
 
 
-def _check_field(name: str) -> None:
-    """Refuse an option that is neither one of the command nor a field of the training arguments."""
-    training_fields = run_settings.training_types()
-    if name in training_fields:
-        return
+def _options(args: argparse.Namespace) -> Sections:
+    """The settings that options give."""
+    types = {"data": data_types(), "model": get_type_hints(ModelArguments), "training": training_types()}
+    given = {name: text for name, text in vars(args).items() if "." in name and text is not None}
+    given |= {f"{_section(name, types)}.{name}": text for name, text in args.fields.items()}
+    options: Sections = {section: {} for section in types}
+    for setting, text in given.items():
+        section, _, name = setting.partition(".")
+        options[section][name] = parse_value(text, types[section][name])
+    return options
+
+
+def _section(name: str, types: Mapping[str, Mapping[str, Any]]) -> str:
+    """The section of an option that is a setting; an error for an option that is none."""
+    for section in ("training", "data"):
+        if name in types[section]:
+            return section
     option = f"--{name.replace('_', '-')}"
-    of_models = {field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)}
-    if name in of_models | run_settings.ALIASES.keys():
+    of_models = {field.name for family in TRAINABLE for field in config_fields(family)}
+    if name in of_models | FIELD_ALIASES.keys():
         raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
-    near = closest_name(
-        option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
-    )
+    declared = options_of(build_parser("train"), "train")
+    near = closest_name(option, [*declared, *(f"--{field}" for section in types.values() for field in section)])
     if near == option:
         raise ValueError(f"{option} is an option of `hf-ssm train` only: leave {option} out")
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")

@@ -1,7 +1,8 @@
-"""The settings of a run that hf_ssm defines: one field each, with default, help, and option of the command line.
+"""The settings of a run: one field each, with default, help and option, and the values that texts stand for.
 
-The options and the help of `hf-ssm train`, the sections of a settings file and their checks follow from these fields,
-from those of the configurations of the families, and from those of `SSMTrainingArguments`. The import of this module does not import torch.
+The options and the help of `hf-ssm train`, the sections of a settings file, their checks and the page of the docs
+follow from these fields, those of the configurations of the families, and those of `SSMTrainingArguments`. The import
+of this module does not import torch.
 """
 
 import re
@@ -216,6 +217,8 @@ def parse_value(text: str, kind: Any = Any) -> Any:
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
+        if kind is not Any and is_of_type(text, kind):  # a glob, which begins with an asterisk
+            return text
         raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
     return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
 
@@ -278,6 +281,11 @@ def training_types() -> dict[str, Any]:
 
     types = typing.get_type_hints(SSMTrainingArguments)
     return {each.name: types[each.name] for each in fields(SSMTrainingArguments) if each.init}
+
+
+def data_types() -> dict[str, Any]:
+    """The settings of the section `data`, besides those of generators, with their type annotations."""
+    return typing.get_type_hints(DataArguments)
 
 
 def is_of_type(value: Any, kind: Any) -> bool:

@@ -34,8 +34,8 @@ from hf_ssm.training.arguments import (
     MODEL_DEFAULTS,
     SECTIONS,
     TRAINING_DEFAULTS,
-    DataArguments,
     check_choice,
+    data_types,
     is_of_type,
     training_types,
 )
@@ -306,7 +306,7 @@ def _check_data(settings: RunSettings) -> None:
     _check_single_value("data.dataset", data["dataset"], str)
     if not data["dataset"] or not isinstance(data["dataset"], str):
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
-    types = typing.get_type_hints(DataArguments)
+    types = data_types()
     if data["dataset"] in GENERATORS:
         types |= typing.get_type_hints(GENERATORS[data["dataset"]])
         types.pop("return", None)

@@ -1,4 +1,4 @@
-"""The families and their heads by name, for the lazy imports and the command line; `models/registry.py` has the classes."""
+"""Names of the families and their heads, which need no import of the models; `models/registry.py` has the classes."""
 
 __all__ = ["ALIASES", "FAMILIES", "TRAINABLE"]
 
