@@ -91,7 +91,10 @@ def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
     assert first.split()[:2] == ["1.00", "2"] and second.split()[:2] == ["2.00", "4"]
     assert len(head) == len(first) == len(second)
     assert "{'" not in out + err and "Writing model shards" not in err
-    assert f"hf-ssm report '{output}'  " in out and f"hf-ssm push '{output}' 'USER/my run'" in out
+    assert f"hf-ssm report '{output}'  " in out
+    # Neither beats a constant prediction.
+    assert "the model has learnt nothing" in out and "hf-ssm push" not in out
+    assert f"hf-ssm tune --config '{output}/train_config.yaml' --diagnose" in out
     assert logging.is_progress_bar_enabled()
 
 
@@ -159,7 +162,7 @@ def test_resuming_does_not_ignore_another_setting_of_the_optimizer(capsys, finis
     before = (output / "train_config.yaml").read_text()
     assert run("train", "--resume", "--output", output, f"--{setting}", 0.25) == 2
     assert re.search(
-        rf"--resume: training.{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err
+        rf"--resume: --{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err
     )
     assert (output / "train_config.yaml").read_text() == before
 

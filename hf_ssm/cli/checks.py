@@ -21,6 +21,7 @@ _OTHER_OUTPUTS = ("by_region", "session", "track")
 _WRITE_BESIDE_MODELS = ("probe", "report")
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SUFFIXES = (*_TABLES, ".txt", ".fa", ".fasta", ".fna", ".bed", ".gz")
+_COLUMNS = ("sequence_column", "label_column")
 # Rows from which a likely column is guessed.
 _SHOWN_ROWS = 20
 
@@ -46,10 +47,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         check_choice("task", given["model.task"], TASKS, "model.task")
     source = Path(str(given.get("data.dataset", given.get("input", ""))))
     if source.suffix in _TABLES:
-        _check_columns(source, {name: given.get(f"data.{name}", given.get(name)) for name in _COLUMNS})
-
-
-_COLUMNS = ("sequence_column", "label_column")
+        assigned = dict(text.partition("=")[::2] for text in given.get("assignments", ()))
+        places = {name: (assigned.get(f"data.{name}"), given.get(f"data.{name}"), given.get(name)) for name in _COLUMNS}
+        _check_columns(source, {name: next(filter(None, values), None) for name, values in places.items()})
 
 
 def _check_file(path: Path) -> None:

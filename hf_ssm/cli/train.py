@@ -24,6 +24,7 @@ from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.hub.eval_results import write_eval_results
 from hf_ssm.modules.roles import QUANTITIES
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training.arguments import (
     DATA_DEFAULTS,
@@ -51,6 +52,11 @@ _COMMAND_NOTE = (
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _UNTRAINED_NOTE = "The model is not trained: the run has no steps, and the weights are random."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
+_PREDICTED = {
+    "sequence-classification": "classes of other sequences",
+    "token-classification": "classes of other sequences",
+    "sequence-regression": "values of other sequences",
+}
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
 
 
@@ -106,28 +112,35 @@ def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
 
 def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespace) -> list[tuple[str, str]]:
     """Commands that suit the model."""
-    output, task = args.output, settings.task
+    output, tokenizer = args.output, result.data.tokenizer
     steps = []
-    if result.data.tokenizer is not None:
-        if task in ("sequence-classification", "token-classification", "sequence-regression"):
-            predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
-            what = "values" if task == "sequence-regression" else "classes"
-            steps.append((predict, f"{what} of other sequences"))
-        if task == "sequence-classification":
-            splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
-            chosen = [] if splits[0] == "test" else ["--split", splits[0]]
-            probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
-            steps.append((probe, "which tokens a prediction needs"))
-        if task in ("causal-lm", "masked-lm"):
-            limit, added = result.model.config.longest_input, result.data.tokenizer.num_special_tokens_to_add()
-            window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
-            score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
-            steps.append((score, "effects of variants"))
+    is_dna = tokenizer is not None and reads_only_dna(tokenizer)
+    if tokenizer is not None and settings.task in _PREDICTED:
+        file = "sequences.fa" if is_dna else "texts.csv"
+        steps.append((command("predict", output, file, "--output", "predictions.csv"), _PREDICTED[settings.task]))
+    if tokenizer is not None and settings.task == "sequence-classification":
+        splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
+        chosen = [] if splits[0] == "test" else ["--split", splits[0]]
+        probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
+        steps.append((probe, "which tokens a prediction needs"))
+    if tokenizer is not None and is_dna and settings.task in ("causal-lm", "masked-lm"):
+        limit, added = result.model.config.longest_input, tokenizer.num_special_tokens_to_add()
+        window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
+        score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
+        steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
-    if not args.push_to_hub:
+    if not is_better_than_chance(result):
+        diagnosis = command("tune", "--config", output / folder.SETTINGS_NAME, "--diagnose")
+        steps.append((diagnosis, "what the data let a model learn, instead of sharing this one"))
+    elif not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
     return steps
+
+
+def is_better_than_chance(result: RunResult) -> bool:
+    """Whether a model beats a constant prediction on the splits on which it was evaluated, if there are any."""
+    return not any(chance_note(split, values, result.chance[split]) for split, values in result.results.items())
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -187,6 +200,8 @@ def finish(
             print(f"{'':>10}  {note}")
     if _is_untrained(settings, result):
         print(f"{_UNTRAINED_NOTE} Choose more --epochs or --max-steps.", file=sys.stderr)
+    elif result.steps == 0:
+        print("Nothing was trained, as the run has no steps: these are the results of the model that was loaded.")
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, facts)
