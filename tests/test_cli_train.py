@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from hf_ssm import cli, plotting
 from hf_ssm.cli.demo import comparison, strip
-from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.train import TrainingProgress
 from hf_ssm.probes import MaskingResult
 from hf_ssm.training.trainer import SSMTrainingArguments
 
@@ -161,9 +161,7 @@ def test_resuming_does_not_ignore_another_setting_of_the_optimizer(capsys, finis
     output = shutil.copytree(finished, tmp_path / "run")
     before = (output / "train_config.yaml").read_text()
     assert run("train", "--resume", "--output", output, f"--{setting}", 0.25) == 2
-    assert re.search(
-        rf"--resume: --{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err
-    )
+    assert re.search(rf"--resume: --{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err)
     assert (output / "train_config.yaml").read_text() == before
 
 

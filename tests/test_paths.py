@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hf_ssm.modules.long_convolution
+from hf_ssm import cli
 from hf_ssm.modules.long_convolution import long_conv
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,3 +96,23 @@ def test_calls_enter_few_files_and_functions(make_model):
         functions = entered(call)
         files, most_files, most_functions = {file for file, _ in functions}, *LIMITS[name]
         assert len(files) <= most_files and len(functions) <= most_functions, (name, len(files), len(functions))
+
+
+def test_from_argv_to_the_trainer_are_few_files(tmp_path, monkeypatch):
+    """Files of commands and training that `hf-ssm train` enters before it makes the Trainer; data and models aside."""
+    (tmp_path / "table.csv").write_text(
+        "sequence,label\n" + "".join(f"{'ACGTTGCA'[i % 5 :]},{i % 2}\n" for i in range(40))
+    )
+
+    def reached(*args, **kwargs):
+        raise SystemExit("reached")
+
+    def train():
+        with pytest.raises(SystemExit, match="reached"):
+            cli.main(words)
+
+    monkeypatch.setattr("hf_ssm.training.trainer.SSMTrainer.__init__", reached)
+    words = ["train", "--dataset", str(tmp_path / "table.csv"), "--epochs", "1", "--output", str(tmp_path / "run")]
+    files = {Path(file).relative_to(ROOT / "hf_ssm") for file, _ in entered(train)}
+    files = {file for file in files if file.parts[0] in ("cli", "training")} - {Path("training/trainer.py")}
+    assert 8 <= len(files) <= 12, sorted(map(str, files))

@@ -15,9 +15,8 @@ from datasets import are_progress_bars_disabled, disable_progress_bars, enable_p
 from rich.console import Console
 from rich.text import Text
 
-from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.train import finish
+from hf_ssm.cli.train import TrainingProgress, finish
 from hf_ssm.hub import reload
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.evidence import SHARE, Estimate
