@@ -101,7 +101,7 @@ def test_calls_enter_few_files_and_functions(make_model):
 def test_from_argv_to_the_trainer_are_few_files(tmp_path, monkeypatch):
     """Files of commands and training that `hf-ssm train` enters before it makes the Trainer; data and models aside."""
     (tmp_path / "table.csv").write_text(
-        "sequence,label\n" + "".join(f"{'ACGTTGCA'[i % 5 :]},{i % 2}\n" for i in range(40))
+        "sequence,label\n" + "".join(f"{i:08b},{i % 2}\n".translate({48: "A", 49: "C"}) for i in range(40))
     )
 
     def reached(*args, **kwargs):
