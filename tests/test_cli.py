@@ -219,6 +219,7 @@ def test_overwriting_removes_the_old_run_and_nothing_else(error_of, finished, tm
         (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
         (["--set", "hidden_size=8"], "--set takes section.key=value"),
         (["--set", "training.learning_rate=fast"], "training.learning_rate must be of type float, got 'fast'"),
+        (["--batch_size", "0"], "--batch_size=0: give a positive number of rows"),
         (["--epochs", "many"], "--epochs must be of type float, got 'many'"),
         (["--set", "training.output_dir=x"], "use --output"),
         (["--set", "model.hidden_size=[8"], "cannot read the value"),

@@ -60,12 +60,16 @@ _MANAGED = {
     "hub_private_repo": "--private",
     "hub_token": "the login of `hf auth login` or the variable HF_TOKEN",
 }
-# Smallest value of settings of the section `data`, and what they are.
+# Smallest values, and what they are.
 _LEAST = {
     "max_length": (1, "a positive number of tokens"),
     "num_proc": (1, "a positive number of processes"),
     "shuffle_buffer": (0, "a whole number of at least 0"),
     "epoch_rows": (1, "a whole number of at least 1"),
+    "num_train_epochs": (0, "a number of at least 0"),
+    "per_device_train_batch_size": (1, "a positive number of rows"),
+    "per_device_eval_batch_size": (1, "a positive number of rows"),
+    "learning_rate": (0, "a rate of at least 0"),
 }
 
 Sections = Mapping[str, Mapping[str, Any]]
@@ -315,9 +319,6 @@ def _check_data(settings: RunSettings) -> None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if not 0 <= data["unknown_bases"] <= 1:
         raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
-    for key, (least, what) in _LEAST.items():
-        if data[key] is not None and data[key] < least:
-            raise ValueError(f"data.{key}={data[key]!r}: give {what}")
     if data["streaming"]:
         _check_stream(settings)
     elif given := [key for key in _OF_STREAMS if data[key] is not None]:
@@ -398,3 +399,6 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
         if not is_of_type(value, types[key]):
             name = inspect.formatannotation(types[key])
             raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")
+        least, what = _LEAST.get(key, (None, ""))
+        if least is not None and value is not None and value < least:
+            raise ValueError(f"{section}.{key}={value!r}: give {what}")
