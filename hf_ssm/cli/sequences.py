@@ -19,6 +19,7 @@ from hf_ssm.cli.checkpoints import (
     stored_settings,
 )
 from hf_ssm.data.columns import usual_column
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import Record, read_records, table_columns
 from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
@@ -111,7 +112,8 @@ def sequence_column(args: argparse.Namespace) -> str:
         print(f"Sequences are read from the column {chosen!r} of {args.input.name}.", file=sys.stderr)
     column = str(chosen or stored or "sequence")
     if columns and column not in columns:
-        next(read_records(args.input, column))  # raises the error before the model is loaded
+        # Raises the error before the model is loaded.
+        next(read_records(args.input, ReadOptions(sequence_column=column)))
     return column
 
 
@@ -143,7 +145,8 @@ def reader_of(
         "input": file_facts(args.input),
         "genome": args.genome and file_facts(args.genome),
     }
-    return lambda: read_records(args.input, column, args.genome, keep_case), facts
+    options = ReadOptions(keep_case, column)
+    return lambda: read_records(args.input, options, args.genome), facts
 
 
 def checkpoint_facts(args: argparse.Namespace, model: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -13,6 +12,7 @@ from datasets import Dataset, Features, Value
 
 from hf_ssm.data.cache import cached_rows, content_hash
 from hf_ssm.data.files import opened
+from hf_ssm.data.options import note_capitals
 
 logger = logging.getLogger(__name__)
 
@@ -79,24 +79,6 @@ def _pieces(file: IO[str]) -> Iterator[tuple[int, bool, str]]:
 
 def _empty_record(name: str) -> ValueError:
     return ValueError(f"the record {name!r} has no sequence.")
-
-
-def in_capitals(sequence: str, path: Path) -> str:
-    """A sequence of a file in capitals; if that changes a letter, one line of the log says so."""
-    capitals = sequence.upper()
-    if capitals != sequence:
-        _note_capitals(path)
-    return capitals
-
-
-@lru_cache
-def _note_capitals(path: Path) -> None:
-    # Files are read several times.
-    logger.warning(
-        "%s: lower-case (soft-masked) letters are read as capitals; keep_case=True (--keep-case, or --set "
-        "data.keep_case=true for hf-ssm train) keeps them.",
-        path.name,
-    )
 
 
 def load_fasta(path: Path, window: int, stride: int, min_window: int, keep_case: bool = False) -> Dataset:
@@ -176,7 +158,7 @@ def _known_windows(
 def log_facts(path: Path, facts: dict[str, Any]) -> None:
     """Log what `fasta_rows` found."""
     if facts.get("in_lower_case"):
-        _note_capitals(path)
+        note_capitals(path.name)
     if facts.get("skipped"):
         logger.warning("%s: skipped %d windows that consist of more than half N.", path.name, facts["skipped"])
 

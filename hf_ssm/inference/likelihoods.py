@@ -247,10 +247,7 @@ def branched(cache: Any, rows: Tensor) -> Any:
         rows: The beginning of each sequence, `(R,)`, int64.
     """
     if isinstance(cache, SSMCache):
-        branches = cache.empty_copy()
-        layers: list[Any] = [_branched_layer(layer, rows) for layer in cache.states]
-        branches.layers = layers
-        branches.length = cache.length
+        branches = cache.with_layers([_branched_layer(layer, rows) for layer in cache.states])
         branches.tokens_seen = None if cache.tokens_seen is None else cache.tokens_seen[rows]
         return branches
     branches = copy.deepcopy(cache)
@@ -259,7 +256,7 @@ def branched(cache: Any, rows: Tensor) -> Any:
 
 
 def _branched_layer(layer: LayerState, rows: Tensor) -> LayerState:
-    branch = type(layer)()
+    branch = LayerState()
     branch.tensors = {name: value.index_select(0, rows) for name, value in layer.tensors.items()}
     streams: dict[str, Any] = {name: BranchedConvolution(stream, rows) for name, stream in layer.streams.items()}
     branch.streams = streams

@@ -237,9 +237,8 @@ class LongConvolution(SequenceOperator):
         taps = partial(self._taps, group)
         with no_autocast(inputs.device):
             if not self.has_recurrent_state or name in state.streams:
-                stream = state.streams.get(name)
-                if stream is None:
-                    stream = state.streams[name] = StreamingConvolution(self._num_taps)
+                stream = state.streams.setdefault(name, StreamingConvolution())
+                stream.longest = self._num_taps
                 output = stream.extend(inputs, taps)
             else:
                 # With gradients, a stored recurrence would belong to the graph of an earlier call.

@@ -255,4 +255,5 @@ def test_half_precision_pools_long_sequences() -> None:
 def test_operators_and_configuration_agree_on_causality(make_model, family, flags):
     model = make_model(family, "Model", **flags)
     operators = [part for part in model.modules() if isinstance(part, SequenceOperator)]
-    assert operators and all(part.is_causal for part in operators) == model.config.is_causal == (not flags)
+    assert operators and all(part.is_causal for part in operators) == (not flags)
+    assert (model.config.non_causal_flag is None) == (not flags)

@@ -180,11 +180,6 @@ class HybridConfig(LayerTypesConfig):
         return sorted({*(self.mixer_types or ())} - {ATTENTION})
 
     @property
-    def sobolev_step(self) -> float:
-        """The smallest of the layers."""
-        return min((self.mixer_config(kind).sobolev_step for kind in self._mixer_kinds), default=1.0)
-
-    @property
     def longest_input(self) -> int | None:
         """The shortest limit of a layer."""
         limits = [self.mixer_config(kind).longest_input for kind in self._mixer_kinds]

@@ -104,7 +104,6 @@ class HyenaConfig(SSMConfig):
     def check(self) -> None:
         super().check()
         check_discrete_poles(self, self.filter_type)
-        self.check_products()
         require(
             self.filter_emb_dim >= 3 and self.filter_emb_dim % 2,
             "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), got "
@@ -132,10 +131,6 @@ class HyenaConfig(SSMConfig):
     def use_qkv_bias(self) -> bool:
         """Bias of the in-projection."""
         return self.use_bias
-
-    @property
-    def sobolev_step(self) -> float:
-        return super().sobolev_step if self.has_state_matrix else 1.0
 
     @property
     def has_frequencies(self) -> bool:

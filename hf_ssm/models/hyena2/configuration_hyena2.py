@@ -81,7 +81,6 @@ class Hyena2Config(LayerTypesConfig):
     tie_word_embeddings: bool = True
     hyena_order = 2
     use_output_projection = True
-    sobolev_step = 1.0
     stores_pairs = False
 
     def _derive(self) -> None:

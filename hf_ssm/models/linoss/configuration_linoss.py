@@ -60,7 +60,6 @@ class LinOSSConfig(StateSpaceConfig):
     time_step_max: float | int = positive(0.73, 1e-12, 1e3)
     hidden_act: str = "gelu_pytorch_tanh"
     output_gate: str = one_of("glu", "sigmoid", "none")
-    sobolev_step = 1.0
 
     def _derive(self) -> None:
         if self.init is None:

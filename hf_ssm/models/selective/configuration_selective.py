@@ -149,7 +149,6 @@ class SelectiveSSMConfig(ConvolvedScanConfig):
                 self.bidirectional or value == default,
                 f"`{name}`={value!r} joins two directions: set `bidirectional=True`, or leave out `{name}`.",
             )
-        self.check_products()
         if mamba:
             rank, inner = self.time_step_rank, self.expand * self.hidden_size
             require(

@@ -150,10 +150,10 @@ def _right_aligned(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tens
 
 def _one_step(run: RunLayers, hidden_states: Tensor, rows: Rows, mask: Tensor, cache: SSMCache) -> list[Tensor]:
     """All rows read one position, and those whose mask leaves it out return to the states before."""
-    snapshots = [layer.snapshot() for layer in cache.states]
+    before = [layer.snapshot() for layer in cache.states]
     outputs = run(hidden_states, rows._replace(mask=None), cache.states)
-    for layer, before in zip(cache.states, snapshots, strict=True):
-        layer.keep(~mask[:, 0], before)
+    pairs = zip(cache.states, before, strict=True)
+    cache.layers = [layer.unless(~mask[:, 0], earlier) for layer, earlier in pairs]
     return outputs
 
 
