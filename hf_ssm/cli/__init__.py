@@ -131,8 +131,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if isinstance(given.get(name), Path):
             _check_file(given[name])
     for name in _DATA:
-        if Path(str(given.get(name, ""))).suffix in _SUFFIXES and not glob.has_magic(given[name]):
-            _check_file(Path(given[name]).expanduser())
+        for source in [given[name]] if isinstance(given.get(name), str) else given.get(name, ()):
+            if Path(source).suffix in _SUFFIXES and not glob.has_magic(source):
+                _check_file(Path(source).expanduser())
     for name in _MODELS:
         if _is_path(str(given.get(name, ""))):
             from hf_ssm.hub.sources import check_source
@@ -142,7 +143,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         check_choice("family", given["model.family"], (*FAMILIES, *ALIASES), "model.family")
     if "model.task" in given:
         check_choice("task", given["model.task"], TASKS, "model.task")
-    source = Path(str(given.get("data.dataset", given.get("input", ""))))
+    source = Path(*map(str, [given.get("input", ""), *given.get("data.dataset", ())][-1:]))
     if source.suffix in _TABLES:
         assigned = dict(text.partition("=")[::2] for text in given.get("assignments", ()))
         places = {name: (assigned.get(f"data.{name}"), given.get(f"data.{name}"), given.get(name)) for name in _COLUMNS}
@@ -182,10 +183,12 @@ def _check_output(args: argparse.Namespace) -> None:
     # A resumed run replaces nothing.
     if isinstance(output, Path) and not getattr(args, "resume", False):
         places = (*_DATA, *_FILES) if args.command in _WRITE_BESIDE_MODELS else (*_DATA, *_FILES, *_MODELS)
+        given = [getattr(args, place, None) for place in places]
+        read = [source for value in given for source in (value if isinstance(value, list) else [value])]
         others = {f"--{option.replace('_', '-')}": getattr(args, option, None) for option in _OTHER_OUTPUTS}
         for option, path in {name: output, **others}.items():
             if isinstance(path, Path):
-                check_not_input(path, *(getattr(args, place, None) for place in places), name=option)
+                check_not_input(path, *read, name=option)
 
 
 def _is_expected(error: Exception) -> bool:

@@ -205,8 +205,10 @@ def chosen_rows(splits: DatasetDict, split: str, count: int) -> Dataset:
     return rows.select(sorted(random.Random(SEED).sample(range(len(rows)), count)))
 
 
-def public_name(source: str) -> str:
-    """A Hub id, or the last part of a local path, whose other parts are private."""
+def public_name(source: str | list[str]) -> str:
+    """A Hub id, or the last part of a local path, whose other parts are private; of several files, each."""
+    if isinstance(source, list):
+        return ", ".join(map(public_name, source))
     path = Path(source).expanduser()
     return path.resolve().name if path.exists() or is_glob(source) else source
 
@@ -248,10 +250,12 @@ def data_settings(
     if not args.dataset and not stored.get("dataset"):
         raise ValueError(f"{checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
     if args.dataset is None and "dataset" not in assignments.get("data", {}):
-        source = str(stored["dataset"])
-        is_file = is_local(source) and source not in GENERATORS and not is_glob(source)
-        if is_file and not Path(source).expanduser().exists():
-            raise ValueError(f"the data of the run, {source!r} in {folder.SETTINGS_NAME}, are not here: give --dataset")
+        sources = [stored["dataset"]] if isinstance(stored["dataset"], str) else stored["dataset"]
+        for source in sources:
+            is_file = is_local(source) and source not in GENERATORS and not is_glob(source)
+            if is_file and not Path(source).expanduser().exists():
+                where = f"{source!r} in {folder.SETTINGS_NAME}"
+                raise ValueError(f"the data of the run, {where}, are not here: give --dataset")
     # The files of the checkpoint define these.
     stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
     options = {name: getattr(args, name, None) for name in _DATA_OPTIONS}

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data import GENERATORS
+from hf_ssm.models.base.fields import help_texts
 from hf_ssm.training.arguments import (
     FIELD_ALIASES,
     SECTIONS,
@@ -42,8 +43,11 @@ def settings_of(section: str, family: str = DEFAULT_FAMILY) -> Iterator[tuple[st
         ]
         yield "model", common
         config_type = config_class(family)
-        texts = {**_TOKENS, **_help_texts(config_type)}
-        fields = [(entry.name, entry.default, texts.get(entry.name, "")) for entry in config_fields(family)]
+        texts = {**_TOKENS, **help_texts(config_type)}
+        fields = [
+            (entry.name, entry.default, texts.get(entry.name) or f"see {config_type.__name__}")
+            for entry in config_fields(family)
+        ]
         yield f"model, fields of {config_type.__name__}", fields
     elif section == "data":
         loader = _of(LoaderArguments)
@@ -62,12 +66,6 @@ def settings_of(section: str, family: str = DEFAULT_FAMILY) -> Iterator[tuple[st
 
 def _of(arguments: type) -> list[Setting]:
     return [(entry.name, entry.default, entry.metadata["help"]) for entry in dataclasses.fields(arguments)]
-
-
-def _help_texts(config_type: type) -> dict[str, str]:
-    """Name of each field to its help, of the nearest class that has one."""
-    declared = [vars(cls).get("__dataclass_fields__", {}) for cls in reversed(config_type.__mro__)]
-    return {name: text for each in declared for name, entry in each.items() if (text := entry.metadata.get("help"))}
 
 
 def print_settings(name: str = "") -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
 from hf_ssm import __version__, plotting
-from hf_ssm.cli.checkpoints import chance_note
+from hf_ssm.cli.checkpoints import chance_note, public_name
 from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.parser import build_parser, options_of
@@ -259,7 +259,9 @@ def _options(args: argparse.Namespace) -> Sections:
     options: Sections = {section: {} for section in types}
     for setting, text in given.items():
         section, _, name = setting.partition(".")
-        options[section][name] = parse_value(text, types[section][name])
+        texts = [text] if isinstance(text, str) else text
+        values = [parse_value(each, types[section][name]) for each in texts]
+        options[section][name] = values[0] if len(values) == 1 else values
     return options
 
 
@@ -310,7 +312,7 @@ def _is_untrained(settings: RunSettings, result: RunResult) -> bool:
 
 def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
-    source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
+    source, checkpoint, tokenizer = settings.data["dataset"], settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not is_local(source)
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
@@ -322,7 +324,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
         family=str(family_of(result.model.config)),
         task=settings.task,
         num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
-        dataset_name=source if on_hub else Path(source).name,
+        dataset_name=source if on_hub else public_name(source),
         dataset_id=source if on_hub else None,
         dataset_description=result.data.description,
         splits={split: rows for split, rows in result.data.num_rows.items() if rows is not None},

@@ -107,10 +107,10 @@ class LoaderArguments:
 class DataArguments(LoaderArguments):
     """The section `data`."""
 
-    dataset: str | None = setting(
+    dataset: str | list[str] | None = setting(
         None,
-        "planted-motifs (generated data), a table (.csv, .tsv, .json, .jsonl) or FASTA file (also compressed), images "
-        "(an idx file, a folder), a Hub id, or, with streaming, a glob of files",
+        "planted-motifs (generated data), files of one format (.csv, .tsv, .json, .jsonl, .parquet, .txt or FASTA; "
+        "names or a glob), images (an idx file, a folder), or a Hub id",
         "--dataset --dataset-name --train-file SOURCE",
     )
     tokenizer: str | None = setting(

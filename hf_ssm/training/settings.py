@@ -7,12 +7,9 @@ nearest known one, and every value is checked against the type of its field.
 """
 
 import dataclasses
-import glob
 import inspect
-import os
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,7 +20,7 @@ from hf_ssm.analysis.time_steps import RULES
 from hf_ssm.data import GENERATORS, stream_sequences
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.files import common_suffix, source_files
 from hf_ssm.data.labels import merged_name
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.training.arguments import (
@@ -109,7 +106,7 @@ class RunSettings:
     def data_paths(self) -> list[str]:
         """The data: files of paths and globs, ids of the Hub and names of generators."""
         named = [value for value in map(self.data.get, DATA_PATHS) if value is not None]
-        return [path for value in named for path in (glob.glob(os.path.expanduser(value), recursive=True) or [value])]
+        return [str(path) for value in named for path in source_files(value)]
 
     @property
     def inputs(self) -> list[str]:
@@ -307,11 +304,10 @@ def check_trainable(name: str, config: Any) -> None:
 
 def _check_data(settings: RunSettings) -> None:
     data = settings.data
-    _check_single_value("data.dataset", data["dataset"], str)
-    if not data["dataset"] or not isinstance(data["dataset"], str):
+    if not data["dataset"]:
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
     types = data_types()
-    if data["dataset"] in GENERATORS:
+    if data["dataset"] in [*GENERATORS]:
         types |= typing.get_type_hints(GENERATORS[data["dataset"]])
         types.pop("return", None)
     _check_types("data", data, types)
@@ -330,7 +326,7 @@ def _check_data(settings: RunSettings) -> None:
 def _check_stream(settings: RunSettings) -> None:
     """Raise a ValueError for settings that have no effect on a stream, and a stream without a longest row."""
     data, task = settings.data, TASKS[settings.task]
-    if data["dataset"] in GENERATORS:
+    if data["dataset"] in [*GENERATORS]:
         raise ValueError(f"data.streaming=true: {data['dataset']!r} is generated in memory: leave data.streaming out")
     if task.reads == "numbers" or "classes" in task.labels:
         raise ValueError(
@@ -346,7 +342,7 @@ def _check_stream(settings: RunSettings) -> None:
             f"data.{key}={data[key]!r} has no effect on a stream of texts: leave data.{key} out (for validation "
             "and test rows, give separate files by data.validation_file and data.test_file)"
         )
-    if data["max_length"] is None and bare_suffix(Path(data["dataset"])) not in FASTA_SUFFIXES:
+    if data["max_length"] is None and common_suffix(source_files(data["dataset"])) not in FASTA_SUFFIXES:
         raise ValueError(
             "data.streaming=true: the length of the longest row is unknown in advance; set data.max_length (in tokens)"
         )

@@ -16,11 +16,9 @@ def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
         for entry in fields(arguments):
             if entry.metadata["option"]:
                 *names, value = entry.metadata["option"].split()
+                several: dict[str, Any] = {"nargs": "+"} if entry.name == "dataset" else {}
                 group.add_argument(
-                    *names,
-                    dest=f"{section}.{entry.name}",
-                    metavar=value,
-                    help=entry.metadata["help"].replace("%", "%%"),
+                    *names, dest=f"{section}.{entry.name}", metavar=value, help=entry.metadata["help"], **several
                 )
     group.add_argument("--resume", action="store_true", help=resume)
     # Not declared one by one, which would need an import of transformers.
