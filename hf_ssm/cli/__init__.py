@@ -134,6 +134,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
         for source in [given[name]] if isinstance(given.get(name), str) else given.get(name, ()):
             if Path(source).suffix in _SUFFIXES and not glob.has_magic(source):
                 _check_file(Path(source).expanduser())
+    for name in ("checkpoint", *(["source"] if args.command == "verify" else [])):
+        if Path(given.get(name, "")).is_file():
+            raise ValueError(f"{given[name]!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     for name in _MODELS:
         if _is_path(str(given.get(name, ""))):
             from hf_ssm.hub.sources import check_source
@@ -152,9 +155,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 def _check_file(path: Path) -> None:
     if not path.exists():
-        names = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = closest_name(path.name, names, cutoff=0.6)
-        hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
+        siblings = {sibling.stem: sibling for sibling in path.parent.iterdir()} if path.parent.is_dir() else {}
+        near = closest_name(path.stem, siblings, cutoff=0.6)
+        hint = f"did you mean {str(siblings[near])!r}?" if near else "check the path"
         raise FileNotFoundError(f"{str(path)!r}: there is no such file; {hint}")
 
 

@@ -75,8 +75,6 @@ def can_draw(what: str) -> bool:
 def load_config(checkpoint: str) -> Any:
     """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     folder = Path(checkpoint)
-    if folder.is_file():
-        raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
             f"{checkpoint!r} holds a PEFT adapter without its model: load the model and the adapter, merge them "
