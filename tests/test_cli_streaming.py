@@ -61,8 +61,8 @@ def test_a_run_of_two_passes(finished):
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 8]
     assert {path.name for path in finished.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8"}
     card = (finished / "README.md").read_text()
-    assert "| train | 30 |" in card and "| validation | 10 |" in card and "`*.jsonl.gz`" in card
-    assert str(finished.parents[1]) not in card and "/datasets/" not in card.split("## Data")[1].split("##")[0]
+    assert "validation (10 sequences)" in card and "`*.jsonl.gz`" in card
+    assert str(finished.parents[1]) not in card and "huggingface.co/datasets" not in card
     assert json.loads((finished / "config.json").read_text())["id2label"] == {"0": "a", "1": "b"}
     stored = yaml.safe_load((finished / "train_config.yaml").read_text())
     assert stored["data"]["streaming"] is True and stored["training"]["num_train_epochs"] == 2
