@@ -42,7 +42,7 @@ _SHOWN_ROWS = 20
 # Commands that share their work among the processes of a launcher.
 _WORK_IN_PROCESSES = ("demo", "probe", "train")
 # Those that share it by `hf_ssm.inference.sharing`.
-_WORK_IN_PARTS = ("embed", "predict", "score")
+_WORK_IN_PARTS = ("embed", "forecast", "predict", "saturate", "score", "tracks")
 
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos|\d+ requested and \d+ written")

@@ -48,7 +48,7 @@ def load_served(args: argparse.Namespace) -> Any:
     config = load_config(args.checkpoint)
     if config.reads_series:
         raise ValueError(
-            f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm predict"
+            f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm forecast"
         )
     if config.frame_shape is not None:
         raise ValueError(f"{args.checkpoint!r} reads videos, and the page has no tab for videos: use it in Python")

@@ -77,16 +77,24 @@ COMMANDS: dict[str, Command] = {
     ),
     "predict": Command(
         "sequences",
-        "predict classes or values of sequences, or forecast series",
+        "predict classes or values of sequences",
         "Predict classes with probabilities, or values, of sequences; the table has a row for each sequence, "
-        "window or token. With a model of numeric series, forecast the series; the table has a row for each step "
-        "of each series, with quantiles. If the command is interrupted, the same command continues where it "
-        "stopped.",
+        "window or token. If the command is interrupted, the same command continues where it stopped.",
         (
             "hf-ssm predict runs/mine sequences.fa",
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
             "hf-ssm predict runs/mine peaks.bed --genome hg38.fa --output peaks.csv --both-strands",
-            "hf-ssm predict runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",
+        ),
+        _SAME,
+    ),
+    "forecast": Command(
+        "sequences",
+        "forecast numeric series",
+        "Forecast numeric series; the table has a row for each step of each series, with quantiles. With --hold-out, "
+        "compare forecasts of the last values with seasonal-naive forecasts.",
+        (
+            "hf-ssm forecast runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",
+            "hf-ssm forecast runs/forecaster sales.csv --horizon 24 --hold-out --season 7 --output check.csv",
         ),
         _SAME,
     ),
@@ -107,14 +115,32 @@ COMMANDS: dict[str, Command] = {
         "sequences",
         "score the effects of variants (VCF or table), without labels",
         "Score variants of a VCF file or a table, without labels. The scores are log-likelihood ratios of alleles "
-        "under a language model, or, with --target, effects on the prediction of a classifier or regressor. With "
-        "--saturate, score every substitution of a region, and draw a heat map. With --track, write the likelihood "
-        "of each base of a genome.",
+        "under a language model, or effects on the predictions of a classifier or regressor.",
         (
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
-            "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --window 200 --output out.vcf.gz",
-            "hf-ssm score runs/lm --saturate chr1:1001-1200 --genome hg38.fa --output region.csv",
-            "hf-ssm score runs/lm --track likelihood --genome hg38.fa --regions genes.gtf --output genes.bw",
+            "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --output out.vcf.gz",
+        ),
+        _SAME,
+    ),
+    "saturate": Command(
+        "sequences",
+        "score every substitution of a region, with a heat map",
+        "Score every substitution of regions of a genome, and draw heat maps and logos. With --dependencies, measure "
+        "how each substitution changes the predictions of all bases of a region.",
+        (
+            "hf-ssm saturate runs/lm chr1:1001-1200 --genome hg38.fa --output region.csv",
+            "hf-ssm saturate runs/lm chr1:1001-1200 --genome hg38.fa --dependencies --output map.npz",
+        ),
+        _SAME,
+    ),
+    "tracks": Command(
+        "sequences",
+        "write the likelihood of each base of a genome as a track",
+        "Write how likely a language model finds each base of a genome, and how sure it is (entropy), as tracks for a "
+        "genome browser.",
+        (
+            "hf-ssm tracks runs/lm hg38.fa --regions genes.gtf --output genes.bw",
+            "hf-ssm tracks runs/lm hg38.fa --track likelihood entropy --session igv.xml --output genome.bw",
         ),
         _SAME,
     ),

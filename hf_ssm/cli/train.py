@@ -329,6 +329,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
         dataset_description=result.data.description,
         splits={split: rows for split, rows in result.data.num_rows.items() if rows is not None},
         results=result.results,
+        chance=next(reversed(result.chance.values()), {}),
         settings={
             **{f"model.{name}": value for name, value in settings.config_fields.items()},
             **{

@@ -271,7 +271,7 @@ def train(
         trainer.add_callback(progress)
     movement = ParameterMovement(prepared.checkpoint)
     trainer.add_callback(movement)
-    launch.on_main(lambda: _make_folder(settings, splits, output, clear=overwrite and not resume))
+    launch.on_main(lambda: _make_folder(settings, loaded, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
     batch = probe_batch(prepared)
@@ -330,11 +330,15 @@ def _responses_before_and_after(
     return before, frequency_responses(model)
 
 
-def _make_folder(settings: RunSettings, data: DatasetDict, output: Path, *, clear: bool) -> None:
+def _make_folder(settings: RunSettings, data: RunData, output: Path, *, clear: bool) -> None:
     if clear:
         folder.clear_output(output)
     write_text_atomically(output / folder.SETTINGS_NAME, settings.to_yaml())
-    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(fingerprints(data), indent=1) + "\n")
+    found = fingerprints(data.splits)
+    if "train" in found:
+        # In tokens or positions: the length of windows for commands that use the model.
+        found["train"]["longest"] = data.longest
+    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(found, indent=1) + "\n")
 
 
 def fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:
