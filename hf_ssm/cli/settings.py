@@ -44,10 +44,7 @@ def settings_of(section: str, family: str = DEFAULT_FAMILY) -> Iterator[tuple[st
         yield "model", common
         config_type = config_class(family)
         texts = {**_TOKENS, **help_texts(config_type)}
-        fields = [
-            (entry.name, entry.default, texts.get(entry.name) or f"see {config_type.__name__}")
-            for entry in config_fields(family)
-        ]
+        fields = [(entry.name, entry.default, texts[entry.name]) for entry in config_fields(family)]
         yield f"model, fields of {config_type.__name__}", fields
     elif section == "data":
         loader = _of(LoaderArguments)
