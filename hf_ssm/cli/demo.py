@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 from hf_ssm import plotting
-from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.train import finish
+from hf_ssm.cli.train import TrainingProgress, finish
 from hf_ssm.hub import reload
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.evidence import SHARE, Estimate
