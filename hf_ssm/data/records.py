@@ -11,10 +11,11 @@ from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import check_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.genome import Genome, read_bed
+from hf_ssm.data.genome import Genome
 from hf_ssm.data.letters import AMBIGUOUS_LETTERS, DNA_LETTERS, is_dna, reverse_complement
 from hf_ssm.data.options import DEFAULTS, ReadOptions
-from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
+from hf_ssm.data.regions import read_bed
+from hf_ssm.data.tables import READ_SUFFIXES, row_noun, table_rows
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
@@ -31,7 +32,7 @@ __all__ = [
     "unknown_share",
 ]
 
-INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
+INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, txt, FASTA, BED"
 
 # About a third of a protein are letters without a meaning in DNA: E, F, I, L, P, Q.
 _MOST_FOREIGN = 0.2
@@ -136,13 +137,13 @@ def read_records(path: Path, options: ReadOptions = DEFAULTS, genome: Path | Non
     elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path, distinct=True):
             yield Record(options.letters(sequence, path.name), f"{path.name}, record {name!r}", {"name": name})
-    elif suffix in (*TABLE_SUFFIXES, ".parquet"):
+    elif suffix in READ_SUFFIXES:
         for number, cells in _rows(path, options.sequence_column):
             where = f"{path.name}, {row_noun(path)} {number}"
             yield _checked(Record(cells.pop(options.sequence_column), where, cells))
     else:
-        suffixes = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, each also with .gz, or .parquet.")
+        suffixes = ", ".join((*FASTA_SUFFIXES, *READ_SUFFIXES, ".bed"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, all but .parquet also with .gz.")
 
 
 def table_columns(path: Path) -> list[str]:
@@ -152,7 +153,7 @@ def table_columns(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: It cannot be read.
     """
-    if bare_suffix(path) not in (*TABLE_SUFFIXES, ".parquet"):
+    if bare_suffix(path) not in READ_SUFFIXES:
         return []
     _, first = next(table_rows(path), (0, {}))
     return list(first)
@@ -171,13 +172,11 @@ def _rows(path: Path, sequence_column: str) -> Iterator[tuple[int, dict[str, Any
 
 def _bed_records(path: Path, fasta: Path, options: ReadOptions) -> Iterator[Record]:
     with Genome(fasta) as genome:
-        for line, interval in read_bed(path, genome):
-            sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
-            sequence = options.letters(sequence, fasta.name)
-            place = Place(interval.chrom, interval.start, interval.stop, interval.strand == "-")
-            if place.is_reversed:
-                sequence = reverse_complement(sequence)
-            yield Record(sequence, f"{path.name}, line {line}", interval.columns, place)
+        for region in read_bed(path, genome):
+            sequence = options.letters(genome.fetch(region.chrom, region.start, region.stop), fasta.name)
+            place = Place(region.chrom, region.start, region.stop, region.strand == "-")
+            sequence = reverse_complement(sequence) if place.is_reversed else sequence
+            yield Record(sequence, f"{path.name}, line {region.line}", region.columns, place)
 
 
 def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iterator[Record]:

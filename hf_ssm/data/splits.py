@@ -4,12 +4,12 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features
 
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_integer, did_you_mean
 from hf_ssm.data.letters import AMBIGUOUS_LETTERS, is_dna, reverse_complement
 
@@ -28,6 +28,7 @@ _SPELLINGS = {
     "val": "validation",
     "dev": "validation",
     "test": "test",
+    "testing": "test",
 }
 
 
@@ -160,24 +161,8 @@ def _canonical(text: str) -> str:
     return min(bases, reverse_complement(bases))
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows of the contigs of a genome.
-
-    Attributes:
-        contigs: Name of the contig of each window.
-        starts, ends: First base of each window, and the one after the last.
-        keys: `sequence_keys` of the letters of each window.
-    """
-
-    contigs: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    keys: np.ndarray
-
-
 def cut_windows(
-    windows: Windows, contigs: Mapping[str, Sequence[str]], fractions: dict[str, float], seed: int
+    windows: Dataset, keys: np.ndarray, contigs: Mapping[str, Sequence[str]], fractions: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
     """Split the windows of a genome into "train" and other splits.
 
@@ -186,7 +171,8 @@ def cut_windows(
     dropped with a warning, so that no base of a validation or test window is trained on.
 
     Args:
-        windows: The windows.
+        windows: The columns `name` (of the contig), `start` (first base) and `sequence`.
+        keys: `sequence_keys` of the sequences.
         contigs: Split name to the contigs of which it has all windows.
         fractions: Split name to its share of the other windows, or of their blocks; splits of `contigs` are ignored.
         seed: Seed of the random split.
@@ -197,17 +183,18 @@ def cut_windows(
     Raises:
         ValueError: There is no such contig, a contig is in two splits, or there are too few windows for a split.
     """
-    splits = _splits_of_contigs(windows.contigs, contigs)
+    columns = windows.with_format("numpy")
+    all_names, all_starts = columns["name"][:], columns["start"][:]
+    splits = _splits_of_contigs(all_names, contigs)
     rest = splits.pop("train")
     if not len(rest):
         raise ValueError(f"{_arguments(contigs)}: no contig is left for 'train'; omit one contig.")
     wanted = {name: share for name, share in fractions.items() if name not in contigs and share > 0.0}
-    names, starts, ends = windows.contigs[rest], windows.starts[rest], windows.ends[rest]
+    lengths = np.fromiter(map(len, values_of(windows, "sequence")), dtype=np.int64)
+    names, starts, ends = all_names[rest], all_starts[rest], (all_starts + lengths)[rest]
     overlap = bool(((starts[1:] < ends[:-1]) & (names[1:] == names[:-1])).any())
-    if wanted and overlap:
-        rows = _cut_blocks(names, starts, ends, wanted, seed)
-    else:
-        rows = cut(windows.keys[rest], None, wanted, seed)
+    is_by_blocks = wanted and overlap
+    rows = _cut_blocks(names, starts, ends, wanted, seed) if is_by_blocks else cut(keys[rest], None, wanted, seed)
     return {name: splits[name] if name in splits else rest[rows[name]] for name in SPLITS if name in {**rows, **splits}}
 
 

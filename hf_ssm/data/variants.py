@@ -1,20 +1,18 @@
 """Variants, from VCF files and tables, and the windows of sequence around their alleles."""
 
-import gzip
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from hf_ssm.data.files import bare_suffix, compression, decompress, needs_copy
-from hf_ssm.data.genome import Genome, import_pysam, quiet
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
-from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
+import numpy as np
 
-__all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
+from hf_ssm.data.files import bare_suffix, decompress, needs_copy
+from hf_ssm.data.genome import Genome, import_pysam, quiet
+from hf_ssm.data.letters import AMBIGUOUS_LETTERS, reverse_complement
+from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
 
 _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
@@ -68,7 +66,7 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
 
     Args:
         path: `.vcf`; or `.csv`, `.tsv`, `.json`, `.jsonl` or `.parquet` with the columns of `as_variants`.
-        info: For VCF: INFO fields that become columns.
+        info: For VCF: INFO fields that become columns; numbers are of single precision.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -91,77 +89,50 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
 
 
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
-    with tempfile.TemporaryDirectory() as folder:
+    pysam, count = import_pysam(), 0
+    with tempfile.TemporaryDirectory() as folder, quiet():
         file = path
         if needs_copy(path):
             # pysam reads plain files and those of bgzip.
             file = Path(folder, "variants.vcf")
             decompress(path, file)
-        yield from _records(file, path, info)
+        try:
+            with pysam.VariantFile(str(file)) as records:
+                if unknown := [name for name in info if name not in records.header.info]:
+                    fields = ", ".join(records.header.info) or "none"
+                    raise ValueError(
+                        f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
+                    )
+                for record in records:
+                    yield from _alleles(record, info)
+                    count += 1
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{str(path)!r}: the record after number {count} is not text in UTF-8.") from error
+        except ValueError as error:
+            if "is it VCF/BCF format" not in str(error):
+                raise
+            raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
 
 
-def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
-    """The variants of a file that pysam can read; `path` is its name in messages."""
-    count = 0
-    open_text: Any = gzip.open if compression(file) else open
-    try:
-        with (
-            quiet(),
-            import_pysam().VariantFile(str(file)) as records,
-            open_text(file, "rt", encoding="utf-8", errors="replace") as lines,
-        ):
-            if unknown := [name for name in info if name not in records.header.info]:
-                fields = ", ".join(records.header.info) or "none"
-                raise ValueError(
-                    f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
-                )
-            floats = {name for name in info if records.header.info[name].type == "Float"}
-            texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
-            for record, line in zip(records, texts, strict=False):
-                yield from _alleles(record, info, _texts(line, floats))
-                count += 1
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} is not text in UTF-8.") from error
-    except ValueError as error:
-        if "is it VCF/BCF format" not in str(error):
-            raise
-        raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
-
-
-def _texts(line: str, names: set[str]) -> dict[str, str]:
-    """INFO fields of a line as they stand in the file: htslib rounds numbers to single precision."""
-    # A line has eight columns or more.
-    pairs = (field.partition("=") for field in "".join(line.rstrip("\r\n").split("\t")[7:8]).split(";"))
-    return {name: value for name, _, value in pairs if name in names}
-
-
-def _alleles(record: Any, info: tuple[str, ...], floats: dict[str, str]) -> Iterator[Variant]:
+def _alleles(record: Any, info: tuple[str, ...]) -> Iterator[Variant]:
     shared = {"chrom": record.chrom, "pos": record.pos, "id": record.id, "ref": record.ref}
     alts = record.alts or (None,)
-    values = {name: _floats(name, floats[name]) if name in floats else record.info.get(name) for name in info}
     for number, alt in enumerate(alts):
-        of_allele = {name: _info(values[name], number, len(alts)) for name in info}
-        yield _placed({**shared, "alt": alt, **of_allele}, record.chrom, record.pos, record.ref or "", alt or "")
-
-
-def _floats(name: str, text: str) -> Any:
-    """The number, or the numbers, of an INFO field; `None` for a missing one."""
-    try:
-        numbers = tuple(None if number in ("", ".") else float(number) for number in text.split(","))
-    except ValueError as error:
-        raise ValueError(
-            f"the INFO field {name}={text[:40]} is not a number, but the header declares a number."
-        ) from error
-    return numbers if len(numbers) > 1 else numbers[0]
+        fields = {name: _info(record.info.get(name), number, len(alts)) for name in info}
+        yield _placed({**shared, "alt": alt, **fields}, record.chrom, record.pos, record.ref or "", alt or "")
 
 
 def _info(value: Any, number: int, count: int) -> Any:
     """An INFO field of alternative allele `number` of `count`: its own value, or all values as text."""
-    if not isinstance(value, tuple):
-        return value
-    return value[number] if len(value) == count else ",".join(map(str, value))
+    if isinstance(value, tuple):
+        own = [_info(each, number, count) for each in value]
+        if len(own) in (1, count):
+            return own[0 if len(own) == 1 else number]
+        return ",".join(map(str, own))
+    # htslib holds numbers in single precision, in which 0.1 is 0.10000000149.
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`variants`") -> Iterator[Variant]:

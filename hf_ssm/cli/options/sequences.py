@@ -13,7 +13,7 @@ from hf_ssm.cli.options import (
     add_table_options,
 )
 
-INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
+INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, txt, FASTA, BED"
 AGGREGATIONS = ("mean", "max")
 POOLINGS = ("mean", "max", "first", "last", "center", "token")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
