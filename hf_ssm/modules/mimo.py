@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import check_stored, materialized, scale_entries_, theory_flags
-from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
+from hf_ssm.modules.operator import FilteredInput, check_stored, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.mimo_scan import mimo_scan
+from hf_ssm.ops.sharing import in_reverse, next_values
 from hf_ssm.ops.sobolev import sobolev_response
 from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
@@ -145,31 +145,21 @@ class MIMOStateSpace(FilteredInput):
         if time_deltas is not None and rows.mask is not None:
             time_deltas = torch.where(rows.mask, time_deltas, 1.0)
         filtered = self.filter_input(inputs, rows)
-        output = self._scanned(filtered, rows, time_deltas, 0)
+        output, _ = self._scan(filtered, time_deltas)
         if self.directions == 2:
             behind = filtered
             if self.has_sobolev_filter and self.sobolev_mode == "causal":
-                behind = rows.flip(self.filter_input(rows.flip(inputs), rows.reversed()))
+                with in_reverse():
+                    behind = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
             if time_deltas is not None:
-                time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
-            output = output + self._scanned(behind, rows, time_deltas, 1)
+                # The time to the next position.
+                time_deltas = next_values(time_deltas, last=1.0)
+            output = output + self._scan(behind, time_deltas, 1)[0]
         return self.fed_through(output, filtered)
 
     def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
         """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
         return output if self.D is None else torch.addcmul(output, inputs, self.D)
-
-    def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
-        """The output of one direction for whole sequences, without feed-through."""
-        split = SegmentScan(
-            lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1
-        )
-        return rows.map(lambda u, steps, _: self._scan(u, steps, direction)[0], inputs, time_deltas, split=split)
-
-    def _product(self, inputs: Tensor, time_deltas: Tensor | None) -> Tensor:
-        """What the state before a segment is multiplied by, `(S,)` or `(B, S)`."""
-        a_bar = torch.view_as_complex(self._discrete(inputs.dtype, time_deltas)[0].contiguous())
-        return a_bar ** inputs.shape[1] if time_deltas is None else a_bar.prod(1)
 
     def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
         """The output for the next positions of the sequences that `state` remembers."""
@@ -221,17 +211,17 @@ class MIMOStateSpace(FilteredInput):
         Raises:
             ValueError: More than 2^28 numbers.
         """
-        count = self.channels**2 * length
-        if count > _LARGEST_MATRIX:
+        inputs = self.channels * self.neighbours
+        if self.channels * inputs * length > _LARGEST_MATRIX:
             raise ValueError(
-                f"The kernel matrix of {self.channels} x {self.channels} channels and {length} lags has {count} "
-                f"numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
+                f"The kernel matrix of {self.channels} outputs, {inputs} inputs and {length} lags has "
+                f"{self.channels * inputs * length} numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
             )
         with materialized(self), no_autocast(self.C.device):
             return kernel_matrix(self.system(direction, length, dtype), length)
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
+        length = reading.inputs.shape[1]
         length = length if processes is None else processes.largest(length, reading.inputs.device)
         taus = []
         for direction in range(self.directions):
@@ -241,7 +231,7 @@ class MIMOStateSpace(FilteredInput):
             else:
                 moments = self._moments(reading, length, processes, from_first=direction == 1)
                 taus.append(kernel_matrix_tau(system, length, *moments))
-        return torch.stack(taus).mean()
+        return torch.stack(taus).mean().to(self.C.dtype)
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
@@ -313,9 +303,3 @@ class MIMOStateSpace(FilteredInput):
             knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
             features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
         return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
-
-
-def _of_next(time_deltas: Tensor, mask: Tensor | None) -> Tensor:
-    """The time to the next position, `(B, L)`, from the time since the position before; 1 after the last token."""
-    time_deltas = time_deltas if mask is None else torch.where(mask, time_deltas, 1.0)
-    return nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]

@@ -7,17 +7,23 @@ pairs), `R` rank of the step projection.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.operator import (
+    FilteredInput,
+    check_stored,
+    fp32_empty,
+    fp32_parameter,
+    materialized,
+    scale_entries_,
+    theory_flags,
+)
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows, SegmentScan
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
@@ -50,11 +56,12 @@ class FilteredScan(FilteredInput):
         raise NotImplementedError
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        step = next(iter(reading.statistics.values()))
-        length = step.shape[1] if reading.layout is None else reading.layout.longest
-        length = length if processes is None else processes.largest(length, step.device)
-        common: dict[str, Any] = {"length": length, "processes": processes}
-        means = {name: lag_means(*reading.whole(values), **common) for name, values in reading.statistics.items()}
+        length = reading.inputs.shape[1]
+        common: dict[str, Any] = {
+            "length": length if processes is None else processes.largest(length, reading.inputs.device),
+            "processes": processes,
+        }
+        means = {name: lag_means(values, reading.mask, **common) for name, values in reading.statistics.items()}
         return super().tau(reading._replace(kernel=[self.kernel_of_means(means, reading.kernel)]), processes)
 
     def mean_kernel(
@@ -246,31 +253,14 @@ class SelectiveScan(FilteredScan):
                 self._warn_if_unstable(A)
                 factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
+            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
-                split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
-                return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
+                output: Tensor = selective_scan(scanned, step, A, B, C, *rest)
+                return output
             before = state.get("scan", is_complex=A.is_complex())
-            output, after = self._continued(A, scanned, step, B, C, gate, before)
+            output, after = selective_scan_extend(scanned, step, A, B, C, *rest, before)
             state.put("scan", after)
             return output
-
-    def _scan(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        """The scan of whole rows, or of one bucket of documents."""
-        y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
-        return y
-
-    def _continued(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, before: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The output and the last state, `(B, D, S)`, of a segment after the state `before`."""
-        rest = self.D, gate, self.dt_bias, self.dt_bias is not None
-        return selective_scan_extend(u, step, A, B, C, *rest, before)
-
-    def _decay(self, A: Tensor, step: Tensor) -> Tensor:
-        """What the state before a segment is multiplied by, `(B, D, S)`."""
-        return torch.exp(self.time_steps(step).sum(1).unsqueeze(-1) * A)
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.

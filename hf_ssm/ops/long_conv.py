@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
+from hf_ssm.ops.sharing import current
 
 __all__ = ["StreamingConvolution", "fast_length", "long_conv", "long_conv_reference"]
 
@@ -58,6 +59,13 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
     Returns:
         `(B, L, D)` in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
     """
+    if current.layout is not None:
+
+        def of_channels(whole: Tensor, part: slice) -> Tensor:
+            return long_conv(whole, kernel[part], None if backward_kernel is None else backward_kernel[part])
+
+        shared: Tensor = current.layout.by_channel(of_channels, u)
+        return shared
     length = u.shape[1]
     taps = kernel[:, :length].to(torch.promote_types(torch.promote_types(u.dtype, kernel.dtype), torch.float32))
     if type(length) is int and length <= _DIRECT and not torch.compiler.is_compiling():

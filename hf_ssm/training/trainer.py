@@ -167,7 +167,7 @@ class SSMTrainer(PieceTrainer):
             labels = rows.with_format(None)["labels"][:]
             self.compute_loss_func = BalancedLoss(labels, self._unwrapped.config.num_labels)
         if self.label_smoother is not None:
-            smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
+            smoother: Any = self._context.loss_of_all_positions(self.label_smoother)
             self.label_smoother = smoother
         if self.compute_loss_func is not None:
             self.compute_loss_func = self._context.loss_of_all_positions(self.compute_loss_func)

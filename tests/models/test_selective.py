@@ -250,10 +250,10 @@ class TestPlain:
         state_dict = random_state_dict()
         target = tmp_path / "target"
         for change, message in (
-            ({"SSM.w": torch.ones(5, dtype=torch.complex64)}, r"SSM\.w must be a dense tensor of real"),
-            ({"SSM.w": torch.ones(5).to_sparse()}, r"SSM\.w must be a dense tensor"),
-            ({"SSM.w": torch.ones(4)}, r"SSM\.w has the shape \(4,\)"),
-            ({"SSM.w": torch.full((5,), math.nan)}, "NaN"),
+            ({"SSM.w": torch.ones(5, dtype=torch.complex64)}, r"not finite real numbers classifier\.weight"),
+            ({"SSM.w": torch.ones(5).to_sparse()}, r"not finite real numbers classifier\.weight"),
+            ({"SSM.w": torch.ones(4)}, r"classifier\.weight \(4,\) instead of \(1, 5\)"),
+            ({"SSM.w": torch.full((5,), math.nan)}, r"not finite real numbers classifier\.weight"),
             ({"other": torch.ones(1)}, "unknown other"),
         ):
             torch.save(state_dict | change, tmp_path / "bad.pth")
@@ -261,7 +261,7 @@ class TestPlain:
             assert re.search(message, capsys.readouterr().err)
             assert not target.exists()
         del state_dict["SSM.w"]
-        with pytest.raises(ValueError, match=r"missing SSM\.w"):
+        with pytest.raises(ValueError, match=r"missing classifier\.weight"):
             plain_classifier_from_state_dict(state_dict)
 
     def test_sources_and_targets_that_cannot_be(self, tmp_path, capsys):
@@ -419,7 +419,7 @@ class TestAttentionMatrix:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block": "plain", "expand": 3}, r"`expand`=3 has no meaning with `block='plain'`"),
+        ({"block": "plain", "expand": 3}, r"`expand`=3 has no effect with `block='plain'`"),
         ({"fixed_step": True}, r"fixed_step=True.*block='plain'"),
         ({"time_step_rank": "all"}, r"time_step_rank.*'all'"),
         ({"discretization": "bilinear"}, "must be 'zoh'"),

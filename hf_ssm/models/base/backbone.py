@@ -51,6 +51,7 @@ class SSMModel(SSMPreTrainedModel):
 
     parameter_quantity = "embedding"
     sharing: Any = None  # The processes that hold some positions of each sequence: `parallel.split_sequences`.
+    observer: Any = None  # Sees what operators mix, in place of τ: `modules/observers.py`.
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -136,7 +137,7 @@ class SSMModel(SSMPreTrainedModel):
         # The reverse complement begins with the last token.
         use_cache = False if door.both_strands and use_cache is None else use_cache
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
-        rows = Rows(observer=TauMeter() if output_tau else None)
+        rows = Rows(observer=TauMeter() if output_tau and self.observer is None else self.observer)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         taus: list[Tensor] = []
         if cache is not None:
@@ -155,7 +156,7 @@ class SSMModel(SSMPreTrainedModel):
             last_hidden_state=outputs[-1],
             cache=cache,
             hidden_states=chosen,
-            tau=torch.stack(taus) if output_tau else None,
+            tau=torch.stack(taus) if taus else None,
         )
 
     def run(

@@ -21,7 +21,6 @@ from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.rollback import PastRecording
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import StreamingConvolution
@@ -405,7 +404,7 @@ def cache_for(
         ValueError: A model that is not causal; together with τ or gradient checkpointing; a cache of another class,
             model or batch size.
     """
-    if is_shared(model.sharing):
+    if model.sharing is not None:
         if use_cache or cache is not None:
             raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and `cache`.")
         return None

@@ -88,8 +88,7 @@ class Door:
         if self.documents is None:
             return [self._batch(hidden_states, rows, undo)]
         # One batch where statistics of all rows are needed, and where all processes must read as many.
-        layers = self.model.layers
-        is_one = rows.observer is not None or layers[0].observer is not None or self.model.sharing is not None
+        is_one = rows.observer is not None or self.model.sharing is not None
         is_one = is_one or (self.model.training and self.model.config.norm_type == "batch")
         is_one = is_one or not has_whole_parameters(self.model)
         least = 1 if self.model.sharing is None else self.model.sharing.size

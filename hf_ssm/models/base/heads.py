@@ -20,7 +20,6 @@ from hf_ssm.models.views.extra_inputs import take_for_backbone
 from hf_ssm.models.views.packing import find_documents
 from hf_ssm.models.views.strands import mean_scores, pooling_of
 from hf_ssm.modules.pooling import pool
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.ops.documents import Documents
 
 
@@ -137,7 +136,7 @@ class LabelHead(SSMPreTrainedModel):
     ) -> Tensor:
         """Scores of one strand `(B, L, D)`, which may stand in reverse order."""
         if self.pooling is not None:
-            pooled = self.model.sharing.pool if is_shared(self.model.sharing) else pool
+            pooled = self.model.sharing.pool if self.model.sharing is not None else pool
             hidden_states = pooled(hidden_states, mask, pooling_of(self.pooling, is_reversed), documents)
         return self.classifier(self.dropout(hidden_states))
 
@@ -188,7 +187,7 @@ class SSMForTokenClassification(LabelHead):
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         check_labels(labels, self.num_labels, "num_labels")
         loss = partial(self.loss_function, logits=logits, config=self.config)
-        return self.model.sharing.mean_loss(loss, labels) if is_shared(self.model.sharing) else loss(labels=labels)
+        return self.model.sharing.mean_loss(loss, labels) if self.model.sharing is not None else loss(labels=labels)
 
 
 class SSMForSignalRegression(LabelHead):
@@ -238,8 +237,8 @@ class SSMForSignalRegression(LabelHead):
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
         if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
             labels = labels.unsqueeze(-1)
-        if is_shared(self.model.sharing) and self.pooling is None:
-            return self.model.sharing.mean_squared_error(logits, labels, attention_mask)
+        if self.model.sharing is not None and self.pooling is None:
+            logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but the output has the shape {tuple(logits.shape)} "

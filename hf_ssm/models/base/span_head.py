@@ -9,7 +9,6 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.heads import LabelHead
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
-from hf_ssm.modules.rows import is_shared
 
 
 @dataclass
@@ -65,7 +64,7 @@ class SSMForQuestionAnswering(LabelHead):
         if (start_positions is None) != (end_positions is None):
             raise ValueError("`start_positions` and `end_positions` go together: give both, or neither.")
         packed = next((name for name in PACKING_ARGUMENTS if kwargs.get(name) is not None), None)
-        if packed is not None or is_shared(self.model.sharing):
+        if packed is not None or self.model.sharing is not None:
             what = "joined sequences" if packed is None else f"packed rows: leave out `{packed}`"
             raise ValueError(f"{type(self).__name__} has one answer for each row, and does not support {what}.")
         outputs = super().forward(

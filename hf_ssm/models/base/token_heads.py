@@ -23,7 +23,6 @@ from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
 from hf_ssm.models.views.packing import PACKING_ARGUMENTS
 from hf_ssm.models.views.strands import token_logits
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.ops.context import has_readable_values
 from hf_ssm.utils.versions import noting_newer_transformers
 
@@ -111,7 +110,7 @@ class _TokenHead(SSMPreTrainedModel):
         check_labels(labels, size, "vocab_size")
         labels = self.counted_labels(labels, attention_mask, **kwargs)
         loss = partial(self.loss_function, logits=logits, vocab_size=size)
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
         return loss(labels=labels, **kwargs)
 
@@ -155,7 +154,7 @@ class _TokenHead(SSMPreTrainedModel):
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
         check_extra_arguments(self, kwargs, has_labels=labels is not None)
-        if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+        if self.model.sharing is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(
                 "`logits_to_keep` counts positions of whole rows, but processes share the rows: leave out "
                 "`logits_to_keep`."
@@ -237,7 +236,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     ) -> Any:
         # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
         # that may be rejected, need.
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError("Processes that share sequences cannot generate: call `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
