@@ -293,13 +293,12 @@ class AlleleScores:
             replace(ref, ids=torch.where(places, mask, ref.ids))
             for (_, ref, _), places in zip(usable, differing, strict=True)
         ]
-        for batch in self.model.run(masked):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                number, *texts = usable[row]
-                places = differing[row].nonzero().squeeze(1).to(logits.device)
-                ref, alt = (text.ids.to(logits.device)[places] for text in texts)
-                odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                scores[number]["masked_log_odds"] = odds.sum().item()
+        for row, logits in self.model.logits(masked):
+            number, *texts = usable[row]
+            places = differing[row].nonzero().squeeze(1).to(logits.device)
+            ref, alt = (text.ids.to(logits.device)[places] for text in texts)
+            odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
+            scores[number]["masked_log_odds"] = odds.sum().item()
         return scores
 
     def _distances(self, pairs: Sequence[Pair]) -> list[Reading]:
