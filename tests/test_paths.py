@@ -18,7 +18,7 @@ from hf_ssm.modules.long_convolution import long_conv
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Paths through the code")[1].split("\n## ")[0]
 # Files and functions of the package that a call may enter.
-LIMITS = {"forward": (22, 67), "training step": (23, 100), "cached step": (17, 53)}
+LIMITS = {"forward": (19, 49), "training step": (20, 73), "cached step": (12, 36)}
 PATHS = {
     title: re.findall(r"^- `([^`]+)`: `([^`]+)`(?:[^`\n]* `([^`]+)`)?", steps, re.MULTILINE)
     for title, steps in re.findall(r"^\*\*(.+?)\*\*.*\n((?:- .*\n)+)", SECTION, re.MULTILINE)
@@ -98,6 +98,26 @@ def test_calls_enter_few_files_and_functions(make_model):
         functions = entered(call)
         files, most_files, most_functions = {file for file, _ in functions}, *LIMITS[name]
         assert len(files) <= most_files and len(functions) <= most_functions, (name, len(files), len(functions))
+
+
+def test_from_argv_to_the_trainer_are_few_files(tmp_path, monkeypatch):
+    """Files of commands and training that `hf-ssm train` enters before it makes the Trainer; data and models aside."""
+    (tmp_path / "table.csv").write_text(
+        "sequence,label\n" + "".join(f"{i:08b},{i % 2}\n".translate({48: "A", 49: "C"}) for i in range(40))
+    )
+
+    def reached(*args, **kwargs):
+        raise SystemExit("reached")
+
+    def train():
+        with pytest.raises(SystemExit, match="reached"):
+            main(words)
+
+    monkeypatch.setattr("hf_ssm.training.trainer.SSMTrainer.__init__", reached)
+    words = ["train", "--dataset", str(tmp_path / "table.csv"), "--epochs", "1", "--output", str(tmp_path / "run")]
+    files = {Path(file).relative_to(ROOT / "hf_ssm") for file, _ in entered(train)}
+    files = {file for file in files if file.parts[0] in ("cli", "training")} - {Path("training/trainer.py")}
+    assert 8 <= len(files) <= 12, sorted(map(str, files))
 
 
 def test_a_vcf_row_is_scored_in_ten_files_after_one_parse(tmp_path, make_model, monkeypatch):
