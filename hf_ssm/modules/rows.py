@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Reading", "Rows", "is_shared", "zero_padding"]
+__all__ = ["Reading", "Rows", "zero_padding"]
 
 
 def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
     """`hidden_states` `(B, L, D)` with zeros where `mask` `(B, L)` is false."""
     return hidden_states if mask is None else hidden_states * mask.unsqueeze(-1).to(hidden_states.dtype)
-
-
-def is_shared(sharing: Any) -> bool:
-    """Whether several processes hold some positions of the same rows each: the `sharing` of a backbone."""
-    return sharing is not None
 
 
 class Rows(NamedTuple):

@@ -101,7 +101,7 @@ class SequenceSharing:
         return self.layout(self.length).whole(values)
 
     def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` is of whole rows."""
+        """Pool the positions of all processes, see `modules.pooling.pool`; `mask` is of whole rows."""
         if how == "max":
             return pool(self.join(hidden_states), mask, how)
         ones = torch.ones(len(hidden_states), self.length, dtype=torch.float64, device=hidden_states.device)
