@@ -14,6 +14,7 @@ from rich.text import Text
 from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, SECTIONS
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data import GENERATORS, load_sequences
+from hf_ssm.models.base.fields import help_texts
 from hf_ssm.training import settings as resolved
 from hf_ssm.training.trainer import SSMTrainingArguments
 
@@ -21,7 +22,6 @@ _WIDTH = 100
 # An entry of the section Args of a docstring: names, each with its type in parentheses, and the text.
 _TYPE = r" \((?:[^()]|\([^()]*\))*\)"
 _ARGUMENT = re.compile(rf"(?P<names>\w+(?:{_TYPE})?(?:, \w+(?:{_TYPE})?)*): (?P<text>.*)")
-_TOKENS = ("pad", "bos", "eos")
 _MEANINGS = {
     "model.time_steps": "Rule that determines time_step_min and time_step_max of a fresh model from the training data, "
     "unless the settings give them: autocorrelation, spectrum or length. None: the defaults below.",
@@ -42,7 +42,6 @@ _MEANINGS = {
     "training.report_to": "Also log to trackio, tensorboard or wandb.",
     "training.weight_decay": "Weight decay of AdamW; it does not apply to norms, biases, feed-throughs and dynamics.",
     **{f"data.num_{split}": f"Rows of the {split} split." for split in ("train", "validation", "test")},
-    **{f"model.{name}_token_id": f"Id of the token {name}; default: the tokenizer's." for name in _TOKENS},
 }
 
 _Setting = tuple[str, Any, str]
@@ -69,17 +68,11 @@ def settings_of(section: str, family: str) -> Iterator[tuple[str, list[_Setting]
         common = resolved.MODEL_DEFAULTS | {"family": resolved.DEFAULT_FAMILY}
         yield "model", [(name, value, meanings[f"model.{name}"]) for name, value in common.items()]
         config_type = resolved.config_class(family)
-        texts: dict[str, str] = {}
-        for cls in reversed(config_type.__mro__):
-            if cls.__module__.startswith("hf_ssm."):
-                texts |= argument_texts(cls.__doc__)
-        # A field may be documented by another name for it.
-        aliases = config_type.attribute_map.items()
-        texts = {field: texts[alias] for alias, field in aliases if alias in texts} | texts
+        texts = help_texts(config_type)
         fields = resolved.config_fields(family)
         yield (
             f"model, fields of {config_type.__name__}",
-            [(field.name, field.default, texts.get(field.name) or meanings[f"model.{field.name}"]) for field in fields],
+            [(field.name, field.default, texts[field.name]) for field in fields],
         )
     elif section == "data":
         common = resolved.DATA_DEFAULTS
