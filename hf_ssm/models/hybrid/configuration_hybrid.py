@@ -74,9 +74,9 @@ class HybridConfig(LayerTypesConfig):
     num_hidden_layers: DerivedInt = positive(None, help="Number of blocks. `None`: the length of `layer_types`, or 8.")
     mixer_types: list[str] | None = setting(
         None,
-        '`layer_types`: what mixes positions in each layer: `"hyena"`, `"s4"`, `"s5"`, `"linoss"`, `"selective"`, '
-        '`"ssd"`, `"mamba3"` or `"full_attention"`. `None`: as in Jamba, the fifth of every eight layers is attention; '
-        'the others are `"ssd"`. In a `config.json` the name is `mixer_types`.',
+        '`layer_types`: `"hyena"`, `"s4"`, `"s5"`, `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or '
+        '`"full_attention"` for each layer. `None`: as in Jamba, the fifth of every eight layers is attention; the '
+        'others are `"ssd"`.',
     )
     mixers: dict[str, Any] | None = setting(
         None,
