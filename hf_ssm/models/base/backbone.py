@@ -182,12 +182,7 @@ class SSMModel(SSMPreTrainedModel):
 
     def run_states(self, hidden_states: Tensor, rows: Rows, states: Sequence[LayerState] | None) -> list[Tensor]:
         """The outputs of `run`, for the next positions of the sequences that the states remember."""
-        stepped = None if states is None or rows.mask is not None else self._step_states(hidden_states, states)
-        return self.run(hidden_states, rows, states)[0] if stepped is None else stepped
-
-    def _step_states(self, hidden_states: Tensor, states: Sequence[LayerState]) -> list[Tensor] | None:
-        """`run` by a kernel for one position of all layers; `None` without one."""
-        return None
+        return self.run(hidden_states, rows, states)[0]
 
 
 def selected_states(hidden_states: list[Any], requested: bool | int | list[int] | None) -> tuple[Any, ...] | None:
