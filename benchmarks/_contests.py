@@ -239,8 +239,7 @@ def ssd(batch: int, heads: int, states: int, length: int, backward: bool, device
     like = inputs["x"] if backward else None
     ours = _with_gradients(partial(ssd_scan, dt_softplus=True), inputs, like)
     theirs = _with_gradients(lambda **given: transformers_ssd(given), inputs, like)
-    contenders = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
-    return Contest(contenders, _tolerance(device))
+    return Contest({OURS: ours, TRANSFORMERS: theirs}, _tolerance(device))
 
 
 def _mamba2_pair(hidden: int, layers: int, states: int, vocabulary: int, device: str) -> tuple[Any, Any]:
@@ -282,7 +281,7 @@ def mamba2(
             return (model(ids, use_cache=False).logits,)
 
     ours, theirs = (partial(_step, model, ids) if backward else partial(logits, model) for model in models)
-    contenders: dict[str, Call] = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
+    contenders: dict[str, Call] = {OURS: ours, TRANSFORMERS: theirs}
     if device == "cuda":
         return Contest(contenders, _tolerance(device))
     products = mamba2_products(batch * length, hidden, states, layers, vocabulary)

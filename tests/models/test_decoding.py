@@ -123,12 +123,14 @@ def test_other_models_call_their_modules(make_model, stepped, family, settings):
     assert not any(stepped)
 
 
-def test_nan_stays_in_its_row(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
+@pytest.mark.parametrize("family", ["SelectiveSSM", "SSD"])
+def test_nan_stays_in_its_row(make_model, stepped, family):
+    model = make_model(family, "ForCausalLM", hidden_size=12)
     with torch.no_grad():
         cache = model(tokens(3), use_cache=True).cache
-        cache.states[0].tensors["scan"][1, 2, 1] = torch.nan
-        logits = model(tokens(3, 1), cache=cache).logits
+        hidden = torch.randn(3, 1, 12)
+        hidden[1, 0, 7] = torch.nan
+        logits = model(inputs_embeds=hidden, cache=cache).logits
     assert stepped[-1] and logits[1].isnan().any() and not logits[[0, 2]].isnan().any()
 
 

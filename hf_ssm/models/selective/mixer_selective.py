@@ -79,17 +79,22 @@ class SelectiveMixer(nn.Module):
     def _decoding_weights(self) -> MixerWeights | None:
         """The weights of one compiled step; `None` if a module does something else than its class."""
         scan, conv, in_proj, out_proj = self.scan, self.conv1d, self.in_proj, self.out_proj
-        x_proj, dt_proj, silu = scan.x_proj, scan.dt_proj, (nn.SiLU, SiLUActivation)
-        is_standard = has_standard_forward(scan, SelectiveScan) and has_standard_forward(conv, ShortConvolution)
-        is_standard = is_standard and has_standard_forward(self.activation, *silu)
-        if not is_standard or not all(has_standard_forward(m, nn.Linear) for m in (in_proj, out_proj, x_proj, dt_proj)):
-            return None
+        linear, silu = (in_proj, out_proj, scan.x_proj, scan.dt_proj), (nn.SiLU, SiLUActivation)
+        kinds = (
+            (scan, SelectiveScan),
+            (conv, ShortConvolution),
+            (self.activation, *silu),
+            *((m, nn.Linear) for m in linear),
+        )
+        for module, *classes in kinds:
+            if not has_standard_forward(module, *classes):
+                return None
         if scan.A_imag is not None or scan.has_sobolev_filter:
             return None
         A = scan.A if scan.is_raw else scan.A_log
         return MixerWeights(
             *(in_proj.weight, in_proj.bias, conv.weight, conv.bias, A, scan.dt_bias, scan.D),
-            *(out_proj.weight, out_proj.bias, x_proj.weight, dt_proj.weight),
+            *(out_proj.weight, out_proj.bias, scan.x_proj.weight, scan.dt_proj.weight),
             is_log_A=not scan.is_raw,
         )
 

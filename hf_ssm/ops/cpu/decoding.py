@@ -54,7 +54,6 @@ class _Mixer(NamedTuple):
     rank: int
     mixed: int
     taps: int
-    has_selection: bool
     is_log_A: bool
     norm_before_gate: bool
     epsilon: float
@@ -153,8 +152,8 @@ def _convolve(s, b, x, y):
 @kernel
 def _select(s, x_map, dt_map, convolved, steps, matrices):
     """The step sizes of the heads, and B and C of the groups, `(2, G, N)`."""
-    source = pointer(s.selected, s.rank) if s.has_selection else shifted(convolved, s.channels)
-    if s.has_selection:
+    source = pointer(s.selected, s.rank) if s.rank > 0 else shifted(convolved, s.channels)
+    if s.rank > 0:
         _apply(x_map, convolved, pointer(s.selected, 0))
         _apply(dt_map, pointer(s.selected, 0), steps)
     else:
@@ -229,6 +228,8 @@ def _step(s, in_map, x_map, dt_map, out_map):
             _norm_groups(s, y)
         if s.norm_before_gate:
             _gate(s, y)
+        for i in range(s.channels, out_map.columns):
+            y[i] = _ZERO
         _apply(out_map, y, pointer(s.output, b * out_map.rows))
 
 
@@ -239,10 +240,8 @@ def mixer_step(w: MixerWeights, hidden: Tensor, past: Tensor, state: Tensor) -> 
     rank = 0 if w.dt_weight is None else w.dt_weight.shape[1]
     dtypes, states = (hidden.dtype, past.dtype), given + -given % LANES
     kept: list[Tensor] = []
-    maps = [
-        _linear_map(kept, *pair)
-        for pair in ((w.in_weight, w.in_bias), (w.x_weight, None), (w.dt_weight, None), (w.out_weight, w.out_bias))
-    ]
+    in_map, out_map = _linear_map(kept, w.in_weight, w.in_bias), _linear_map(kept, w.out_weight, w.out_bias)
+    x_map, dt_map = _linear_map(kept, w.x_weight, None), _linear_map(kept, w.dt_weight, None)
     A = w.A.unsqueeze(1).expand(-1, given) if w.A.dim() == 1 else w.A
     skip = w.skip
     if skip is not None and len(skip) != channels:
@@ -251,34 +250,21 @@ def mixer_step(w: MixerWeights, hidden: Tensor, past: Tensor, state: Tensor) -> 
     output, new_past, after = hidden.new_empty(batch, 1, width), torch.empty_like(past), torch.empty_like(before)
     numbers = (w.conv_weight, w.conv_bias, _padded(A), w.dt_bias, skip, w.norm_weight)
     # The parts of the scratch memory begin at multiples of 16 numbers, and vectors may reach behind the gate.
-    parts = maps[0].rows + LANES, mixed, rank + 2 * given, heads, 2 * w.groups * states, states, channels
+    parts = in_map.rows + LANES, mixed, rank + 2 * given, heads, 2 * w.groups * states, states, channels
     first = [0, *accumulate(size + -size % LANES for size in parts)]
     work = hidden.new_zeros(first[-1])
     places = [work.data_ptr() + 4 * at for at in first[:-1]]
     gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
     mixer = _Mixer(
-        *(
-            batch,
-            channels,
-            heads,
-            w.groups,
-            states,
-            given,
-            rank,
-            mixed,
-            taps,
-            rank > 0,
-            w.is_log_A,
-            w.norm_before_gate,
-            w.epsilon,
-        ),
+        *(batch, channels, heads, w.groups, states, given, rank, mixed, taps),
+        *(w.is_log_A, w.norm_before_gate, w.epsilon),
         *map(F, w.dt_limit),
         *(t.data_ptr() for t in (hidden, past, before, output, new_past, after)),
         *(_address(kept, t) for t in numbers),
         *(places[0] + 4 * at for at in (gate, inputs, dt)),
         *places,
     )
-    _step(mixer, *maps)
+    _step(mixer, in_map, x_map, dt_map, out_map)
     after = after if states == given else after[..., :given].contiguous()
     return output.to(dtypes[0]), new_past.to(dtypes[1]).mT, after
 
