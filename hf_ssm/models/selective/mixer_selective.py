@@ -4,6 +4,8 @@ Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B,
 mean τ of its operators. Padding is read as zeros by everything that mixes positions.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
@@ -78,23 +80,24 @@ class SelectiveMixer(nn.Module):
 
     def _decoding_weights(self) -> MixerWeights | None:
         """The weights of one compiled step; `None` if a module does something else than its class."""
-        scan, conv, in_proj, out_proj = self.scan, self.conv1d, self.in_proj, self.out_proj
-        linear, silu = (in_proj, out_proj, scan.x_proj, scan.dt_proj), (nn.SiLU, SiLUActivation)
-        kinds = (
+        scan: Any = self.scan
+        conv: Any = self.conv1d
+        linear: list[Any] = [self.in_proj, self.out_proj, scan.x_proj, scan.dt_proj]
+        standard: list[Any] = [
             (scan, SelectiveScan),
             (conv, ShortConvolution),
-            (self.activation, *silu),
-            *((m, nn.Linear) for m in linear),
-        )
-        for module, *classes in kinds:
-            if not has_standard_forward(module, *classes):
+            *((module, nn.Linear) for module in linear),
+        ]
+        for module, *kinds in (*standard, (self.activation, nn.SiLU, SiLUActivation)):
+            if not has_standard_forward(module, *kinds):
                 return None
+        in_proj, out_proj, x_proj, dt_proj = linear
         if scan.A_imag is not None or scan.has_sobolev_filter:
             return None
         A = scan.A if scan.is_raw else scan.A_log
         return MixerWeights(
             *(in_proj.weight, in_proj.bias, conv.weight, conv.bias, A, scan.dt_bias, scan.D),
-            *(out_proj.weight, out_proj.bias, scan.x_proj.weight, scan.dt_proj.weight),
+            *(out_proj.weight, out_proj.bias, x_proj.weight, dt_proj.weight),
             is_log_A=not scan.is_raw,
         )
 

@@ -4,6 +4,8 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `C` channels of the sho
 and N states), `H` heads. Padding is read as zeros by everything that mixes positions.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
@@ -76,11 +78,11 @@ class SSDMixer(nn.Module):
     def _decoding_weights(self) -> MixerWeights | None:
         """The weights of one compiled step; `None` if a module does something else than its class."""
         scan, conv, in_proj, out_proj, norm = self.scan, self.conv1d, self.in_proj, self.out_proj, self.norm
-        is_standard = has_standard_forward(scan, SSDScan) and has_standard_forward(conv, ShortConvolution)
-        is_standard = is_standard and has_standard_forward(self.activation, nn.SiLU, SiLUActivation)
-        is_standard = is_standard and all(has_standard_forward(m, nn.Linear) for m in (in_proj, out_proj))
-        if not is_standard or not (norm is None or has_standard_forward(norm, GatedRMSNorm)):
-            return None
+        standard: list[Any] = [(scan, SSDScan), (conv, ShortConvolution), (in_proj, nn.Linear), (out_proj, nn.Linear)]
+        standard += [] if norm is None else [(norm, GatedRMSNorm)]
+        for module, *kinds in (*standard, (self.activation, nn.SiLU, SiLUActivation)):
+            if not has_standard_forward(module, *kinds):
+                return None
         if scan.A_imag is not None or scan.C_scale is not None or scan.has_sobolev_filter:
             return None
         return MixerWeights(

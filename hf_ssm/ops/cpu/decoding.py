@@ -255,10 +255,10 @@ def mixer_step(w: MixerWeights, hidden: Tensor, past: Tensor, state: Tensor) -> 
     work = hidden.new_zeros(first[-1])
     places = [work.data_ptr() + 4 * at for at in first[:-1]]
     gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
+    low, high = map(F, w.dt_limit)
     mixer = _Mixer(
         *(batch, channels, heads, w.groups, states, given, rank, mixed, taps),
-        *(w.is_log_A, w.norm_before_gate, w.epsilon),
-        *map(F, w.dt_limit),
+        *(w.is_log_A, w.norm_before_gate, w.epsilon, low, high),
         *(t.data_ptr() for t in (hidden, past, before, output, new_past, after)),
         *(_address(kept, t) for t in numbers),
         *(places[0] + 4 * at for at in (gate, inputs, dt)),
