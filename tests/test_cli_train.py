@@ -91,6 +91,12 @@ def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
     assert first.split()[:2] == ["1.00", "2"] and second.split()[:2] == ["2.00", "4"]
     assert len(head) == len(first) == len(second)
     assert "{'" not in out + err and "Writing model shards" not in err
+    (counts,) = (line for line in out.splitlines() if line.strip().startswith("counts: "))
+    baseline = re.search(r"accuracy (\S+)", counts)[1]
+    low, high = map(float, re.search(r"95 % interval of the last accuracy is (\S+) to (\S+)\.", out).groups())
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert f"(95 % interval {low:.3f} to {high:.3f}); a constant prediction scores" in card and low < high
+    assert f" {baseline} |\n" in card
     assert f"hf-ssm report '{output}'  " in out and f"hf-ssm push '{output}' 'USER/my run'" in out
     assert logging.is_progress_bar_enabled()
 

@@ -23,9 +23,11 @@ from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.hub.eval_results import write_eval_results
+from hf_ssm.metrics.functional import wilson_interval
 from hf_ssm.modules.roles import QUANTITIES
 from hf_ssm.training import folder, launch, run
 from hf_ssm.training import settings as run_settings
+from hf_ssm.training.baselines import COUNT_BASELINE
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
 from hf_ssm.training.run import RunResult
 from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
@@ -34,9 +36,6 @@ from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
 
-_COMMAND_NOTE = (
-    "`hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card, prints these values."
-)
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _UNTRAINED_NOTE = "The model is not trained: the run has no steps, and the weights are random."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
@@ -173,8 +172,13 @@ def finish(
         chance = result.chance[split]
         for name, numbers in ((split, values), ("chance", chance)):
             print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
+        if split == list(result.results)[-1] and result.baseline:
+            numbers = "  ".join(f"{metric} {value:.4f}" for metric, value in result.baseline.items())
+            print(f"{'counts':>10}: {numbers}  ({COUNT_BASELINE})")
         if note := chance_note(split, values, chance):
             print(f"{'':>10}  {note}")
+    if (interval := _interval(result)) is not None:
+        print(f"The 95 % interval of the last accuracy is {interval[0]:.4f} to {interval[1]:.4f}.")
     if _is_untrained(settings, result):
         print(f"{_UNTRAINED_NOTE} Choose more --epochs or --max-steps.", file=sys.stderr)
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
@@ -186,6 +190,15 @@ def finish(
             responses = RESPONSE_PICTURE_NAME if RESPONSE_PICTURE_NAME in pictures else None
             write_card(scratch, replace(facts, has_picture=PICTURE_NAME in pictures, response_picture=responses))
     print(f"The model, its card and its log are in {output}")
+
+
+def _interval(result: RunResult) -> tuple[float, float] | None:
+    """95 % interval of the accuracy on the last split, of independent sequences; `None` for other results."""
+    if not result.results or result.data.label_kind != "class":
+        return None
+    split, values = list(result.results.items())[-1]
+    rows = result.data.num_rows.get(split)
+    return wilson_interval(values["accuracy"], rows) if rows and "accuracy" in values else None
 
 
 def _is_untrained(settings: RunSettings, result: RunResult) -> bool:
@@ -221,8 +234,12 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
             },
             **{f"training.{name}": value for name, value in training.items()},
         },
+        chance=list(result.chance.values())[-1] if result.chance else {},
+        baseline=(COUNT_BASELINE, result.baseline) if result.baseline else None,
+        interval=_interval(result),
         tau=result.tau,
-        selection_note=f"{_COMMAND_NOTE} {note}",
+        selection_note=note,
+        training_note="`hf-ssm train --config train_config.yaml --output DIR` repeats the run.",
         environment=f"The training took {result.steps} steps and {result.seconds / 60:.1f} minutes with {versions}.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,

@@ -4,8 +4,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,35 +175,29 @@ def load_sequences(
         return _split_windows(rows, chosen, shares, seed, name)
     formats = f"FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz)"
     _check_unused(name, formats, "a FASTA file", {"stride": stride, **contigs})
+    images = ImageOptions(grayscale, image_size)
     labels = None if label_column is None else merged_name(label_column)
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
-    convert = partial(
-        prepare,
-        text_columns=texts,
-        label_column=label_column,
-        images=ImageOptions(grayscale, image_size),
-        kind={"targets": targets, "multi_label": multi_label, "per_position": per_position},
-    )
-    title = " and ".join(path.name for each in files.values() for path in each)
-    if suffix == ".parquet":
-        stored = load_dataset("parquet", data_files={split: list(map(str, each)) for split, each in files.items()})
-        splits = convert(title, split_rows(stored, split_column, title))
-    elif is_table:
-        of_labels = label_columns(label_column)
-        # Digits may be the classes of positions.
-        numbers = [] if per_position else list(of_labels.values())
-        options = ReadOptions(keep_case)
-        needed = {**texts, **of_labels}
-        loaded = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
-        splits = convert(title, split_rows(loaded, split_column, title))
-    elif is_idx(paths[0]):
-        splits = {"train": load_idx(paths[0], sequence_column, labels, ImageOptions(grayscale, image_size))}
-    elif paths[0].is_dir():
-        splits = convert(title, load_folder(paths[0], sequence_column))
-    elif _HUB_ID.fullmatch(name) and not paths[0].exists():
-        splits = convert(name, load_dataset(name, config_name, revision=revision))
+    if is_idx(paths[0]):
+        splits = {"train": load_idx(paths[0], sequence_column, labels, images)}
     else:
-        raise _unknown_source(name, paths[0])
+        stored: Mapping[str, Dataset]
+        title = " and ".join(path.name for each in files.values() for path in each)
+        if is_table:
+            of_labels = label_columns(label_column)
+            # Digits may be the classes of positions.
+            numbers = [] if per_position else list(of_labels.values())
+            needed, options = {**texts, **of_labels}, ReadOptions(keep_case)
+            stored = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
+            stored = split_rows(stored, split_column, title)
+        elif paths[0].is_dir():
+            stored = load_folder(paths[0], sequence_column)
+        elif _HUB_ID.fullmatch(name) and not paths[0].exists():
+            title, stored = name, load_dataset(name, config_name, revision=revision)
+        else:
+            raise _unknown_source(name, paths[0])
+        kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
+        splits = prepare(title, stored, texts, label_column, images, kind)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 

@@ -210,7 +210,7 @@ def _score(facts: CardFacts) -> str:
     if not facts.results:
         return ""
     split, measured = list(facts.results.items())[-1]
-    name = next(iter(measured))
+    name = next((name for name in measured if name != "loss"), "loss")
     sentence = f"On the {split} split, the {_METRIC_NAMES.get(name, name)} is **{measured[name]:.3f}**"
     if facts.interval is not None:
         sentence += f" (95 % interval {facts.interval[0]:.3f} to {facts.interval[1]:.3f})"

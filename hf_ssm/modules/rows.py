@@ -57,7 +57,7 @@ class Reading(NamedTuple):
         inputs: `(B, L, D)`, zero at padding, after a zero-phase Sobolev filter.
         mask: `(B, L)`, or `None`.
         group: Which of the convolutions that share a kernel generator (Hyena of order > 2).
-        kernel: The kernels of a convolution, `(D, length)` for each direction; of a scan its state matrix.
+        kernel: The kernels of a convolution, `(D, length)` for each direction.
         statistics: Sequences `(B, L, ...)`, real, by name, whose means over the data the kernel depends on: Δ, B and C
             of a selective scan.
     """

@@ -24,7 +24,6 @@ from hf_ssm.models.views.extra_inputs import take_extra_inputs
 from hf_ssm.models.views.packing import document_marks
 from hf_ssm.models.views.strands import token_logits
 from hf_ssm.ops.context import has_readable_values
-from hf_ssm.utils.versions import noting_newer_transformers
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset(
@@ -158,7 +157,6 @@ class _TokenHead(SSMPreTrainedModel):
         )
 
 
-@noting_newer_transformers("generate")
 class SSMForCausalLM(_TokenHead, GenerationMixin):
     """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
 
