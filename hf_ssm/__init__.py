@@ -11,27 +11,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from hf_ssm.utils.families import FAMILIES
 from hf_ssm.utils.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-_TOKENS = ("ForCausalLM", "ForMaskedLM")
-_LABELS = (
-    *("ForSequenceClassification", "ForSequencePairClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    *("ForMultipleChoice", "ForSignalRegression"),
-)
-_HEADS = {
-    **dict.fromkeys(("Hyena", "Hybrid", "LinOSS", "Mamba3", "S4", "S5", "SSD", "SelectiveSSM"), (*_TOKENS, *_LABELS)),
-    "Hyena2": ("ForCausalLM", *_LABELS),
-    "ConvS5": ("ForVideoPrediction",),
-    "FlowState": ("ForPrediction",),
-}
-# Folders in `models` that are not called as their family.
-_FOLDERS = {"SelectiveSSM": "selective"}
-_FAMILY_MODULES = {
-    f"{family}{suffix}": f"hf_ssm.models.{folder}.{'configuration' if suffix == 'Config' else 'modeling'}_{folder}"
-    for family, heads in _HEADS.items()
-    for folder in [_FOLDERS.get(family, family.lower())]
+_CLASSES = {
+    f"{name}{suffix}": f"hf_ssm.models.{folder}.{'configuration' if suffix == 'Config' else 'modeling'}_{folder}"
+    for folder, (name, heads) in FAMILIES.items()
     for suffix in ("Config", "Model", *heads)
 }
 _MODULES = {
@@ -67,9 +54,9 @@ _MODULES = {
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
 _PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning")
 
-__all__ = sorted([*_FAMILY_MODULES, *_MODULES])
+__all__ = sorted([*_CLASSES, *_MODULES])
 __getattr__, __dir__ = lazy_names(
-    __name__, {**_FAMILY_MODULES, **_MODULES, **{name: f"{__name__}.{name}" for name in _PACKAGES}}
+    __name__, {**_CLASSES, **_MODULES, **{name: f"{__name__}.{name}" for name in _PACKAGES}}
 )
 
 _AUTO = "transformers.models.auto.configuration_auto"

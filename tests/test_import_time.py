@@ -42,4 +42,4 @@ def test_the_auto_classes_find_the_families(imports):
 def test_every_class_of_a_family_has_a_public_name():
     classes = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
     assert all(getattr(hf_ssm, cls.__name__) is cls for cls in classes)
-    assert {cls.__name__ for cls in classes} == set(hf_ssm._FAMILY_MODULES)
+    assert {cls.__name__ for cls in classes} == set(hf_ssm._CLASSES)

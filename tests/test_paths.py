@@ -100,6 +100,26 @@ def test_calls_enter_few_files_and_functions(make_model):
         assert len(files) <= most_files and len(functions) <= most_functions, (name, len(files), len(functions))
 
 
+def test_from_argv_to_the_trainer_are_few_files(tmp_path, monkeypatch):
+    """Files of commands and training that `hf-ssm train` enters before it makes the Trainer; data and models aside."""
+    (tmp_path / "table.csv").write_text(
+        "sequence,label\n" + "".join(f"{i:08b},{i % 2}\n".translate({48: "A", 49: "C"}) for i in range(40))
+    )
+
+    def reached(*args, **kwargs):
+        raise SystemExit("reached")
+
+    def train():
+        with pytest.raises(SystemExit, match="reached"):
+            main(words)
+
+    monkeypatch.setattr("hf_ssm.training.trainer.SSMTrainer.__init__", reached)
+    words = ["train", "--dataset", str(tmp_path / "table.csv"), "--epochs", "1", "--output", str(tmp_path / "run")]
+    files = {Path(file).relative_to(ROOT / "hf_ssm") for file, _ in entered(train)}
+    files = {file for file in files if file.parts[0] in ("cli", "training")} - {Path("training/trainer.py")}
+    assert 8 <= len(files) <= 12, sorted(map(str, files))
+
+
 def test_a_vcf_row_is_scored_in_ten_files_after_one_parse(tmp_path, make_model, monkeypatch):
     """The files outside of the model, which is one of transformers; the command opens the file of variants once."""
     pysam = pytest.importorskip("pysam", reason="pysam is not installed")

@@ -14,9 +14,10 @@ from hf_ssm.data.signals import is_signal, signal_rows
 from hf_ssm.probes import MaskingProbe
 from hf_ssm.probes.targets import head_of
 from hf_ssm.training import inputs
+from hf_ssm.training.arguments import read_settings_file
 from hf_ssm.training.folder import FINGERPRINT_NAME, LOG_NAME, SETTINGS_NAME
 from hf_ssm.training.run import fingerprints
-from hf_ssm.training.settings import read_settings_file, resolve
+from hf_ssm.training.settings import resolve
 
 # Rows of the data that become examples, and the length to which they are cut.
 _EXAMPLES, _LONGEST_EXAMPLE = 4, 2000

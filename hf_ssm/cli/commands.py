@@ -1,19 +1,14 @@
-"""The commands of `hf-ssm`: their groups, descriptions and examples.
+"""The commands of `hf-ssm`: descriptions and examples.
 
-To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to the module of `hf_ssm.cli.options` with
-the name of its group, and a function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the
-options import torch or transformers, so that help is fast.
+To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to a module of `hf_ssm.cli.options`, and a
+function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the options import torch or
+transformers, so help is fast.
 """
 
 from dataclasses import dataclass
 
-GROUPS = {
-    "train": "Train and fine-tune",
-    "sequences": "Use a model",
-    "analysis": "Understand a model",
-    "share": "Convert, check and share",
-}
-"""Module of `hf_ssm.cli.options` with the options of a group of commands, and the heading of the group."""
+FIRST = ("demo", "train", "predict", "probe", "score", "app", "push")
+"""The commands that the first hour needs, in the order of the list of commands."""
 
 _SAME = "the same command continues where it stopped"
 
@@ -23,22 +18,20 @@ class Command:
     """A command.
 
     Attributes:
-        group: One of `GROUPS`.
+        options: Module of `hf_ssm.cli.options` with `add_NAME`.
         summary: Line in the list of commands.
         description: Text of its help.
         examples: Command lines; the first is in the list of commands.
         continuation: How to continue after an interruption, with {output} for the folder.
         module: Module of `hf_ssm.cli` with `run_NAME`; by default NAME.
-        options: Module of `hf_ssm.cli.options` with `add_NAME`; by default that of the group.
     """
 
-    group: str
+    options: str
     summary: str
     description: str
     examples: tuple[str, ...]
     continuation: str = ""
     module: str = ""
-    options: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -53,7 +46,7 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm train --dataset my.csv --output runs/mine",
             "hf-ssm train --dataset my.csv --output runs/mine --dry-run",
             "hf-ssm train --dataset my.csv --output runs/tuned --model LongSafari/hyenadna-tiny-1k-seqlen-hf",
-            "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --set data.window=1024",
+            "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --window 1024",
             "hf-ssm train --dataset_name my.csv --output_dir runs/mine --num_train_epochs 3 --warmup_steps 100",
             "hf-ssm train --help-settings s4",
         ),
@@ -75,7 +68,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "demo": Command(
         "train",
-        "run a complete example in two minutes, without account or network",
+        "run a complete example in half a minute, without account or network",
         "Run a complete example in two minutes: a small model learns to find a planted motif in generated DNA, "
         "with and without rescaled initialisation. The model is saved, loaded in a new process without hf_ssm, and "
         "probed for the bases that it needs. The demo needs no account and no network.",
