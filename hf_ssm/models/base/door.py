@@ -234,30 +234,28 @@ def _read_documents(
     run: RunLayers, cache: SSMCache, hidden_states: Tensor, rows: Rows, documents: Documents
 ) -> list[Tensor]:
     """New documents are read together, those that continue from the cache with others of as many tokens."""
-    seen, device = cache.tokens_seen, hidden_states.device
+    seen, device, batch = cache.tokens_seen, hidden_states.device, torch.arange(len(hidden_states))
     if seen is None:
-        documents, seen = documents.with_empty_rows(), torch.zeros(len(hidden_states), dtype=torch.long, device=device)
+        documents, seen = documents.with_empty_rows(), torch.zeros(len(batch), dtype=torch.long, device=device)
     numbers, is_last = torch.arange(len(documents)), torch.ones(len(documents), dtype=torch.bool)
     is_last[:-1] = documents.rows.diff() != 0
-    keeps = torch.ones(len(hidden_states), dtype=torch.bool)
-    keeps[documents.rows] = False
     counts = documents.lengths[documents.continued].unique().tolist()
     groups = [numbers[documents.continued & (documents.lengths == count)] for count in counts]
     groups += [] if documents.continued.all() else [numbers[~documents.continued]]
     arrangement = documents.arrange(groups, at_end=True)
-    parts, results = [(keeps.nonzero().squeeze(1).to(device), cache.rows(keeps.nonzero().squeeze(1)))], []
+    # The states of rows without a token stay; the others become those of the last document of each row.
+    unread = batch[~torch.isin(batch, documents.rows)]
+    parts, results = [(unread.to(device), cache.rows(unread))], []
     for group, bucket in zip(groups, arrangement.buckets, strict=True):
-        continues = bool(documents.continued[group[0]])
         owners, last = documents.rows[group], is_last[group].nonzero().squeeze(1)
+        continues = bool(documents.continued[group[0]])
         states: Any = cache.rows(owners) if continues else [LayerState() for _ in cache.states]
         results.append(run(bucket.take(hidden_states), bucket.rows(rows), states=states)[0])
         parts.append((owners[last].to(device), [state.rows(last) for state in states]))
     cache.assemble([part for part in parts if len(part[0])])
-    tokens = torch.zeros(len(hidden_states), dtype=torch.long)
-    begins_anew = torch.zeros(len(hidden_states), dtype=torch.bool)
-    tokens[documents.rows[is_last]] = documents.lengths[is_last]
-    begins_anew[documents.rows[~documents.continued]] = True
-    cache.tokens_seen = torch.where(begins_anew.to(seen.device), 0, seen) + tokens.to(seen.device)
+    tokens = torch.zeros_like(batch).index_put((documents.rows[is_last],), documents.lengths[is_last])
+    begins_anew = torch.isin(batch, documents.rows[~documents.continued])
+    cache.tokens_seen = seen.masked_fill(begins_anew.to(seen.device), 0) + tokens.to(seen.device)
     cache.length = cache.get_seq_length() + hidden_states.shape[1]
     longest = int(cache.tokens_seen.max())
     for layer in cache.states:

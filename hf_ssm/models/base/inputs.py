@@ -76,14 +76,13 @@ def the_input(model: Any, **named: Tensor | None) -> tuple[str, Tensor]:
     """
     channels = model.config.num_input_channels
     takes = "input_ids" if channels is None else "input_values"
-    name = takes if named[takes] is not None else "inputs_embeds"
-    inputs = named.pop(name)
-    if inputs is None or any(map(torch.is_tensor, named.values())):
+    given = {name: value for name, value in named.items() if value is not None}
+    if len(given) != 1 or not given.keys() <= {takes, "inputs_embeds"}:
         raise ValueError(
-            f"Give exactly one of `{takes}` and `inputs_embeds`, got "
-            f"{' and '.join(given for given, value in {name: inputs, **named}.items() if value is not None) or 'none'} "
+            f"Give exactly one of `{takes}` and `inputs_embeds`, got {' and '.join(given) or 'none'} "
             f"(`num_input_channels`={channels})."
         )
+    ((name, inputs),) = given.items()
     if inputs.dim() != (2 if name == "input_ids" else 3) or 0 in inputs.shape:
         shape = "(batch, length)" if name == "input_ids" else "(batch, length, channels)"
         raise ValueError(f"`{name}` must have the shape {shape} with sizes of at least 1, got {tuple(inputs.shape)}.")

@@ -40,14 +40,13 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
             token.
     """
     if isinstance(value, Mapping):
-        if not all(_is_id(key, vocab_size) for key in value):
+        pairs = {int(key) if str(key).isdecimal() else key: other for key, other in value.items()}
+        if unknown := pairs.keys() - set(range(vocab_size)):
             raise ValueError(
                 f"`complement_map` has keys that are not ids from 0 to {vocab_size - 1} (`vocab_size`={vocab_size}): "
-                f"{next(key for key in value if not _is_id(key, vocab_size))!r}."
+                f"{next(iter(unknown))!r}."
             )
-        value = list(
-            {**dict(enumerate(range(vocab_size))), **{int(key): other for key, other in value.items()}}.values()
-        )
+        value = [pairs.get(token, token) for token in range(vocab_size)]
     if not isinstance(value, (list, tuple)) or len(value) != vocab_size:
         raise ValueError(
             f"`complement_map` has {len(value)} entries, but `vocab_size`={vocab_size}: give the complement of each "
@@ -62,10 +61,6 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
                 "complement must be the token itself."
             )
     return list(value)
-
-
-def _is_id(key: Any, vocab_size: int) -> bool:
-    return (type(key) is int or str(key).isdecimal()) and 0 <= int(key) < vocab_size
 
 
 def complements(config) -> list[int]:
