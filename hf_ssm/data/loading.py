@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
-_ALSO_IN_TRAIN = (
-    "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other strand)."
-)
 _FORMATS = f"{', '.join(READ_SUFFIXES + FASTA_SUFFIXES)}, all but .parquet optionally with .gz"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -221,15 +218,13 @@ def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
 
 
 def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
-    generator = GENERATORS[name]
-    arguments = list(inspect.signature(generator).parameters)
-    for option, value in options.items():
-        if option not in arguments:
-            raise ValueError(
-                f"{option}={value!r}: the generator {name!r} has no such option{did_you_mean(option, arguments)}; its "
-                f"options are {arguments}."
-            )
-    return generator(seed=seed, **options)
+    arguments = list(inspect.signature(GENERATORS[name]).parameters)
+    for option in options.keys() - arguments:
+        raise ValueError(
+            f"{option}={options[option]!r}: the generator {name!r} has no such option"
+            f"{did_you_mean(option, arguments)}; its options are {arguments}."
+        )
+    return GENERATORS[name](seed=seed, **options)
 
 
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, list[Path]]:
@@ -267,10 +262,7 @@ def _split_windows(
     """Splits of the windows of a FASTA file."""
     keys = _keys(rows, ["sequence"])
     splits = cut_windows(rows, keys, contigs, shares, seed)
-    for name in SPLITS[1:]:
-        seen = int(np.isin(keys[splits[name]], keys[splits["train"]]).sum()) if name in splits else 0
-        if seen:
-            logger.warning(_ALSO_IN_TRAIN, source, seen, name)
+    _warn_of_copies({name: keys[indices] for name, indices in splits.items()}, source)
     return DatasetDict({name: rows.select(indices) for name, indices in splits.items()})
 
 
@@ -285,11 +277,8 @@ def cut_missing_splits(
     """Cut missing splits from "train", and warn of overlaps between existing ones."""
     train = splits["train"]
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
-    for name in SPLITS[1:]:
-        if name in splits:
-            seen = int(np.isin(_keys(splits[name], text_columns), _keys(train, text_columns)).sum())
-            if seen:
-                logger.warning(_ALSO_IN_TRAIN, source, seen, name)
+    keys = {name: _keys(split, text_columns) for name, split in splits.items()}
+    _warn_of_copies(keys, source)
     if label_column is not None:
         untrained = {label for split in splits.values() for label in classes_in(split, label_column)}
         untrained -= classes_in(train, label_column)
@@ -299,9 +288,23 @@ def cut_missing_splits(
         labels = None
         if label_column is not None and label_kind(train, label_column) == "class":
             labels = list(train[label_column])
-        for name, rows in cut(_keys(train, text_columns), labels, wanted, seed).items():
+        for name, rows in cut(keys["train"], labels, wanted, seed).items():
             splits[name] = train.select(rows)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def _warn_of_copies(keys: Mapping[str, np.ndarray], source: str) -> None:
+    """Log how many sequences of other splits are also in "train"."""
+    for name in SPLITS[1:]:
+        seen = int(np.isin(keys[name], keys["train"]).sum()) if name in keys else 0
+        if seen:
+            logger.warning(
+                "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other "
+                "strand).",
+                source,
+                seen,
+                name,
+            )
 
 
 def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:

@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, IterableDataset, List, Value
 from hf_ssm.data.checks import check_integer, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, stream_windows
-from hf_ssm.data.files import bare_suffix, common_suffix, opened, source_files
+from hf_ssm.data.files import bare_suffix, common_suffix, source_files
 from hf_ssm.data.labels import canonical, label_columns, merged_name
 from hf_ssm.data.tables import SPLIT_COLUMN, parquet_features, read_rows, row_noun
 
@@ -153,7 +153,9 @@ def stored_num_rows(source: str | os.PathLike[str], stream: IterableDataset) -> 
         split = (stream.info.splits or {}).get(str(stream.split))
         return None if split is None else split.num_examples or None
     paths = shard_files(source)
-    return sum(map(_stored_rows, paths)) if bare_suffix(paths[0]) == ".parquet" else None
+    if bare_suffix(paths[0]) != ".parquet":
+        return None
+    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
 
 
 def first_rows(stream: IterableDataset, count: int | None = None) -> Dataset:
@@ -278,12 +280,7 @@ def _rows_of_files(
         if bare_suffix(path) in FASTA_SUFFIXES:
             yield from ({"sequence": window} for window in stream_windows(path, *windows))
             continue
-        found: dict[str, str] = {}
+        of_file: _Rows | None = None
         for number, raw in read_rows(path, *table):
-            found = found or rows.columns(list(raw), path.name)
-            yield replace(rows, found=found)(raw, f"{row_noun(path)} {number} of {path.name}")
-
-
-def _stored_rows(path: Path) -> int:
-    with opened(path, "rb") as file:
-        return int(pyarrow.parquet.read_metadata(file).num_rows)
+            of_file = of_file or replace(rows, found=rows.columns(list(raw), path.name))
+            yield of_file(raw, f"{row_noun(path)} {number} of {path.name}")

@@ -116,12 +116,6 @@ class SSMCache(Cache):
         vars(copied).update(vars(self), layers=list(layers), recording=None)
         return copied
 
-    def empty_copy(self) -> "SSMCache":
-        """An empty cache for the same model."""
-        copied = self.with_layers([LayerState() for _ in self.states])
-        copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
-        return copied
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
         return self.with_layers(copy.deepcopy(self.states, memo))
 
@@ -145,13 +139,6 @@ class SSMCache(Cache):
     def batch_size(self) -> int:
         """Number of rows, or -1 before the first use."""
         return -1 if self.tokens_seen is None else self.tokens_seen.shape[0]
-
-    @property
-    def history(self) -> int:
-        """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
-        streams = (stream for layer in self.states for stream in layer.streams.values())
-        # Streams of the probes hold differences of other inputs, and no length of their own.
-        return max((getattr(stream, "length", int(self.length)) for stream in streams), default=0)
 
     def goes_on(self, token_ids: Tensor) -> Tensor | None:
         """Whether each row of a generation reads its next token, `(B, 1)`: behind the end of a text is only padding.
