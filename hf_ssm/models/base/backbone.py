@@ -162,10 +162,6 @@ class SSMModel(SSMPreTrainedModel):
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
-        if states is not None and rows.mask is None:
-            stepped = self._step_states(hidden_states, states)
-            if stepped is not None:
-                return stepped if keep_all else stepped[-1:], []
         dtype, outputs, taus = hidden_states.dtype, [hidden_states], list[Tensor]()
         for index, layer in enumerate(self.layers):
             if strands is not None and self.config.rc_swap:
@@ -178,10 +174,6 @@ class SSMModel(SSMPreTrainedModel):
         if self.norm is not None:
             hidden_states = normalized(self.norm, hidden_states, rows.mask, self.config.norm_type)
         return [*outputs[:-1], hidden_states], taus
-
-    def _step_states(self, hidden_states: Tensor, states: Sequence[LayerState]) -> list[Tensor] | None:
-        """`run` by a kernel for one position of all layers; `None` without one."""
-        return None
 
 
 def selected_states(hidden_states: list[Any], requested: bool | int | list[int] | None) -> tuple[Any, ...] | None:
