@@ -78,7 +78,7 @@ class ConvS5(S5StateSpace):
         return discrete, b, self.C
 
     def observe(self, rows: Rows, inputs: Tensor, **shown: Any) -> Tensor | None:
-        """As in `SequenceOperator`; each pixel is a sequence."""
+        """Show the inputs of all pixels as sequences of their own, see `SequenceOperator`."""
         return super().observe(rows, inputs.permute(0, 2, 3, 1, 4).flatten(0, 2), **shown)
 
     def filter_input(

@@ -1,4 +1,4 @@
-"""What a layer remembers of the tokens it has read, for incremental execution.
+"""State of a layer after the tokens it has read, for incremental execution.
 
 Legend: `B` batch.
 """
