@@ -29,7 +29,7 @@ from _peers import (
 from torch import Tensor
 
 import hf_ssm
-from hf_ssm.models.selective import modeling_selective
+from hf_ssm.models.selective import mixer_selective
 from hf_ssm.models.ssd import modeling_ssd
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.long_conv import long_conv
@@ -38,7 +38,7 @@ from hf_ssm.ops.selective_scan import selective_scan
 from hf_ssm.ops.ssd import ssd_scan
 
 OURS, OURS_TORCH = "ours", "ours, plain torch"
-OURS_UNFUSED = "ours, block by block"
+OURS_UNFUSED = "ours, module by module"
 TRANSFORMERS, MAMBAPY = "transformers", "transformers with mambapy"
 LISTING, AUTOGRAD_FFT = "S4D listing", "torch.fft"
 PRODUCTS = "matrix products"
@@ -211,7 +211,7 @@ def decoding(tokens: int, hidden: int, layers: int, vocabulary: int = 256, devic
     mine = partial(_generate, ours, prompt, tokens)
 
     def unfused() -> tuple[Tensor, ...]:
-        with patch.object(modeling_selective, "step_of_blocks", lambda *args: None):
+        with patch.object(mixer_selective, "decode", lambda *args: None):
             return mine()
 
     contenders = {
@@ -239,8 +239,7 @@ def ssd(batch: int, heads: int, states: int, length: int, backward: bool, device
     like = inputs["x"] if backward else None
     ours = _with_gradients(partial(ssd_scan, dt_softplus=True), inputs, like)
     theirs = _with_gradients(lambda **given: transformers_ssd(given), inputs, like)
-    contenders = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
-    return Contest(contenders, _tolerance(device))
+    return Contest({OURS: ours, TRANSFORMERS: theirs}, _tolerance(device))
 
 
 def _mamba2_pair(hidden: int, layers: int, states: int, vocabulary: int, device: str) -> tuple[Any, Any]:
@@ -282,7 +281,7 @@ def mamba2(
             return (model(ids, use_cache=False).logits,)
 
     ours, theirs = (partial(_step, model, ids) if backward else partial(logits, model) for model in models)
-    contenders: dict[str, Call] = {OURS: ours, OURS_TORCH: _in_plain_torch(ours), TRANSFORMERS: theirs}
+    contenders: dict[str, Call] = {OURS: ours, TRANSFORMERS: theirs}
     if device == "cuda":
         return Contest(contenders, _tolerance(device))
     products = mamba2_products(batch * length, hidden, states, layers, vocabulary)
@@ -299,7 +298,7 @@ def decoding2(
     mine = partial(_generate, ours, prompt, tokens)
 
     def unfused() -> tuple[Tensor, ...]:
-        with patch.object(modeling_ssd, "step_of_ssd_blocks", lambda *args: None):
+        with patch.object(modeling_ssd, "decode", lambda *args: None):
             return mine()
 
     contenders = {

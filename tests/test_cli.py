@@ -423,6 +423,8 @@ def test_demo(capsys, tmp_path):
     sufficient, random_sets, all_drawn = map(float, re.search(f"sufficient.*{numbers}", printed).groups())
     assert sufficient > max(random_sets, all_drawn) + 0.1
     assert "Not explained" not in printed
+    assert printed.splitlines()[-1] == f"The figure of the needed bases: {tmp_path / 'demo' / 'needed_bases.png'}"
+    assert (tmp_path / "demo" / "needed_bases.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("beaten", "is_explained"), [(19, True), (18, False)])

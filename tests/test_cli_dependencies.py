@@ -10,7 +10,6 @@ import pytest
 
 import hf_ssm
 from hf_ssm.cli import main
-from hf_ssm.inference.dependency import DependencyMapper
 
 pytest.importorskip("pysam", reason="pysam is not installed")
 
@@ -71,27 +70,6 @@ def test_one_strand(folder: Path) -> None:
     with np.load("map.npz") as found:
         np.testing.assert_allclose(found["matrix"], expected, rtol=1e-3, atol=1e-6)
     assert np.isfinite(expected).sum() == 45
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    assert main(arguments(f"whole{suffix}")) == 0
-    compute, calls = DependencyMapper.effects, [0]
-
-    def interrupted(self: DependencyMapper, *of_part: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % 2 == 0:
-            raise KeyboardInterrupt
-        return compute(self, *of_part)
-
-    monkeypatch.setattr(DependencyMapper, "effects", interrupted)
-    statuses = []
-    while not Path(f"out{suffix}").exists():
-        statuses.append(main(arguments(f"out{suffix}")))
-    assert statuses == [130, 130, 0] and calls == [5]
-    for ending in (suffix, ".blocks.csv", ".png"):
-        assert Path(f"out{ending}").read_bytes() == Path(f"whole{ending}").read_bytes()
-    assert not list(folder.glob(".out*"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`hf-ssm embed`: tables and arrays as from Python, resuming, and errors for bad input."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -167,37 +166,6 @@ def test_precision(checkpoints, fasta, tmp_path):
     np.testing.assert_allclose(values["float32"], values["float64"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(values["bfloat16"], values["float64"], rtol=0.1, atol=0.02)
     assert np.abs(values["bfloat16"] - values["float32"]).max() > 1e-4
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
-@pytest.mark.usefixtures("small_parts")
-def test_interrupted_after_each_part(error_of, checkpoints, fasta, tmp_path, monkeypatch, capsys, suffix):
-    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
-    command = (checkpoints["ours"], fasta, "--layers", 0, 1, "--output")
-    assert run(*command, whole) == 0
-    add, computed = table_job.Parts.add, []
-
-    def add_and_stop(self, number, table):
-        add(self, number, table)
-        computed.append(table.num_rows)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(table_job.Parts, "add", add_and_stop)
-    for _ in range(4):
-        assert run(*command, output) == 130
-        assert not output.exists()
-    assert "the same command continues" in capsys.readouterr().err
-    assert computed == [2, 2, 2, 1]
-    # Then while the parts are joined.
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert run(*command, output) == 130
-    assert not output.exists()
-    assert run(*command, output) == 0
-    assert len(computed) == 4
-    assert output.read_bytes() == whole.read_bytes()
-    assert "exists" in error_of("embed", *command, output)
-    assert output.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -1,6 +1,5 @@
 """`hf-ssm forecast`: outputs, scores, continuation, and errors."""
 
-import importlib
 import json
 import shutil
 
@@ -11,7 +10,6 @@ import torch
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference.forecast import Forecaster
 from hf_ssm.tokenization import build_dna_tokenizer
 
 
@@ -69,26 +67,6 @@ def test_held_out_values_are_compared_with_a_seasonal_naive_forecast(checkpoint,
     assert float(lines[3].split()[2]) < 1e-6 < float(lines[2].split()[1])
     assert "lie between the quantiles 0.1 and 0.9" in lines[4]
     assert {"actual", "seasonal_naive"} <= set(pd.read_csv(output))
-
-
-def test_an_interrupted_command_continues(checkpoint, table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("hf_ssm.inference.forecast"), "PART", 1)
-    output, computed, original = tmp_path / "forecasts.csv", [], Forecaster.table
-
-    def interrupted(self, series):
-        if computed:
-            raise KeyboardInterrupt
-        computed.append(series)
-        return original(self, series)
-
-    monkeypatch.setattr(Forecaster, "table", interrupted)
-    assert run(checkpoint, table, *SERIES, "--output", output) == 130
-    assert not output.exists()
-    again = []
-    monkeypatch.setattr(Forecaster, "table", lambda self, series: again.append(series) or original(self, series))
-    assert run(checkpoint, table, *SERIES, "--output", output) == 0
-    assert [series[0].id for series in again] == ["south"]
-    assert pd.read_csv(output)["shop"].unique().tolist() == ["north", "south"]
 
 
 @pytest.mark.parametrize(

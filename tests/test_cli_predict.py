@@ -21,8 +21,6 @@ from transformers import (
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import table_job
-from hf_ssm.inference.predict import Predictor
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
 
@@ -245,33 +243,6 @@ def test_wrong_options(checkpoints, file, tmp_path, capfd):
     assert "exists: choose another file" in error_of(capfd, own, path, *end)
     assert output.read_text() == "mine"
     assert run(own, path, *end, "--overwrite-output") == 0 and len(read(output)) == len(SEQUENCES)
-
-
-def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
-    """Interrupted after each part: the table is that of an undisturbed run."""
-    monkeypatch.setattr(table_job, "MOST_ITEMS", 2)
-    path = file("i.fa", FASTA)
-    command = [checkpoints["own"], path, "--window", "6", "--stride", "3", "--both-strands", "--output"]
-    assert run(*command, tmp_path / "whole.csv") == 0
-    whole, calls = Predictor.table, 0
-
-    def interrupted(self, groups):
-        nonlocal calls
-        calls += 1
-        if calls % 2:
-            raise KeyboardInterrupt
-        return whole(self, groups)
-
-    monkeypatch.setattr(Predictor, "table", interrupted)
-    runs = 1
-    while run(*command, tmp_path / "o.csv") == 130:
-        assert "the same command continues where it stopped" in capsys.readouterr().err
-        runs += 1
-        # More memory, or less, does not change the table.
-        command[1:1] = ["--max-tokens-per-batch", str(16384 - runs)] if runs == 2 else []
-    assert runs == calls // 2 + 1 == 9
-    assert (tmp_path / "o.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["i.fa", "o.csv", "whole.csv"]
 
 
 def test_letters_that_name_no_base_are_marked(checkpoints, file, tmp_path, capsys):

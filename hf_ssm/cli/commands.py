@@ -68,8 +68,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "demo": Command(
         "train",
-        "run a complete example in two minutes, without account or network",
-        "Run a complete example in two minutes: a small model learns to find a planted motif in generated DNA, "
+        "run a complete example in half a minute, without account or network",
+        "Run a complete example in half a minute: a small model learns to find a planted motif in generated DNA, "
         "with and without rescaled initialisation. The model is saved, loaded in a new process without hf_ssm, and "
         "probed for the bases that it needs. The demo needs no account and no network.",
         ("hf-ssm demo", "hf-ssm demo --output runs/demo --overwrite-output"),

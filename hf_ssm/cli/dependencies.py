@@ -38,8 +38,7 @@ def write_dependencies(
         _write(path, contig, found)
         print(f"{args.output} holds the dependencies of {stop - start} positions of {contig} (log2 odds ratios).")
 
-    settings = options | {"kind": "dependencies", "places": [region], "keep_case": model.reads.keep_case}
-    write_job(args, job, model.model, settings, join)
+    write_job(args, job, model, options | {"kind": "dependencies", "places": [region]}, join)
 
 
 def _summarise(args: argparse.Namespace, contig: str, found: DependencyMap) -> None:

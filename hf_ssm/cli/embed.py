@@ -75,8 +75,7 @@ def _embed_variants(args: argparse.Namespace) -> None:
             print_reasons(reasons, "alleles without hidden states")
             _write(iter(all_tables), path, embedder.names)
 
-        settings = options | {"keep_case": model.reads.keep_case}
-        write_job(args, embedder.job(lambda: variants, len(variants)), model.model, settings, join)
+        write_job(args, embedder.job(lambda: variants, len(variants)), model, options, join)
 
 
 def _embed_sequences(args: argparse.Namespace) -> None:
@@ -90,9 +89,9 @@ def _embed_sequences(args: argparse.Namespace) -> None:
     for record in records():
         unknown.add(record.sequence)
         total += len(record.sequence)
-    settings = options | {"sequence_column": column, "keep_case": model.reads.keep_case}
+    settings = options | {"sequence_column": column}
     job = embedder.job(records, total)
-    write_job(args, job, model.model, settings, lambda tables, path: _write(tables, path, embedder.names))
+    write_job(args, job, model, settings, lambda tables, path: _write(tables, path, embedder.names))
     if note := unknown.note("hidden states"):
         print(note)
     print(f"{args.output} holds the hidden states")

@@ -84,8 +84,7 @@ def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
         places = [name for name in ("start", "end") if name in shown.column_names]
         print_rows(shown, [*places, *(["prediction"] if predictor.classes else []), *predictor.value_columns])
     else:
-        settings = options | {"sequence_column": column, "keep_case": model.reads.keep_case}
-        write_job(args, job, model.model, settings, join)
+        write_job(args, job, model, options | {"sequence_column": column}, join)
         print(f"predictions: {args.output}")
     if note := predictor.unknown.note("predictions (column unknown_letters)"):
         print(note)

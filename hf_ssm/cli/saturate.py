@@ -66,9 +66,8 @@ def run_saturate(args: argparse.Namespace) -> None:
             join_table(iter([table]), path)
             print(f"{args.output} holds the scores of {len(table)} substitutions.")
 
-        settings = {name: getattr(args, name) for name in _OPTIONS}
-        settings |= {"places": regions, "keep_case": model.reads.keep_case}
-        write_job(args, job, model.model, settings, join)
+        settings = {name: getattr(args, name) for name in _OPTIONS} | {"places": regions}
+        write_job(args, job, model, settings, join)
 
 
 def _check(args: argparse.Namespace) -> None:

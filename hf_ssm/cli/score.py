@@ -142,11 +142,11 @@ def _write_scores(
         write(iter([table]), path)
 
     names = (*_OPTIONS, "window", "one_strand", "label_column", "by", "match_group", "info_prefix")
-    settings = {name: getattr(args, name) for name in names} | {"keep_case": scorer.model.reads.keep_case}
+    settings = {name: getattr(args, name) for name in names}
     # A VCF file of a sample or region may have no records.
     may_be_empty = bare_suffix(args.variants) == ".vcf"
     job = scorer.job(lambda: variants, total=len(variants), may_be_empty=may_be_empty)
-    write_job(args, job, scorer.model.model, settings, join)
+    write_job(args, job, scorer.model, settings, join)
 
 
 def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:

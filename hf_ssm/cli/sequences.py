@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -156,27 +157,26 @@ def reader_of(args: argparse.Namespace, column: str, model: SequenceModel) -> Ca
 
 
 def write_job(
-    args: argparse.Namespace,
-    job: TableJob[Any],
-    model: Any,
-    settings: Mapping[str, Any],
-    join: Join | None = None,
+    args: argparse.Namespace, job: TableJob[Any], model: Any, settings: Mapping[str, Any], join: Join | None = None
 ) -> None:
     """Write the table of a job to `--output`, where an interrupted command with the same settings continues.
 
     Args:
         args: Options of `add_model_options` and `add_table_options`, and the files that are read.
         job: The table.
-        model: The loaded model.
+        model: The loaded model, with its tokenizer if it has one.
         settings: Other options that the table depends on.
         join: As for `TableJob.write`.
     """
     names = [name for name in (args.checkpoint, getattr(args, "tokenizer", None)) if name is not None]
     files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
     inputs = (getattr(args, name, None) for name in ("input", "variants", "genome", "regions"))
+    with_tokenizer = isinstance(model, SequenceModel)
+    commit = getattr((model.model if with_tokenizer else model).config, "_commit_hash", None)
     facts = {
         # The files of folders, or the commit on the Hub.
-        "checkpoint": [*names, getattr(model.config, "_commit_hash", None), args.dtype, *map(file_facts, files)],
+        "checkpoint": [*names, commit, args.dtype, *map(file_facts, files)],
+        "reads": asdict(model.reads) if with_tokenizer else None,
         "files": [path and file_facts(path) for path in inputs],
         "feature": getattr(args, "feature", None),
     }

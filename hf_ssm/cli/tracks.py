@@ -188,8 +188,7 @@ def run_tracks(args: argparse.Namespace) -> None:
             entries = {name: _entries_of(table, name, regions) for name in args.track}
             files.write(entries, _locus(regions, genome), args.output, path)
 
-        settings = options | {"tracks": args.track, "keep_case": model.reads.keep_case}
-        write_job(args, job, model.model, settings, join)
+        write_job(args, job, model, options | {"tracks": args.track}, join)
 
 
 def _entries_of(table: pa.Table, name: str, regions: Regions | None) -> Callable[[], Iterator[Entries]]:

@@ -182,7 +182,7 @@ def fasta_windows(
 def log_facts(path: Path, facts: dict[str, Any]) -> None:
     """Log what `fasta_windows` found."""
     if facts.get("in_lower_case"):
-        note_capitals(path.name)
+        note_capitals(path)
     if facts.get("skipped"):
         logger.warning("%s: skipped %d windows that consist of more than half N.", path.name, facts["skipped"])
 

@@ -4,8 +4,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,6 @@ logger = logging.getLogger(__name__)
 GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_motifs}
 """Source name, as in `load_sequences`, to the generator."""
 
-_ALSO_IN_TRAIN = (
-    "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other strand)."
-)
 _FORMATS = f"{', '.join(READ_SUFFIXES + FASTA_SUFFIXES)}, all but .parquet optionally with .gz"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -176,35 +172,29 @@ def load_sequences(
         return _split_windows(rows, chosen, shares, seed, name)
     formats = f"FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz)"
     _check_unused(name, formats, "a FASTA file", {"stride": stride, **contigs})
+    images = ImageOptions(grayscale, image_size)
     labels = None if label_column is None else merged_name(label_column)
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
-    convert = partial(
-        prepare,
-        text_columns=texts,
-        label_column=label_column,
-        images=ImageOptions(grayscale, image_size),
-        kind={"targets": targets, "multi_label": multi_label, "per_position": per_position},
-    )
-    title = " and ".join(path.name for each in files.values() for path in each)
-    if suffix == ".parquet":
-        stored = load_dataset("parquet", data_files={split: list(map(str, each)) for split, each in files.items()})
-        splits = convert(title, split_rows(stored, split_column, title))
-    elif is_table:
-        of_labels = label_columns(label_column)
-        # Digits may be the classes of positions.
-        numbers = [] if per_position else list(of_labels.values())
-        options = ReadOptions(keep_case)
-        needed = {**texts, **of_labels}
-        loaded = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
-        splits = convert(title, split_rows(loaded, split_column, title))
-    elif is_idx(paths[0]):
-        splits = {"train": load_idx(paths[0], sequence_column, labels, ImageOptions(grayscale, image_size))}
-    elif paths[0].is_dir():
-        splits = convert(title, load_folder(paths[0], sequence_column))
-    elif _HUB_ID.fullmatch(name) and not paths[0].exists():
-        splits = convert(name, load_dataset(name, config_name, revision=revision))
+    if is_idx(paths[0]):
+        splits = {"train": load_idx(paths[0], sequence_column, labels, images)}
     else:
-        raise _unknown_source(name, paths[0])
+        stored: Mapping[str, Dataset]
+        title = " and ".join(path.name for each in files.values() for path in each)
+        if is_table:
+            of_labels = label_columns(label_column)
+            # Digits may be the classes of positions.
+            numbers = [] if per_position else list(of_labels.values())
+            needed, options = {**texts, **of_labels}, ReadOptions(keep_case)
+            stored = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
+            stored = split_rows(stored, split_column, title)
+        elif paths[0].is_dir():
+            stored = load_folder(paths[0], sequence_column)
+        elif _HUB_ID.fullmatch(name) and not paths[0].exists():
+            title, stored = name, load_dataset(name, config_name, revision=revision)
+        else:
+            raise _unknown_source(name, paths[0])
+        kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
+        splits = prepare(title, stored, texts, label_column, images, kind)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 
@@ -228,15 +218,13 @@ def label_names(data: DatasetDict, label_column: str = "label") -> list[str]:
 
 
 def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
-    generator = GENERATORS[name]
-    arguments = list(inspect.signature(generator).parameters)
-    for option, value in options.items():
-        if option not in arguments:
-            raise ValueError(
-                f"{option}={value!r}: the generator {name!r} has no such option{did_you_mean(option, arguments)}; its "
-                f"options are {arguments}."
-            )
-    return generator(seed=seed, **options)
+    arguments = list(inspect.signature(GENERATORS[name]).parameters)
+    for option in options.keys() - arguments:
+        raise ValueError(
+            f"{option}={options[option]!r}: the generator {name!r} has no such option"
+            f"{did_you_mean(option, arguments)}; its options are {arguments}."
+        )
+    return GENERATORS[name](seed=seed, **options)
 
 
 def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, list[Path]]:
@@ -274,10 +262,7 @@ def _split_windows(
     """Splits of the windows of a FASTA file."""
     keys = _keys(rows, ["sequence"])
     splits = cut_windows(rows, keys, contigs, shares, seed)
-    for name in SPLITS[1:]:
-        seen = int(np.isin(keys[splits[name]], keys[splits["train"]]).sum()) if name in splits else 0
-        if seen:
-            logger.warning(_ALSO_IN_TRAIN, source, seen, name)
+    _warn_of_copies({name: keys[indices] for name, indices in splits.items()}, source)
     return DatasetDict({name: rows.select(indices) for name, indices in splits.items()})
 
 
@@ -292,11 +277,8 @@ def cut_missing_splits(
     """Cut missing splits from "train", and warn of overlaps between existing ones."""
     train = splits["train"]
     wanted = {name: share for name, share in shares.items() if name not in splits and share > 0.0}
-    for name in SPLITS[1:]:
-        if name in splits:
-            seen = int(np.isin(_keys(splits[name], text_columns), _keys(train, text_columns)).sum())
-            if seen:
-                logger.warning(_ALSO_IN_TRAIN, source, seen, name)
+    keys = {name: _keys(split, text_columns) for name, split in splits.items()}
+    _warn_of_copies(keys, source)
     if label_column is not None:
         untrained = {label for split in splits.values() for label in classes_in(split, label_column)}
         untrained -= classes_in(train, label_column)
@@ -306,9 +288,23 @@ def cut_missing_splits(
         labels = None
         if label_column is not None and label_kind(train, label_column) == "class":
             labels = list(train[label_column])
-        for name, rows in cut(_keys(train, text_columns), labels, wanted, seed).items():
+        for name, rows in cut(keys["train"], labels, wanted, seed).items():
             splits[name] = train.select(rows)
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def _warn_of_copies(keys: Mapping[str, np.ndarray], source: str) -> None:
+    """Log how many sequences of other splits are also in "train"."""
+    for name in SPLITS[1:]:
+        seen = int(np.isin(keys[name], keys["train"]).sum()) if name in keys else 0
+        if seen:
+            logger.warning(
+                "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other "
+                "strand).",
+                source,
+                seen,
+                name,
+            )
 
 
 def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class ReadOptions:
         values = {**data, **{name: value for name, value in changes.items() if value is not None}}
         return cls(**{field.name: values[field.name] for field in fields(cls) if values.get(field.name) is not None})
 
-    def letters(self, sequence: str, source: str) -> str:
+    def letters(self, sequence: str, source: str | Path) -> str:
         """A sequence in capitals unless the case is kept; one line of the log says so if that changes a letter."""
         capitals = sequence if self.keep_case else sequence.upper()
         if capitals != sequence:
@@ -46,10 +47,10 @@ DEFAULTS = ReadOptions()
 
 
 @lru_cache
-def note_capitals(source: str) -> None:
-    """Log, once for each source, that its lower-case letters become capitals: files are read several times."""
+def note_capitals(source: str | Path) -> None:
+    """Log, once for each file, that its lower-case letters become capitals: files are read several times."""
     logger.warning(
         "%s: lower-case (soft-masked) letters are read as capitals; keep_case=True (--keep-case, or --set "
         "data.keep_case=true for hf-ssm train) keeps them.",
-        source,
+        Path(source).name,
     )

@@ -126,17 +126,13 @@ def read_records(path: Path, options: ReadOptions = DEFAULTS, genome: Path | Non
     """
     suffix = bare_suffix(path)
     if (suffix == ".bed") != (genome is not None):
-        need = (
-            "a BED file needs a genome: give the FASTA file of the genome"
-            if genome is None
-            else "only a BED file takes a genome: leave the genome out"
-        )
-        raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
+        needs, alone = "a BED file needs a genome: give its FASTA file", "only a BED file takes a genome: leave it out"
+        raise ValueError(f"{str(path)!r}: {needs if genome is None else alone} (`genome`, --genome).")
     if genome is not None:
         yield from _bed_records(path, genome, options)
     elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path, distinct=True):
-            yield Record(options.letters(sequence, path.name), f"{path.name}, record {name!r}", {"name": name})
+            yield Record(options.letters(sequence, path), f"{path.name}, record {name!r}", {"name": name})
     elif suffix in READ_SUFFIXES:
         for number, cells in _rows(path, options.sequence_column):
             where = f"{path.name}, {row_noun(path)} {number}"
@@ -173,7 +169,7 @@ def _rows(path: Path, sequence_column: str) -> Iterator[tuple[int, dict[str, Any
 def _bed_records(path: Path, fasta: Path, options: ReadOptions) -> Iterator[Record]:
     with Genome(fasta) as genome:
         for region in read_bed(path, genome):
-            sequence = options.letters(genome.fetch(region.chrom, region.start, region.stop), fasta.name)
+            sequence = options.letters(genome.fetch(region.chrom, region.start, region.stop), fasta)
             place = Place(region.chrom, region.start, region.stop, region.strand == "-")
             sequence = reverse_complement(sequence) if place.is_reversed else sequence
             yield Record(sequence, f"{path.name}, line {region.line}", region.columns, place)

@@ -1,7 +1,6 @@
 """Regions of a genome, from BED files or the features of an annotation, and statistics of tracks within them."""
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,18 +58,11 @@ class Regions:
 
     def __init__(self, regions: Sequence[Region]):
         self.regions = list(regions)
-        rows: dict[str, list[int]] = {}
+        rows: dict[str, list[tuple[int, int, int]]] = {}
         for number, region in enumerate(self.regions):
-            rows.setdefault(region.chrom, []).append(number)
-        self._merged: dict[str, list[tuple[int, int]]] = {}
+            rows.setdefault(region.chrom, []).append((number, region.start, region.stop))
         # For each contig, the numbers of its regions, their starts and their ends.
-        self._columns = {
-            chrom: tuple(
-                np.array(column, dtype=np.int64)
-                for column in zip(*((n, self.regions[n].start, self.regions[n].stop) for n in numbers), strict=True)
-            )
-            for chrom, numbers in rows.items()
-        }
+        self._columns = {chrom: np.array(of_contig).T for chrom, of_contig in rows.items()}
 
     def overlapping(self, chrom: str, start: int, stop: int) -> list[int]:
         """Numbers of the regions that share a letter with an interval."""
@@ -81,24 +73,20 @@ class Regions:
 
     def merged(self, chrom: str) -> list[tuple[int, int]]:
         """The regions of a contig as disjoint intervals, in ascending order."""
-        if chrom not in self._merged:
-            intervals: list[tuple[int, int]] = []
-            for start, stop in sorted((each.start, each.stop) for each in self.regions if each.chrom == chrom):
-                if intervals and start <= intervals[-1][1]:
-                    intervals[-1] = (intervals[-1][0], max(stop, intervals[-1][1]))
-                else:
-                    intervals.append((start, stop))
-            self._merged[chrom] = intervals
-        return self._merged[chrom]
+        intervals: list[tuple[int, int]] = []
+        for start, stop in sorted((each.start, each.stop) for each in self.regions if each.chrom == chrom):
+            if intervals and start <= intervals[-1][1]:
+                intervals[-1] = (intervals[-1][0], max(stop, intervals[-1][1]))
+            else:
+                intervals.append((start, stop))
+        return intervals
 
     def inside(self, chrom: str, start: int, stop: int) -> np.ndarray:
         """Whether each letter of an interval lies in a region, `(stop - start,)`."""
-        intervals = self.merged(chrom)
         is_inside = np.zeros(stop - start, dtype=bool)
-        for begin, end in intervals[bisect_right(intervals, start, key=lambda each: each[1]) :]:
-            if begin >= stop:
-                break
-            is_inside[max(0, begin - start) : end - start] = True
+        for number in self.overlapping(chrom, start, stop):
+            region = self.regions[number]
+            is_inside[max(0, region.start - start) : region.stop - start] = True
         return is_inside
 
 

@@ -15,9 +15,9 @@ from datasets import ClassLabel, Dataset, Features, IterableDataset, List, Value
 from hf_ssm.data.checks import check_integer, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, stream_windows
-from hf_ssm.data.files import bare_suffix, common_suffix, opened, source_files
+from hf_ssm.data.files import bare_suffix, common_suffix, source_files
 from hf_ssm.data.labels import canonical, label_columns, merged_name
-from hf_ssm.data.tables import SPLIT_COLUMN, read_rows, row_noun
+from hf_ssm.data.tables import SPLIT_COLUMN, parquet_features, read_rows, row_noun
 
 SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", ".parquet", *FASTA_SUFFIXES)
 """Files that can be read as a stream; all but parquet, which is compressed inside, may be compressed."""
@@ -97,11 +97,8 @@ def stream_sequences(
         paths = shard_files(source)
         files = [str(path) for path in paths]
         if bare_suffix(paths[0]) == ".parquet":
-            needed = rows.columns(_schema(paths[0]).names, paths[0].name)
-            _check_classes(paths, [*needed.values()])
-            stored = load_dataset(
-                "parquet", data_files=files, split="train", streaming=True, columns=[*needed.values()]
-            )
+            needed = [*rows.columns([*parquet_features(paths)], paths[0].name).values()]
+            stored = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=needed)
             stream = _converted(stored, rows, paths[0].name, targets)
         else:
             stream = _of_files(files, rows, targets, (column_names, quoted), (window, least, keep_case))
@@ -156,7 +153,9 @@ def stored_num_rows(source: str | os.PathLike[str], stream: IterableDataset) -> 
         split = (stream.info.splits or {}).get(str(stream.split))
         return None if split is None else split.num_examples or None
     paths = shard_files(source)
-    return sum(map(_stored_rows, paths)) if bare_suffix(paths[0]) == ".parquet" else None
+    if bare_suffix(paths[0]) != ".parquet":
+        return None
+    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
 
 
 def first_rows(stream: IterableDataset, count: int | None = None) -> Dataset:
@@ -281,33 +280,7 @@ def _rows_of_files(
         if bare_suffix(path) in FASTA_SUFFIXES:
             yield from ({"sequence": window} for window in stream_windows(path, *windows))
             continue
-        found: dict[str, str] = {}
+        of_file: _Rows | None = None
         for number, raw in read_rows(path, *table):
-            found = found or rows.columns(list(raw), path.name)
-            yield replace(rows, found=found)(raw, f"{row_noun(path)} {number} of {path.name}")
-
-
-def _schema(path: Path) -> Any:
-    """The columns of a parquet file."""
-    with opened(path, "rb") as file:
-        return pyarrow.parquet.read_schema(file)
-
-
-def _stored_rows(path: Path) -> int:
-    with opened(path, "rb") as file:
-        return int(pyarrow.parquet.read_metadata(file).num_rows)
-
-
-def _check_classes(paths: Sequence[Path], columns: Sequence[str]) -> None:
-    """Raise an error if ids in parquet files stand for other classes than those of the first file."""
-    first: dict[str, Any] = {}
-    for path in paths:
-        features = Features.from_arrow_schema(_schema(path))
-        names = {column: getattr(features[column], "names", None) for column in columns if column in features}
-        first = first or names
-        for column in names.keys() & first.keys():
-            if names[column] != first[column]:
-                raise ValueError(
-                    f"label_column={column!r}: the classes of {path.name} are {names[column]}, but those of the first "
-                    f"file are {first[column]}: write all files with the same classes in the same order."
-                )
+            of_file = of_file or replace(rows, found=rows.columns(list(raw), path.name))
+            yield of_file(raw, f"{row_noun(path)} {number} of {path.name}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset
+from datasets import Dataset, Features, concatenate_datasets
 
 from hf_ssm.data.columns import find_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, labelled_records
@@ -68,12 +68,15 @@ def load_tables(
         options: The case of letters of FASTA files.
 
     Returns:
-        Split name to rows with the columns that all files share, and `PLACE`, such as "line 17 of a.csv".
+        Split name to rows with the columns that all files share, and `PLACE`, such as "line 17 of a.csv"; of parquet
+        files, the rows as they are.
 
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: A file cannot be read or lacks a column.
     """
+    if all(bare_suffix(path) == ".parquet" for paths in files.values() for path in paths):
+        return _load_parquet(files)
     of_train = {} if split_column in (None, SPLIT_COLUMN) else {"split_column": str(split_column)}
     tables, sizes = list[Columns](), dict[str, int]()
     for split, paths in files.items():
@@ -86,6 +89,32 @@ def load_tables(
     _check_types(columns, " and ".join(path.name for paths in files.values() for path in paths))
     rows, ends = Dataset.from_dict(columns), np.cumsum([*sizes.values()]).tolist()
     return {name: rows.select(range(end - sizes[name], end)) for name, end in zip(sizes, ends, strict=True)}
+
+
+def _load_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Dataset]:
+    """Read parquet files as splits, with the types that they declare, such as names of classes."""
+    parquet_features([path for paths in files.values() for path in paths])
+    return {
+        split: concatenate_datasets([Dataset(pyarrow.parquet.read_table(path, memory_map=True)) for path in paths])
+        for split, paths in files.items()
+    }
+
+
+def parquet_features(paths: Sequence[Path]) -> Features:
+    """The columns of the first of some parquet files; raises a `ValueError` if ids of classes differ in another one."""
+    found: Features | None = None
+    for path in paths:
+        with opened(path, "rb") as file:
+            features = Features.from_arrow_schema(pyarrow.parquet.read_schema(file))
+        found = found or features
+        for column in found.keys() & features.keys():
+            names, first = (getattr(of[column], "names", None) for of in (features, found))
+            if names != first:
+                raise ValueError(
+                    f"label_column={column!r}: the classes of {path.name} are {names}, but those of the first file "
+                    f"are {first}: write all files with the same classes in the same order."
+                )
+    return found or Features()
 
 
 def _values(table: Columns, name: str) -> list[Any]:
@@ -102,7 +131,7 @@ def _read(
 ) -> Columns:
     """The columns of a table, and where each row stands; those of a usual name get the default name that is missing."""
     cells, places = read_cells(path, column_names, quoted)
-    is_text = bare_suffix(path) not in _JSON_SUFFIXES
+    is_text = bare_suffix(path) not in (*_JSON_SUFFIXES, ".parquet")
     # For the guess of a missing column: numbers are hardly sequences.
     shown = {name: as_numbers(values[:100]) if is_text else values[:100] for name, values in cells.items()}
     renamed = find_columns(needed, shown, path.name)
@@ -111,7 +140,7 @@ def _read(
         if not any(re.match("0[0-9]", cell) for cell in columns[name]):  # labels such as 00, 01 and 10
             columns[name] = as_numbers(columns[name])
     if bare_suffix(path) in FASTA_SUFFIXES:
-        columns["sequence"] = [options.letters(text, path.name) for text in columns["sequence"]]
+        columns["sequence"] = [options.letters(text, path) for text in columns["sequence"]]
     return {**columns, PLACE: [f"{row_noun(path)} {number} of {path.name}" for number in places]}
 
 

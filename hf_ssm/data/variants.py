@@ -2,12 +2,10 @@
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hf_ssm.data.files import bare_suffix, decompress, needs_copy
 from hf_ssm.data.genome import Genome, import_pysam, quiet
@@ -66,7 +64,7 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
 
     Args:
         path: `.vcf`; or `.csv`, `.tsv`, `.json`, `.jsonl` or `.parquet` with the columns of `as_variants`.
-        info: For VCF: INFO fields that become columns; numbers are of single precision.
+        info: For VCF: INFO fields that become columns.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -103,8 +101,13 @@ def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
                     raise ValueError(
                         f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
                     )
+                floats = {name: entry.number for name, entry in records.header.info.items() if entry.type == "Float"}
+                for name in floats.keys() & info:
+                    # As a text, since htslib rounds numbers to single precision.
+                    records.header.info.remove_header(name)
+                    records.header.add_line(f'##INFO=<ID={name},Number={floats[name]},Type=String,Description="">')
                 for record in records:
-                    yield from _alleles(record, info)
+                    yield from _alleles(record, info, floats)
                     count += 1
         except (OSError, EOFError) as error:
             raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
@@ -116,23 +119,31 @@ def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
             raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
 
 
-def _alleles(record: Any, info: tuple[str, ...]) -> Iterator[Variant]:
+def _alleles(record: Any, info: tuple[str, ...], floats: Container[str]) -> Iterator[Variant]:
     shared = {"chrom": record.chrom, "pos": record.pos, "id": record.id, "ref": record.ref}
     alts = record.alts or (None,)
+    values = {name: record.info.get(name) for name in info}
+    values |= {name: _number(name, value) for name, value in values.items() if name in floats}
     for number, alt in enumerate(alts):
-        fields = {name: _info(record.info.get(name), number, len(alts)) for name in info}
+        fields = {name: _of_allele(value, number, len(alts)) for name, value in values.items()}
         yield _placed({**shared, "alt": alt, **fields}, record.chrom, record.pos, record.ref or "", alt or "")
 
 
-def _info(value: Any, number: int, count: int) -> Any:
-    """An INFO field of alternative allele `number` of `count`: its own value, or all values as text."""
+def _number(name: str, value: Any) -> Any:
+    """The number, or the numbers, of a text of an INFO field; `None` for a missing one."""
     if isinstance(value, tuple):
-        own = [_info(each, number, count) for each in value]
-        if len(own) in (1, count):
-            return own[0 if len(own) == 1 else number]
-        return ",".join(map(str, own))
-    # htslib holds numbers in single precision, in which 0.1 is 0.10000000149.
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+        return tuple(_number(name, each) for each in value)
+    try:
+        return None if value in (None, "", ".") else float(value)
+    except ValueError as error:
+        raise ValueError(f"the INFO field {name}={value[:40]} is not a number, as its header declares.") from error
+
+
+def _of_allele(value: Any, number: int, count: int) -> Any:
+    """An INFO field of alternative allele `number` of `count`: its own value, or all values as text."""
+    if not isinstance(value, tuple):
+        return value
+    return value[min(number, len(value) - 1)] if len(value) in (1, count) else ",".join(map(str, value))
 
 
 def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`variants`") -> Iterator[Variant]:
@@ -170,22 +181,20 @@ def _of_row(row: Mapping[str, Any], where: str, number: str) -> Variant:
 
 
 def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
-    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt) or _ambiguity(ref, alt))
-
-
-def _ambiguity(ref: str, alt: str) -> str:
-    """Which letter of the alleles stands for several bases; "" if none does. In a reference allele, N only."""
+    reason = _fault(ref, alt)
+    # Of a reference allele, N only.
     for allele, letters in ((ref, "N"), (alt, AMBIGUOUS_LETTERS)):
-        if ambiguous := [letter for letter in allele.upper() if letter in letters]:
-            return f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
-    return ""
+        ambiguous = [letter for letter in allele.upper() if letter in letters]
+        if ambiguous and not reason:
+            reason = f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
+    return Variant(columns, chrom, pos - 1, ref, alt, reason=reason)
 
 
 def _fault(ref: str, alt: str) -> str:
     """Why alleles cannot be scored; "" if they can."""
-    if not ref or ref == ".":
+    if ref in ("", "."):
         return "no reference allele"
-    if not alt or alt == ".":
+    if alt in ("", "."):
         return "no alternative allele"
     if alt == "*":
         return "allele * (deleted by another variant)"
@@ -235,20 +244,22 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     # In the case of the genome, which marks repeats.
     ref = reference.translate(_FIRST_BASES)
     if variant.ref.upper() not in (reference.upper(), ref.upper()):
-        found, expected = reference[:20], variant.ref[:20]
+        identifier = {str(name).lower(): value for name, value in variant.columns.items()}.get("id")
+        name = identifier if identifier not in (None, "", ".") else f"{variant.chrom}:{variant.start + 1}"
         return (
-            f"reference differs from {genome.path.name} at {_name_of(variant)}: the genome has {found!r}, the variant "
-            f"{expected!r}"
+            f"reference differs from {genome.path.name} at {name}: the genome has {reference[:20]!r}, the variant "
+            f"{variant.ref[:20]!r}"
         )
-    if max(len(variant.ref), len(variant.alt)) > right:
-        return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
+    longest = max(len(variant.ref), len(variant.alt))
+    if longest > right:
+        return f"allele of {longest} bases does not fit the {right} bases of the window"
     alt = variant.alt.lower() if reference.islower() else variant.alt.upper()
     reach = max(left, right)
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
-    other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
-    reverse = _pair(other[0], other[1], other[2], other[3], left, right)
+    behind, other_ref, other_alt, ahead = map(reverse_complement, (after, ref, alt, before))
+    reverse = _pair(behind, other_ref, other_alt, ahead, left, right)
     return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))))
 
 
@@ -257,9 +268,3 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
     # Of the alleles and the bases behind them.
     count = min(right, len(ref) + len(after), len(alt) + len(after))
     return context + (ref + after)[:count], context + (alt + after)[:count]
-
-
-def _name_of(variant: Variant) -> str:
-    """The identifier of a variant, or its place."""
-    identifier = next((value for name, value in variant.columns.items() if str(name).lower() == "id"), None)
-    return f"{variant.chrom}:{variant.start + 1}" if identifier in (None, "", ".") else str(identifier)

@@ -31,11 +31,6 @@ __all__ = ["SCORES", "STRANDS", "WHY_MISSING", "AlleleScores", "Pair", "VariantW
 
 STRANDS = ("forward", "reverse")
 
-_LIKELIHOODS = {
-    "llr": ("causal", "log-likelihood"),
-    "pseudo_llr": ("masked", "pseudo-log-likelihood, each token masked in turn,"),
-    "unmasked_llr": ("masked", "sum of the log-probabilities, in one pass without masks,"),
-}
 # Forms of each likelihood: prefix of the name, and what it is.
 _FORMS = {
     "": "{}, alternative minus reference allele",
@@ -45,28 +40,26 @@ _FORMS = {
     "mean_": "{} per token, alternative minus reference allele",
 }
 
-SCORES = {
-    **{prefix + name: _LIKELIHOODS[name][0] for name in ("llr",) for prefix in _FORMS},
-    "next_token": "causal",
-    "masked_log_odds": "masked",
-    **{prefix + name: _LIKELIHOODS[name][0] for name in ("pseudo_llr", "unmasked_llr") for prefix in _FORMS},
-    "embedding_distance": "any",
-}
-"""Name of each score, and the head that it needs."""
 
-_DESCRIPTIONS = {
-    **{
-        prefix + name: f"{_FORMS[prefix].format(what)} (nats)"
-        for name, (_, what) in _LIKELIHOODS.items()
-        for prefix in _FORMS
-    },
-    "next_token": "log-ratio of the probabilities of the first token that differs (nats)",
-    "masked_log_odds": "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
-    "embedding_distance": "Euclidean distance of the mean hidden states of the last layer",
+def _forms(name: str, head: str, what: str) -> dict[str, tuple[str, str]]:
+    return {prefix + name: (head, f"{form.format(what)} (nats)") for prefix, form in _FORMS.items()}
+
+
+_TABLE = {
+    **_forms("llr", "causal", "log-likelihood"),
+    "next_token": ("causal", "log-ratio of the probabilities of the first token that differs (nats)"),
+    "masked_log_odds": (
+        "masked",
+        "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
+    ),
+    **_forms("pseudo_llr", "masked", "pseudo-log-likelihood, each token masked in turn,"),
+    **_forms("unmasked_llr", "masked", "sum of the log-probabilities, in one pass without masks,"),
+    "embedding_distance": ("any", "Euclidean distance of the mean hidden states of the last layer"),
 }
-_NO_LIKELIHOOD = "no base of the window has another base before it"
+SCORES = {name: head for name, (head, _) in _TABLE.items()}
+"""Name of each score, and the head that it needs."""
 WHY_MISSING = {
-    **{prefix + "llr": _NO_LIKELIHOOD for prefix in _FORMS},
+    **{f"{prefix}llr": "no base of the window has another base before it" for prefix in _FORMS},
     "next_token": "no base before the variant",
     "masked_log_odds": "masked log-odds need alleles of as many tokens",
 }
@@ -213,7 +206,7 @@ class AlleleScores:
                 raise ValueError(
                     f"`scores`={name!r} needs a {SCORES[name]} language model, not a {type(model.model).__name__}."
                 )
-        self.descriptions: Mapping[str, str] = _DESCRIPTIONS
+        self.descriptions = {name: _TABLE[name][1] for name in self.columns}
         self.why_missing: Mapping[str, str] = WHY_MISSING
         self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
         self._likelihood = CausalLikelihood(model) if model.head == "causal" else None
@@ -222,16 +215,16 @@ class AlleleScores:
         """The scores of each pair; `None` where there is none."""
         scores: list[Reading] = [{} for _ in pairs]
         functions: dict[str, Callable[[Sequence[Pair]], list[Reading]]] = {
-            "llr next_token": self._causal,
+            "llr": self._causal,
+            "next_token": self._causal,
             "masked_log_odds": self._masked,
             "pseudo_llr": lambda pairs: self._pseudo(pairs, "pseudo_llr"),
             "unmasked_llr": lambda pairs: self._pseudo(pairs, "unmasked_llr"),
             "embedding_distance": self._distances,
         }
-        wanted = {name.removeprefix(prefix) for name in self.columns for prefix in _FORMS}
-        for names, function in functions.items():
-            if wanted.intersection(names.split()):
-                scores = [old | new for old, new in zip(scores, function(pairs), strict=True)]
+        wanted = [name for name in functions for prefix in _FORMS if prefix + name in self.columns]
+        for function in dict.fromkeys(functions[name] for name in wanted):
+            scores = [old | new for old, new in zip(scores, function(pairs), strict=True)]
         for pair, values in zip(pairs, scores, strict=True):
             numbers = [values[name] for name in self.columns if values[name] is not None]
             check_finite(torch.tensor(numbers), pair.where)
@@ -281,12 +274,11 @@ class AlleleScores:
         texts, numbers = unique_texts(pairs)
         log_probs = (masked_log_probs if name == "pseudo_llr" else unmasked_log_probs)(self.model, texts)
         sums = [values.sum().item() for values in log_probs]
-        return [
-            _Likelihoods(sums[alt] - sums[ref], sums[ref], sums[alt], (len(log_probs[ref]), len(log_probs[alt]))).forms(
-                name
-            )
-            for ref, alt in numbers
-        ]
+        readings = []
+        for ref, alt in numbers:
+            tokens = len(log_probs[ref]), len(log_probs[alt])
+            readings.append(_Likelihoods(sums[alt] - sums[ref], sums[ref], sums[alt], tokens).forms(name))
+        return readings
 
     def _masked(self, pairs: Sequence[Pair]) -> list[Reading]:
         mask = mask_token_of(self.model)
@@ -301,13 +293,12 @@ class AlleleScores:
             replace(ref, ids=torch.where(places, mask, ref.ids))
             for (_, ref, _), places in zip(usable, differing, strict=True)
         ]
-        for batch in self.model.run(masked):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                number, *texts = usable[row]
-                places = differing[row].nonzero().squeeze(1).to(logits.device)
-                ref, alt = (text.ids.to(logits.device)[places] for text in texts)
-                odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                scores[number]["masked_log_odds"] = odds.sum().item()
+        for row, logits in self.model.logits(masked):
+            number, *texts = usable[row]
+            places = differing[row].nonzero().squeeze(1).to(logits.device)
+            ref, alt = (text.ids.to(logits.device)[places] for text in texts)
+            odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
+            scores[number]["masked_log_odds"] = odds.sum().item()
         return scores
 
     def _distances(self, pairs: Sequence[Pair]) -> list[Reading]:

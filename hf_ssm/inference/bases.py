@@ -138,9 +138,8 @@ class BasesModel:
             for each, letter in zip(windows, letters, strict=True)
         ]
         logits: list[Tensor] = [torch.empty(0)] * len(masked)
-        for batch in self.model.run(masked):
-            for row, of_text in zip(batch.rows, batch.outputs.logits, strict=True):
-                logits[row] = of_text[windows[row].before + letters[row]].cpu().double()
+        for row, of_text in self.model.logits(masked):
+            logits[row] = of_text[windows[row].before + letters[row]].cpu().double()
         return windows, letters, logits
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_ssm.inference.alleles import Pair, unique_texts
 from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
-from hf_ssm.inference.predict import activated, kind_of, label_names
+from hf_ssm.inference.predict import activated, kind_of, label_names, logits_of
 from hf_ssm.probes.reading import check_choice
 
 __all__ = ["Effects"]
@@ -118,11 +118,7 @@ class Effects:
     def read(self, pairs: Sequence[Pair]) -> list[_Reading]:
         """The predictions for each pair."""
         texts, numbers = unique_texts(pairs)
-        predictions: list[Tensor] = [torch.zeros(0)] * len(texts)
-        for batch in self.model.run(texts):
-            for row, logits in zip(batch.rows, batch.outputs.logits.cpu().double(), strict=True):
-                kept = logits[: len(texts[row].ids)][~texts[row].special] if self._of_tokens else logits
-                predictions[row] = self._activated(kept)
+        predictions = [self._activated(logits) for logits in logits_of(self.model, texts)]
         readings = []
         for pair, (ref, alt) in zip(pairs, numbers, strict=True):
             for prediction in (predictions[ref], predictions[alt]):

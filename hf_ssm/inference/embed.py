@@ -229,7 +229,7 @@ class Embedder:
         with self._layers.recording():
             for rows in by_length.values():
                 for batch in self.model.run([encoded[row] for row in rows], output_hidden_states=True):
-                    yield [rows[row] for row in batch.rows], self._layers.states(batch)
+                    yield [rows[row] for row in batch.rows], self._layers.states(batch.outputs)
 
 
 def _extended(record: Record, columns: dict[str, Any]) -> Record:

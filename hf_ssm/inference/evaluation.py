@@ -159,21 +159,30 @@ def _metric(
     if groups is None:
         draws = (rng.integers(0, len(labels), len(labels)) for _ in range(_BOOTSTRAPS))
         samples = [_value(metric, score, labels[draw], values[draw]) for draw in draws if np.ptp(labels[draw]) > 0]
-        value, chance, count = _value(metric, score, labels, values), _chance(metric, labels), len(labels)
-    else:
-        members = [groups == name for name in np.unique(groups)]
-        members = [rows for rows in members if np.ptp(labels[rows]) > 0]
-        if not members:
-            raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
-        counts = np.array([rows.sum() for rows in members])
-        by_group = np.array([_value(metric, score, labels[rows], values[rows]) for rows in members])
-        draws = (rng.integers(0, len(members), len(members)) for _ in range(_GROUP_BOOTSTRAPS))
-        samples = [np.average(by_group[draw], weights=counts[draw]) for draw in draws]
-        value, count = float(np.average(by_group, weights=counts)), int(counts.sum())
-        chance = float(np.average([_chance(metric, labels[rows]) for rows in members], weights=counts))
+        row = {"value": _value(metric, score, labels, values), "standard_error": _deviation(samples)}
+        return row | {"chance": _chance(metric, labels), "variants": len(labels), "groups": None}
+    members = [rows for name in np.unique(groups) if np.ptp(labels[rows := groups == name]) > 0]
+    if not members:
+        raise ValueError(f"`by`={by!r}: no group has variants of different labels.")
+    of_groups = [_value(metric, score, labels[rows], values[rows]) for rows in members]
+    chances = [_chance(metric, labels[rows]) for rows in members]
+    counts = [int(rows.sum()) for rows in members]
+    return _averaged(of_groups, counts, chances, counts, rng)
+
+
+def _averaged(
+    values: Sequence[float], weights: Sequence[int], chances: Sequence[float], sizes: Sequence[int], rng: Any
+) -> dict[str, Any]:
+    """The weighted mean over groups, with a standard error of groups that are drawn again."""
+    value, weight = np.array(values), np.array(weights, dtype=float)
+    draws = (rng.integers(0, len(value), len(value)) for _ in range(_GROUP_BOOTSTRAPS))
+    samples = [np.average(value[draw], weights=weight[draw]) for draw in draws]
     return {
-        **{"value": value, "standard_error": _deviation(samples), "chance": chance},
-        **{"variants": count, "groups": None if groups is None else len(members)},
+        "value": float(np.average(value, weights=weight)),
+        "standard_error": _deviation(samples) if len(value) > 1 else None,
+        "chance": float(np.average(chances, weights=weight)),
+        "variants": sum(sizes),
+        "groups": len(value),
     }
 
 
@@ -183,28 +192,21 @@ def _matched_metrics(
     """The metrics of positive variants within the groups of their matched controls."""
     pairs, ranks = [], []
     for _, rows in labels.groupby(groups):
-        positive = impacts[rows.index][rows == 1].to_numpy()
-        negative = impacts[rows.index][rows == 0].to_numpy()
+        of_group = impacts[rows.index]
+        positive, negative = of_group[rows == 1].to_numpy(), of_group[rows == 0].to_numpy()
         if not len(positive) or not len(negative):
             continue
         higher, equal = np.greater.outer(positive, negative), np.equal.outer(positive, negative)
-        pairs.append((higher.mean() + equal.mean() / 2, higher.size, len(rows)))
-        reciprocal = 1 / impacts[rows.index].rank(ascending=False)[rows == 1]
-        ranks.append((reciprocal.mean(), len(positive), len(rows)))
+        size = len(rows)
+        pairs.append((higher.mean() + equal.mean() / 2, higher.size, 0.5, size))
+        reciprocal = (1 / of_group.rank(ascending=False)[rows == 1]).mean()
+        # The mean of 1 / rank over the ranks of the group, of which each is equally likely.
+        ranks.append((reciprocal, len(positive), (1 / np.arange(1, size + 1)).mean(), size))
     if not pairs:
         raise ValueError(f"`match_group`={match_group!r}: no group has a positive and a negative variant with a score.")
     for metric, of_groups in (("pairwise_accuracy", pairs), ("mean_reciprocal_rank", ranks)):
-        values, weights, sizes = (np.array(column, dtype=float) for column in zip(*of_groups, strict=True))
-        rng = np.random.default_rng(seed)
-        draws = (rng.integers(0, len(values), len(values)) for _ in range(_GROUP_BOOTSTRAPS))
-        samples = [np.average(values[draw], weights=weights[draw]) for draw in draws] if len(values) > 1 else []
-        # The mean of 1 / rank over the n ranks of a group, of which each is equally likely.
-        of_chance = [0.5 if metric == "pairwise_accuracy" else (1 / np.arange(1, n + 1)).mean() for n in sizes]
-        yield {
-            **{"metric": metric, "value": float(np.average(values, weights=weights))},
-            **{"standard_error": _deviation(samples), "chance": float(np.average(of_chance, weights=weights))},
-            **{"variants": int(sizes.sum()), "groups": len(values)},
-        }
+        values, weights, chances, sizes = zip(*of_groups, strict=True)
+        yield {"metric": metric} | _averaged(values, weights, chances, sizes, np.random.default_rng(seed))
 
 
 def _impact(score: str, values: Any) -> Any:

@@ -148,10 +148,9 @@ def unmasked_log_probs(model: SequenceModel, texts: Sequence[Encoded]) -> list[T
         `(T,)` for each text, float64, on the CPU.
     """
     log_probs = [torch.zeros(0)] * len(texts)
-    for batch in model.run(texts):
-        for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-            places = (~texts[row].special).nonzero().squeeze(1).to(logits.device)
-            log_probs[row] = log_probs_of(logits[places], texts[row].ids.to(logits.device)[places]).cpu()
+    for row, logits in model.logits(texts):
+        places = (~texts[row].special).nonzero().squeeze(1).to(logits.device)
+        log_probs[row] = log_probs_of(logits[places], texts[row].ids.to(logits.device)[places]).cpu()
     return log_probs
 
 

@@ -289,6 +289,12 @@ class SequenceModel:
             mask = (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).to(self.device)
             yield Batch(rows, self.forward(ids.to(self.device), mask, **options))
 
+    def logits(self, encoded: Sequence[Encoded]) -> Iterator[tuple[int, Tensor]]:
+        """Number and logits of each text, `(L, V)` or `(K,)`, in the order of `run`."""
+        for batch in self.run(encoded):
+            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+                yield row, logits[: len(encoded[row].ids)] if logits.dim() > 1 else logits
+
     def forward(self, ids: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
         """Call the model.
 

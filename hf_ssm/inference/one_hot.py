@@ -100,9 +100,8 @@ class OneHotModel(nn.Module):
             check_finite(torch.cat(log_probs))
             return torch.stack([of_text.sum() for of_text in log_probs]).unsqueeze(1)
         rows: list[Any] = [None] * len(encoded)
-        for batch in self.reader.run(encoded):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                rows[row] = logits
+        for row, logits in self.reader.logits(encoded):
+            rows[row] = logits
         return torch.stack(rows)
 
     def _embedded(self, one_hot: Tensor, embedding: nn.Module) -> Tensor:

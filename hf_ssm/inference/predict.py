@@ -17,6 +17,7 @@ from hf_ssm.data.records import Record, as_records, check_dna, unknown_share
 from hf_ssm.data.regions import Regions
 from hf_ssm.inference.model import (
     MOST_UNKNOWN,
+    Encoded,
     SequenceModel,
     UnknownLetters,
     check_finite,
@@ -27,7 +28,7 @@ from hf_ssm.inference.table_job import TableJob, groups_of, with_input_columns
 from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows
 from hf_ssm.probes.reading import check_choice
 
-__all__ = ["AGGREGATIONS", "Predictor", "activated", "kind_of", "label_names", "predict"]
+__all__ = ["AGGREGATIONS", "Predictor", "activated", "kind_of", "label_names", "logits_of", "predict"]
 
 AGGREGATIONS = ("mean", "max")
 # Columns that tell the windows of a sequence apart.
@@ -312,15 +313,11 @@ class Predictor:
 
     def _strand(self, records: Sequence[Record]) -> list[_Scores]:
         encoded = self._model.encode(records)
-        scores: list[Any] = [None] * len(records)
-        for batch in self._model.run(encoded):
-            for row, logits in zip(batch.rows, batch.outputs.logits.cpu().double(), strict=True):
-                text = encoded[row]
-                kept = logits[: len(text.ids)][~text.special] if self._of_tokens else logits[None]
-                values = activated(self._kind, kept)
-                check_finite(values, records[row].where)
-                letters = text.spans if self._of_tokens else text.letters[:0]
-                scores[row] = _Scores(values.numpy(), letters.numpy())
+        scores = []
+        for record, text, logits in zip(records, encoded, logits_of(self._model, encoded), strict=True):
+            values = activated(self._kind, logits if self._of_tokens else logits[None])
+            check_finite(values, record.where)
+            scores.append(_Scores(values.numpy(), (text.spans if self._of_tokens else text.letters[:0]).numpy()))
         return scores
 
 
@@ -340,6 +337,15 @@ def label_names(config: Any) -> list[str]:
     """Names of classes or values; their numbers if the names are not unique and so could not be columns."""
     names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
     return names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
+
+
+def logits_of(model: SequenceModel, encoded: Sequence[Encoded]) -> list[Tensor]:
+    """Logits of each text, `(K,)`, or of its tokens that are not special, `(T, K)`; float64, on the CPU."""
+    logits: list[Tensor] = [torch.empty(0)] * len(encoded)
+    for row, of_text in model.logits(encoded):
+        of_text = of_text.cpu().double()
+        logits[row] = of_text[~encoded[row].special] if model.head == "tokens" else of_text
+    return logits
 
 
 def activated(kind: str, logits: Tensor) -> Tensor:

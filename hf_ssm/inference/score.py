@@ -173,7 +173,7 @@ class VariantScorer:
         self._measure: Any = AlleleScores(model, scores) if target is None else Effects(model, target, flank)
         self._is_slow = any("pseudo" in name for name in self._measure.columns)
         self.evaluated = self._measure.evaluated
-        self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
+        self.descriptions: dict[str, str] = dict(self._measure.descriptions)
         self._per_strand = {
             f"{name}_{strand}": (name, strand)
             for strand in (self._strands if per_strand else ())

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from hf_ssm.utils.processes import check_processes_are_joined
+from hf_ssm.utils.launch import check_processes_are_joined
 
 __all__ = ["Workers", "launched_workers"]
 

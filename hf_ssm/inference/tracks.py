@@ -177,18 +177,17 @@ class BaseTracks:
             ids = without_end(of_text.encoded)
             encoded.append(Encoded(ids, of_text.encoded.special[: len(ids)], of_text.encoded.letters[: len(ids)]))
         values = [np.full((2, len(places)), np.nan) for _, places in texts]
-        for batch in self.model.run(encoded):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                (text, places), before = texts[row], tokens[row].before
-                # Nothing predicts the first token.
-                predicted = places[int(before + places.start == 0) :]
-                if not predicted or why_unknown(tokens[row].is_unknown):
-                    continue
-                at = slice(before + predicted.start, before + predicted.stop)
-                letters = text[predicted.start : predicted.stop]
-                measured = self._measured(logits[at.start - 1 : at.stop - 1], encoded[row].ids[at], letters)
-                values[row][:, len(places) - len(predicted) :] = measured
-                values[row][:, tokens[row].is_unknown[places.start : places.stop]] = np.nan
+        for row, logits in self.model.logits(encoded):
+            (text, places), before = texts[row], tokens[row].before
+            # Nothing predicts the first token.
+            predicted = places[int(before + places.start == 0) :]
+            if not predicted or why_unknown(tokens[row].is_unknown):
+                continue
+            at = slice(before + predicted.start, before + predicted.stop)
+            letters = text[predicted.start : predicted.stop]
+            measured = self._measured(logits[at.start - 1 : at.stop - 1], encoded[row].ids[at], letters)
+            values[row][:, len(places) - len(predicted) :] = measured
+            values[row][:, tokens[row].is_unknown[places.start : places.stop]] = np.nan
         return values
 
     def _masked(self, texts: Sequence[tuple[str, range]]) -> list[np.ndarray]:

@@ -98,7 +98,7 @@ class Block(GradientCheckpointingLayer):
     def _input(self, hidden_states: Tensor, norm: nn.Module, mask: Tensor | None) -> Tensor:
         """The hidden states after a norm, in the precision of projections, which a float32 residual does not have."""
         if self.norm_first:
-            hidden_states = self._normalized(norm, hidden_states, mask)
+            hidden_states = normalized(norm, hidden_states, mask, self.norm_type, self.residual_in_fp32)
         if not self.residual_in_fp32:
             return hidden_states
         dtype = next(module for module in self.modules() if isinstance(module, nn.Linear)).weight.dtype
@@ -117,9 +117,6 @@ class Block(GradientCheckpointingLayer):
             if self.residual_in_fp32:
                 hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
             update = hidden_states + update
-        return update if self.norm_first else self._normalized(norm, update, rows.mask)
-
-    def _normalized(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
-            hidden_states = hidden_states.to(weight.dtype)
-        return normalized(norm, hidden_states, mask, self.norm_type)
+        if self.norm_first:
+            return update
+        return normalized(norm, update, rows.mask, self.norm_type, self.residual_in_fp32)

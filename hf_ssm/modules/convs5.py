@@ -5,6 +5,7 @@ conjugate pairs, `J` blocks of the state matrix, `k` size of a spatial kernel, `
 output at a pixel depends on.
 """
 
+import importlib
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.conv_ssm import conv_ssm
-from hf_ssm.theory.mimo import MIMOSystem
 
 __all__ = ["ConvS5"]
 
@@ -135,7 +135,7 @@ class ConvS5(S5StateSpace):
         mean, variance = super()._moments(*args, **kwargs)
         return mean.repeat_interleave(self.neighbours, dim=1), variance.repeat_interleave(self.neighbours, dim=1)
 
-    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """The model of the output at a pixel away from the border, with D κ² inputs, `(channel, row, column)`.
 
         Its states are those of the k_C² pixels that C reaches, and of the feed-through, which remembers nothing. The
@@ -162,4 +162,5 @@ class ConvS5(S5StateSpace):
         if length is not None and self.has_sobolev_filter:
             taps = self._taps(a.real.new_empty(self.channels), slice(None), length)
             taps = taps.repeat_interleave(self.neighbours, dim=0)
-        return MIMOSystem(a, b, c, None, taps)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
+        return theory.MIMOSystem(a, b, c, None, taps)

@@ -18,7 +18,7 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
-from hf_ssm.ops.sharing import alone
+from hf_ssm.ops.sharing import alone, whole_length
 from hf_ssm.ops.sobolev import causal_taps, sobolev_response
 
 __all__ = ["LongConvolution"]
@@ -88,7 +88,7 @@ class LongConvolution(SequenceOperator):
         filtered = self.has_sobolev_filter
         # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
         dtype = torch.float64 if filtered and self.sobolev_frequency != "normalized" else torch.float32
-        with alone(), no_autocast(next(self.parameters()).device):
+        with no_autocast(next(self.parameters()).device):
             kernel: Tensor = self.filter(methodcaller("kernel", length, dtype))
             if self.D is not None:
                 # In place, to avoid a copy of a long kernel.
@@ -98,7 +98,8 @@ class LongConvolution(SequenceOperator):
             step = self._time_step(kernel.new_empty(0, dtype=dtype))
             order: Any = self._order(kernel)
             taps = causal_taps(length, order, self.sobolev_frequency, step).to(kernel).expand(kernel.shape[1:])
-            return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
+            with alone():
+                return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
 
     def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
         """The `kernels` for inputs `(B, L, ...)`, which groups share."""
@@ -128,7 +129,9 @@ class LongConvolution(SequenceOperator):
         if state is not None:
             return self.forward_with_state(inputs, state, group=group)
         channels, dtype = slice(group, None, self.groups), inputs.dtype
-        kernels = (self._kernels(self.longest(inputs, rows)) if kernels is None else kernels)[:, channels]
+        if kernels is None:
+            kernels = self._kernels(whole_length(inputs) if rows.observer is None else self.longest(inputs, rows))
+        kernels = kernels[:, channels]
         with no_autocast(inputs.device):
             if self.sobolev_mode == "zero_phase":
                 inputs = self._zero_phase(inputs.to(torch.promote_types(dtype, kernels.dtype)), rows, channels)

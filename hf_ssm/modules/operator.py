@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` channels, `F` frequencies.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +19,6 @@ from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
 from hf_ssm.ops.sharing import alone, whole_length, whole_rows
 from hf_ssm.ops.sobolev import causal_taps, zero_phase_taps
-from hf_ssm.theory.complexity import filter_norm, tau
-from hf_ssm.theory.moments import lag_moments
 from hf_ssm.utils.processes import Processes, is_sharded
 
 __all__ = [
@@ -318,14 +317,16 @@ class SequenceOperator(nn.Module):
         Source: Liu & Li 2024, eq. (6).
         """
         kernels: Any = reading.kernel
+        # Checkpoints do not carry what only training and analysis compute.
+        theory: Any = importlib.import_module("hf_ssm.theory.tau")
         taus = []
         for kernel, from_first in zip(kernels, (False, True), strict=False):
             if self.tau_statistics != "batch":
-                taus.append(filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2))
+                taus.append(theory.filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2))
                 continue
             length, first = kernel.shape[-1], self.backward_first_lag if from_first else 0
             mean, variance = self._moments(reading, length, processes, from_first=from_first)
-            taus.append(tau(kernel[:, : length - first], mean[first:], variance[first:]))
+            taus.append(theory.tau(kernel[:, : length - first], mean[first:], variance[first:]))
         return torch.stack(taus).mean().to(next(self.parameters()).dtype)
 
     def _moments(
@@ -333,7 +334,11 @@ class SequenceOperator(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the inputs by lag, `(length, D)`."""
         inputs = reading.inputs.detach() if self.tau_detach_statistics else reading.inputs
-        return lag_moments(inputs, reading.mask, from_first=from_first, length=length, processes=processes)
+        theory: Any = importlib.import_module("hf_ssm.theory.moments")
+        moments: tuple[Tensor, Tensor] = theory.lag_moments(
+            inputs, reading.mask, from_first=from_first, length=length, processes=processes
+        )
+        return moments
 
     @torch.no_grad()
     def scale_(self, factor: Tensor, channels: slice = slice(None)) -> None:

@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Reading", "Rows", "is_shared", "zero_padding"]
+__all__ = ["Reading", "Rows", "zero_padding"]
 
 
 def zero_padding(hidden_states: Tensor, mask: Tensor | None) -> Tensor:
     """`hidden_states` `(B, L, D)` with zeros where `mask` `(B, L)` is false."""
     return hidden_states if mask is None else hidden_states * mask.unsqueeze(-1).to(hidden_states.dtype)
-
-
-def is_shared(sharing: Any) -> bool:
-    """Whether several processes hold some positions of the same rows each: the `sharing` of a backbone."""
-    return sharing is not None
 
 
 class Rows(NamedTuple):
@@ -57,7 +52,7 @@ class Reading(NamedTuple):
         inputs: `(B, L, D)`, zero at padding, after a zero-phase Sobolev filter.
         mask: `(B, L)`, or `None`.
         group: Which of the convolutions that share a kernel generator (Hyena of order > 2).
-        kernel: The kernels of a convolution, `(D, length)` for each direction; of a scan its state matrix.
+        kernel: The kernels of a convolution, `(D, length)` for each direction.
         statistics: Sequences `(B, L, ...)`, real, by name, whose means over the data the kernel depends on: Δ, B and C
             of a selective scan.
     """

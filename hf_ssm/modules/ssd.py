@@ -121,7 +121,7 @@ class SSDScan(ScaledScan):
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 G N)`, zero at padding.
             step: dt, `(B, L, H)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -164,9 +164,7 @@ class SSDScan(ScaledScan):
         """Δ, B and C as sequences, `(B, L, ...)`."""
         return {"delta": self.time_steps(step), "B": B.flatten(-2), "C": C.flatten(-2)}
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.A_log.dtype
         A_log, D = self.A_log.to(dtype), self.D.to(dtype)
         frequencies = None if self.A_imag is None else self.A_imag.to(dtype)

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "in_function_transform",
     "is_exporting",
     "is_in_backward",
-    "is_plain_call",
     "no_autocast",
     "plain_operations",
     "recomputed",
@@ -73,21 +72,6 @@ def has_readable_values(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_exporting():
         return False
     return tensor.device.type == "cpu" and not in_function_transform()
-
-
-def is_plain_call(*tensors: Tensor | None) -> bool:
-    """Whether a call needs values only: no gradient, no tracing, no tensor subclass.
-
-    A kernel may then be called without its custom operator, which costs some ten microseconds a call. Reads no values.
-    """
-    # There is no public way to detect a dispatch mode, such as that of fake tensors.
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    grad = torch.is_grad_enabled()
-    for t in tensors:
-        if t is not None and (type(t) not in (Tensor, nn.Parameter) or (grad and t.requires_grad)):
-            return False
-    return not in_function_transform()
 
 
 def gradients(

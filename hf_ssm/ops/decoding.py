@@ -1,109 +1,108 @@
-"""Parts that the steps of one position of all blocks share: the search for an implementation, and checks of shapes.
+"""One position of a mixer of Mamba or Mamba-2: projections, short convolution, scan and gate by one compiled call.
 
-For a single position each operation of torch costs more to call than to compute. On a CPU one compiled kernel computes
-all blocks; there is no other implementation.
+For a single position each operation of torch costs more to call than to compute; there is no other implementation than
+the modules themselves.
+
+Dimensions: `B` batch, `S` hidden size, `D` channels of the scan, `H` heads (each channel of Mamba is one), `G` groups,
+`N` states, `R` rank of the step projection, `K` taps, `M` channels of the convolution (Mamba-2: D + 2 G N).
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hf_ssm.ops.backends import is_enabled
+from hf_ssm.ops.backends import runs_compiled
 
-__all__ = ["LINEAR_MAPS", "NO_FINAL_NORM", "BlockShapes", "FinalNorm", "ScaledRows", "find_step"]
+__all__ = ["MixerWeights", "decode"]
 
-LINEAR_MAPS = frozenset({"in_weight", "x_weight", "dt_weight", "out_weight"})
-"""The weights of a block that are linear maps, which may be `ScaledRows`."""
-
-FinalNorm = tuple[Tensor | None, Tensor | None]
-"""Weight and bias of the norm after the last block."""
-
-NO_FINAL_NORM: FinalNorm = (None, None)
+# For larger batches, matrix products read the weights less often.
+_MAX_BATCH = 8
+_STORED = (torch.float32, torch.bfloat16)
 
 
-class ScaledRows(NamedTuple):
-    """A matrix in int8 with a scale for each row.
+class MixerWeights(NamedTuple):
+    """What a mixer computes one position with; the linear maps may be tensors that torchao has quantised.
 
     Attributes:
-        values: `(rows, columns)`, int8.
-        scales: What each row is multiplied by, `(rows, 1)`, floating point.
+        in_weight, in_bias: Mamba: the rows of the input of the convolution and the gate, `(2 D, S)`. Mamba-2: those of
+            gate, input and step sizes, `(D + M + H, S)`.
+        conv_weight, conv_bias: `(M, 1, K)`, `(M,)`.
+        A: State matrix, `(H, N)`, or one number for each head, `(H,)`; or the logarithm of its negative.
+        dt_bias: `(H,)`.
+        skip: `(H,)` or `(D,)`.
+        out_weight, out_bias: `(S, D)`, `(S,)`.
+        x_weight, dt_weight: `(R + 2 N, D)`, `(D, R)`; Mamba only.
+        norm_weight: Weight of the gated norm, `(D,)`.
+        is_log_A: Whether `A` is the logarithm.
+        groups: Number of groups of B, C and the gated norm.
+        epsilon: Added to the mean square by the gated norm.
+        norm_before_gate: Whether the gate multiplies the output of the gated norm instead of its input.
+        dt_limit: Least and greatest step size.
     """
 
-    values: Tensor
-    scales: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """`(rows, columns)`."""
-        return self.values.shape
-
-
-class BlockShapes(NamedTuple):
-    """The shapes of the tensors of a step.
-
-    Attributes:
-        weights: Of the weights of a block, in order.
-        past, state: Of the states of a convolution and of a scan, for one row of the batch.
-        width: Hidden size.
-    """
-
-    weights: tuple[tuple[int, ...], ...]
-    past: tuple[int, ...]
-    state: tuple[int, ...]
-    width: int
-
-    def check_weights(self, blocks: Sequence[Any]) -> None:
-        """Raise `ValueError` for the first weight, in named tuples, that has another shape."""
-        for block in blocks:
-            for name, tensor, shape in zip(block._fields, block, self.weights, strict=True):
-                if tensor is not None and tensor.shape != shape:
-                    raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-
-    def check_inputs(self, hidden: Tensor, pasts: Tensor, states: Tensor, count: int) -> None:
-        """Raise `ValueError` for the first argument of the step of `count` blocks that has another shape."""
-        batch = len(hidden)
-        if hidden.shape[-1] != self.width or hidden.numel() != batch * self.width:
-            raise ValueError(f"hidden must have {self.width} numbers for each row, got {tuple(hidden.shape)}")
-        for name, memory, of_row in (("pasts", pasts, self.past), ("states", states, self.state)):
-            expected = (count, batch, *of_row)
-            if memory.shape != expected:
-                raise ValueError(f"{name} must have shape {expected}, got {tuple(memory.shape)}")
+    in_weight: Tensor
+    in_bias: Tensor | None
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    A: Tensor
+    dt_bias: Tensor
+    skip: Tensor | None
+    out_weight: Tensor
+    out_bias: Tensor | None
+    x_weight: Tensor | None = None
+    dt_weight: Tensor | None = None
+    norm_weight: Tensor | None = None
+    is_log_A: bool = True
+    groups: int = 1
+    epsilon: float = 0.0
+    norm_before_gate: bool = False
+    dt_limit: tuple[float, float] = (0.0, math.inf)
 
 
-def find_step(
-    step: tuple[str, str], weights: Sequence[Any], options: Any, final_norm: FinalNorm = NO_FINAL_NORM
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
-    """The compiled step of blocks with these weights.
-
-    It keeps the memory of the weights alive and reads changes in place. Dimensions: `B` batch, `K` taps.
+def decode(
+    read_weights: Callable[[], MixerWeights | None], hidden_states: Tensor, tensors: dict[str, Tensor]
+) -> Tensor | None:
+    """The output of a mixer at the next position of each sequence; `None` if its modules have to be called.
 
     Args:
-        step: Module and name of the class of the step.
-        weights: Of each block, of the same shapes; all contiguous, on the CPU and of one real dtype, but that weights
-            of float32 steps may be stored in bfloat16, and linear maps as `ScaledRows`.
-        options: The same for all blocks.
-        final_norm: Weight and bias of the norm after the last block, `(hidden size,)` or `None`.
-
-    Returns:
-        `None` where compiled kernels do not run, else a function of
-
-        - `hidden`, `(B, hidden size)`, or with further axes of length 1,
-        - `pasts`, the inputs of each block's convolution at the `K - 1` positions before, oldest first,
-          `(number of blocks, B, K - 1, channels of the convolution)`,
-        - `states`, the state of each block's scan after the position before, `(number of blocks, B, ...)`,
-
-        `states` in the dtype of the state matrix, the others in this or bfloat16. It returns new tensors: the outputs
-        of the blocks, `(number of blocks, *hidden.shape)`, the last after the final norm, in the dtype of `states`, and
-        the next `pasts` and `states` in their dtypes. It raises a ValueError where shapes do not fit.
-
-    Raises:
-        ValueError: A weight of another shape.
+        read_weights: Returns the weights; `None` if the modules compute something else.
+        hidden_states: `(B, 1, S)`.
+        tensors: The state of the mixer, replaced: `short_conv`, the last inputs `(B, M, K - 1)`; `scan`, `(B, D, N)` or
+            `(B, H, D / H, N)`.
     """
-    if not is_enabled("numba") or any(isinstance(t, Tensor) and t.device.type != "cpu" for t in weights[0]):
+    past, state = tensors.get("short_conv"), tensors.get("scan")
+    if past is None or state is None or hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
         return None
-    module, name = step
-    compiled: Any = getattr(importlib.import_module(module), name)(tuple(weights), options, final_norm)
-    return compiled
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or state.dtype != torch.float32:
+        return None
+    if hidden_states.dtype not in _STORED or past.dtype not in _STORED or not runs_compiled(hidden_states, past, state):
+        return None
+    weights = read_weights()
+    if weights is None or not all(map(_is_readable, weights)):
+        return None
+    step: Any = importlib.import_module("hf_ssm.ops.cpu.decoding").mixer_step
+    output, tensors["short_conv"], tensors["scan"] = step(weights, hidden_states, past, state)
+    return output
+
+
+def _is_readable(value: Any) -> bool:
+    """Whether a kernel reads this weight, or it is no tensor."""
+    if type(value) in (Tensor, nn.Parameter):
+        return value.is_cpu and value.dtype in _STORED and value.is_contiguous()
+    if type(value).__name__ == "Int8Tensor" and type(value).__module__.partition(".")[0] == "torchao":
+        return _has_scaled_rows(value)
+    return not isinstance(value, Tensor)
+
+
+def _has_scaled_rows(weight: Any) -> bool:
+    """Whether torchao has quantised the weights only, row by row: `qdata` `(rows, columns)`, `scale` `(rows, 1)`."""
+    for name in ("act_quant_kwargs", "act_quant_scale", "act_pre_scale"):
+        if getattr(weight, name, None) is not None:
+            return False
+    values, scales, zeros = weight.qdata, weight.scale, weight.zero_point
+    has_rows = values.is_cpu and values.dim() == 2 and values.is_contiguous() and scales.shape == (len(values), 1)
+    return has_rows and scales.dtype == torch.float32 and (zeros is None or not zeros.any())

@@ -11,7 +11,6 @@ where `S` is `(P, N)`, `A` a number, and head h reads B and C of group `h // (H 
 Sources: Dao & Gu 2024 (Mamba-2), Sections 5 and 6; Honarpisheh et al. 2025, eq. (20), for the matrix.
 """
 
-import importlib
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.arguments import arithmetic_dtype, check_shapes, in_arithmetic
-from hf_ssm.ops.backends import runs_compiled
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
 from hf_ssm.ops.documents import document_starts
@@ -99,12 +97,8 @@ def ssd_scan(
     state = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[3]) if state is None else state
     size = _CHUNK if chunk_size is None or (chunk_size > _CHUNK and x.device.type == "cpu") else chunk_size
     with no_autocast(x.device):
-        if dtype == torch.float32 and runs_compiled(x, d, logs, B, C, state):
-            compiled = importlib.import_module("hf_ssm.ops.cpu.ssd")
-            y, last = compiled.compiled_ssd(_scan_in_chunks, size, x, d, logs, B, C, state)
-        else:
-            size = size if is_exporting() else 1 << (min(x.shape[1], size) - 1).bit_length()
-            y, last = recomputed(partial(_scan_in_chunks, size=size), x, d, logs, B, C, state)
+        size = size if is_exporting() else 1 << (min(x.shape[1], size) - 1).bit_length()
+        y, last = recomputed(partial(_scan_in_chunks, size=size), x, d, logs, B, C, state)
         y = _with_skip(y, D, x).to(out_dtype)
     return (y, last) if return_last_state else y
 
@@ -121,12 +115,8 @@ def _segment_decays(logs: Tensor) -> Tensor:
 
     Sums are taken from the diagonal on: a difference of two sums would lose digits and undefine a reset (-inf).
     """
-    size = logs.shape[-1]
-    at = torch.arange(size, device=logs.device)
-    later = at.unsqueeze(1) > at
-    sums = logs.unsqueeze(-1).expand(*logs.shape, size).masked_fill(~later, 0).cumsum(-2)
-    # The exponent is masked first: above the diagonal it would overflow, and its gradient would be NaN.
-    return torch.exp(sums.masked_fill(later.t(), -math.inf))
+    sums = logs.unsqueeze(-1).expand(*logs.shape, logs.shape[-1]).tril(-1).cumsum(-2)
+    return torch.exp(sums).tril()
 
 
 def _scan_in_chunks(
@@ -143,23 +133,22 @@ def _scan_in_chunks(
     Dimensions: `R = H / G` heads of a group, `K` chunks.
     """
     groups, length = B.shape[2], x.shape[1]
-    B, C = (_in_chunks(t, size).movedim(3, 1) for t in (B, C))
-    u, logs = (_in_chunks(t, size).unflatten(3, (groups, -1)) for t in (d.unsqueeze(-1) * x, logs))
-    # (B, G, R, K, T, P), (B, G, R, K, T) and (B, G, K, T, N). In batches of matrices the chunks are last: otherwise
+    # (B, G, K, T, N), (B, G, K, T, R, P) and (B, G, R, K, T). In batches of matrices the chunks are last: otherwise
     # torch.export, for any length, cannot divide the batch again.
-    u, logs = u.permute(0, 3, 4, 1, 2, 5), logs.permute(0, 3, 4, 1, 2)
-    decay, from_start = _segment_decays(logs), torch.exp(logs.cumsum(-1)).unsqueeze(-1)
-    inside = ((C @ B.mT).unsqueeze(2) * decay) @ u
-    added = (decay[..., -1, :].unsqueeze(-1) * u).mT @ B.unsqueeze(2)
-    # The scan over chunks, (B, K, G R P, N).
-    added, factor = (t.movedim(3, 1).flatten(2, 4) for t in (added, from_start[..., -1:, :].expand_as(added[..., :1])))
-    after = linear_scan(factor, added, state.flatten(1, 2))
-    before = torch.cat([state.flatten(1, 2).unsqueeze(1), after[:, :-1]], dim=1)
-    before = before.unflatten(2, (*u.shape[1:3], -1)).movedim(1, 3)
-    y = inside + from_start * (C.unsqueeze(2) @ before.mT)
-    y = y.permute(0, 3, 4, 1, 2, 5).flatten(3, 4).flatten(1, 2)
+    B, C = (_in_chunks(t, size).movedim(3, 1) for t in (B, C))
+    u, logs = (_in_chunks(t, size).unflatten(3, (groups, -1)).movedim(3, 1) for t in (d.unsqueeze(-1) * x, logs))
+    logs = logs.movedim(4, 2)
+    decay, from_start = _segment_decays(logs), torch.exp(logs.cumsum(-1))
+    inside = ((C @ B.mT).unsqueeze(2) * decay) @ u.movedim(4, 2)
+    # Products with states are those of all heads of a group at once.
+    added = (decay[..., -1, :].movedim(2, 4).unsqueeze(-1) * u).flatten(4).mT @ B
+    factor = from_start[..., -1].movedim(3, 1).flatten(2)[..., None, None]
+    after = linear_scan(factor, added.movedim(2, 1).reshape(*factor.shape[:3], *state.shape[2:]), state)
+    before = torch.cat([state.unsqueeze(1), after[:, :-1]], dim=1).unflatten(2, (groups, -1)).flatten(3, 4)
+    across = (C @ before.movedim(2, 1).mT).unflatten(4, u.shape[4:]) * from_start.movedim(2, 4).unsqueeze(-1)
+    y = (across.movedim(4, 2) + inside).permute(0, 3, 4, 1, 2, 5).flatten(3, 4).flatten(1, 2)
     y = first_positions(y, 1, length) if is_exporting() else y[:, :length]
-    return y, after[:, -1].view(state.shape)
+    return y, after[:, -1]
 
 
 def ssd_extend(

@@ -100,10 +100,10 @@ class SequenceSharing:
         """All positions of outputs of the last call, `(B, L, ...)`, from those of this process, `(B, l, ...)`."""
         return self.layout(self.length).whole(values)
 
-    def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Any = None) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
-        if documents is not None or how == "max":
-            return pool(self.join(hidden_states), mask, how, documents)
+    def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
+        """Pool the positions of all processes, see `modules.pooling.pool`; `mask` is of whole rows."""
+        if how == "max":
+            return pool(self.join(hidden_states), mask, how)
         ones = torch.ones(len(hidden_states), self.length, dtype=torch.float64, device=hidden_states.device)
         tokens = ones if mask is None else mask.to(ones)
         if how == "mean":

@@ -62,7 +62,7 @@ class SharedLayout:
         return torch.cat([part[:, :length] for part, length in zip(parts, self.lengths, strict=True)], dim=1)
 
     def of_first(self, values: Tensor) -> Tensor:
-        """What the first process has, of the same shape in all processes, such as a random mask; no gradient."""
+        """The values of the first process, of the same shape in all processes, such as a random mask; no gradient."""
         values = values.clone()
         Processes(self.group).take_from_first_(values)
         return values
@@ -136,7 +136,7 @@ class SharedLayout:
         return [gathered[rank] for rank in self.order]
 
     def _exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """What each process has for this one, in these shapes, by rank; `parts` are what this one has for them."""
+        """Send `parts[r]` to process r; returns the parts from all processes, in these shapes, by rank."""
         receive = [torch.Size(shape).numel() for shape in shapes]
         sent = torch.cat([part.flatten() for part in parts])
         received: Tensor = _Exchange.apply(sent, receive, [part.numel() for part in parts], self.group)

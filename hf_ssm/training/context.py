@@ -82,7 +82,8 @@ def context_size(args: Any) -> int:
         "eval_use_gather_object": args.eval_use_gather_object,
         "dispatch_batches": args.accelerator_config.dispatch_batches,
     }
-    for name in (name for name, is_set in flags.items() if is_set):
+    if any(flags.values()):
+        name = next(name for name, is_set in flags.items() if is_set)
         raise ValueError(f"`{name}=True` does not work with `cp_size`={size}: leave `{name}` out.")
     return size
 

@@ -31,7 +31,7 @@ from hf_ssm.data.features import SignalCollator, default_normalization, fit_extr
 from hf_ssm.data.files import bare_suffix, common_suffix, source_files
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.records import check_letters
-from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
+from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
 from hf_ssm.data.tables import READ_SUFFIXES, read_rows, row_noun
@@ -123,8 +123,8 @@ class RunData:
         """Length of the longest sequence of all splits, in tokens or positions; of a stream, its limit."""
         if self.stream is not None and self.max_length is not None:
             return self.max_length
-        lengths = inner_lengths if self.has_pairs else row_lengths
-        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
+        depth = 1 if self.has_pairs else 0
+        longest = max(int(row_lengths(split, self._input_column, depth).max()) for split in self.splits.values())
         return longest if self.max_length is None else min(longest, self.max_length)
 
     @property

@@ -24,7 +24,8 @@ from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
-from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
+from hf_ssm.utils.launch import check_processes_are_joined
+from hf_ssm.utils.processes import all_processes, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
 

@@ -46,7 +46,15 @@ def test_parquet_keeps_the_order_of_its_classes(tmp_path: Path) -> None:
     }
     assert data["train"].column_names == ["sequence", "label"]
     with pytest.raises(ValueError, match="already marks validation rows"):
-        load_sequences(tmp_path / "b.parquet", validation_file=tmp_path / "a.parquet")
+        load_sequences(tmp_path / "b.parquet", validation_file=tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"'label': the classes of b.parquet are None, .* \['yes', 'no', 'unused'\]"):
+        load_sequences(tmp_path / "a.parquet", test_file=tmp_path / "b.parquet")
+    text = write(tmp_path / "c.csv", "sequence,label\nTT,0\nTG,1\n")
+    data = load_sequences(tmp_path / "b.parquet", split_column=None, test_file=text, validation_fraction=0)
+    assert data["test"].to_dict() == {"sequence": ["TT", "TG"], "label": [0, 1]}
+    (tmp_path / "a.parquet").write_bytes(b"no table")
+    with pytest.raises(ValueError, match=r"a.parquet' cannot be read"):
+        load_sequences(tmp_path / "a.parquet")
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:

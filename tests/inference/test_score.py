@@ -225,7 +225,7 @@ def test_embedding_distance(make_model) -> None:
     with evaluating(model):
         longer = torch.nn.functional.pad(ids, (0, 1), value=with_end.eos_token_id)
         means = model(input_ids=longer, output_hidden_states=True).hidden_states[-1][:, :-1].mean(1)
-    found = hf_ssm.score_variants(model, with_end, rows, both_strands=False)
+    found = hf_ssm.score_variants(model, with_end, rows, scores=["embedding_distance"], both_strands=False)
     assert found["embedding_distance"][0] == pytest.approx((means[0] - means[1]).norm().item(), abs=1e-10)
 
 

@@ -1,4 +1,4 @@
-"""Decoding by the kernel of all blocks: the same as by each block, and only where nothing else is asked for."""
+"""Decoding by one compiled step per mixer: the same as by its modules, and only where nothing else is asked for."""
 
 import copy
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
 
-import hf_ssm.models.selective.modeling_selective as modeling
+import hf_ssm.models.selective.mixer_selective as selective
 import hf_ssm.models.ssd.modeling_ssd as ssd
 from hf_ssm.ops.backends import use_backend
 
@@ -28,13 +28,28 @@ ELIGIBLE = {
     "odd-sizes": {"hidden_size": 9, "intermediate_size": 21, "state_size": 5, "conv_kernel": 3, "time_step_rank": 2},
     "one-tap": {"conv_kernel": 1},
     "untied": {"tie_word_embeddings": False},
+    "batch-norm": {"norm_type": "batch"},
+}
+ELIGIBLE_SSD: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "limits": {"use_bias": True, "time_step_limit": (0.01, 0.05), "state_size": 24, "head_dim": 2},
+    "skips": {"D_has_hdim": True, "n_groups": 1, "norm_first": False, "norm_type": "layer", "use_conv_bias": False},
+    "norm-before-gate": {"use_residual": False, "norm_before_gate": True},
+    "no-gated-norm": {"rms_norm": False, "n_groups": 2, "head_dim": 2, "state_size": 7},
 }
 NOT_ELIGIBLE = {
     "complex": {"complex_state": True},
     "filter": {"sobolev_order": 1.0},
     "other-activation": {"hidden_act": "gelu"},
-    "batch-norm": {"norm_type": "batch"},
     "block-plain": {"block": "plain"},
+}
+NOT_ELIGIBLE_SSD: dict[str, dict[str, Any]] = {
+    **{
+        "complex": {"complex_state": True},
+        "filter": {"sobolev_order": 0.5},
+        "other-activation": {"hidden_act": "gelu"},
+    },
+    "rescaled": {"rescale_init": True},
 }
 
 
@@ -46,17 +61,17 @@ def compiled_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def stepped(monkeypatch) -> list[bool]:
-    """Of each forward pass with a cache, whether the kernel served."""
+    """Of each position that a mixer reads with a state, whether the compiled step served; models have two layers."""
     calls: list[bool] = []
-    for module, name in ((modeling, "step_of_blocks"), (ssd, "step_of_ssd_blocks")):
-        original = getattr(module, name)
+    for module in (selective, ssd):
+        original = module.decode
 
         def spy(*arguments: Any, original: Any = original) -> Any:
             found = original(*arguments)
             calls.append(found is not None)
             return found
 
-        monkeypatch.setattr(module, name, spy)
+        monkeypatch.setattr(module, "decode", spy)
     return calls
 
 
@@ -75,43 +90,48 @@ def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
     return torch.randint(0, 12, (batch, length))
 
 
-@pytest.mark.parametrize("name", ELIGIBLE)
+def perturbed(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("SelectiveSSM", settings) for settings in ELIGIBLE.values()] + [("SSD", s) for s in ELIGIBLE_SSD.values()],
+    ids=[*ELIGIBLE, *(f"ssd-{name}" for name in ELIGIBLE_SSD)],
+)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_same_as_block_by_block(make_model, stepped, name, batch):
-    model = make_model("SelectiveSSM", "ForCausalLM", **ELIGIBLE[name])
+def test_the_same_as_the_modules_in_double_precision(make_model, stepped, family, settings, batch):
+    model = perturbed(make_model(family, "ForCausalLM", **settings))
     ids = tokens(batch)
     found = one_by_one(model, ids)
-    assert stepped == [False] + [True] * 5
-    with use_backend("torch"):
-        expected = one_by_one(model, ids)
-    assert not any(stepped[6:])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    assert stepped == [False] * 2 + [True] * 10
+    expected = one_by_one(copy.deepcopy(model).double(), ids)
+    assert not any(stepped[12:])
+    torch.testing.assert_close(torch.stack(found).double(), torch.stack(expected), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NOT_ELIGIBLE)
-def test_other_models_go_block_by_block(make_model, stepped, name):
-    model = make_model("SelectiveSSM", "ForCausalLM", **NOT_ELIGIBLE[name])
-    one_by_one(model, tokens())
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("SelectiveSSM", settings) for settings in NOT_ELIGIBLE.values()]
+    + [("SSD", settings) for settings in NOT_ELIGIBLE_SSD.values()],
+)
+def test_other_models_call_their_modules(make_model, stepped, family, settings):
+    one_by_one(make_model(family, "ForCausalLM", **settings), tokens())
     assert not any(stepped)
 
 
-def test_every_call_of_generate_decides_anew(make_model, stepped):
-    model = make_model("SelectiveSSM", "ForCausalLM")
-    ids = tokens().clamp(min=1)
-    arguments: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    cache = model.generate(ids, return_dict_in_generate=True, **arguments).cache
+@pytest.mark.parametrize("family", ["SelectiveSSM", "SSD"])
+def test_nan_stays_in_its_row(make_model, stepped, family):
+    model = make_model(family, "ForCausalLM", hidden_size=12)
     with torch.no_grad():
-        model.model.layers[1].mixer.in_proj.weight.data = 2 * model.model.layers[1].mixer.in_proj.weight
-    results = []
-    continued = torch.cat([ids, tokens(length=4).clamp(min=1)], dim=1)
-    for backend in ("numba", "torch"):
-        with use_backend(backend):
-            results.append(model.generate(continued, cache=copy.deepcopy(cache), **arguments))
-    assert torch.equal(*results)
-    model.model.norm.register_forward_hook(lambda *_: None)
-    stepped.clear()
-    model.generate(ids, **arguments)
-    assert not any(stepped)
+        cache = model(tokens(3), use_cache=True).cache
+        hidden = torch.randn(3, 1, 12)
+        hidden[1, 0, 7] = torch.nan
+        logits = model(inputs_embeds=hidden, cache=cache).logits
+    assert stepped[-1] and logits[1].isnan().any() and not logits[[0, 2]].isnan().any()
 
 
 def test_all_hidden_states_are_there(make_model, stepped):
@@ -122,7 +142,7 @@ def test_all_hidden_states_are_there(make_model, stepped):
         found = model(token, cache=copy.deepcopy(cache), output_hidden_states=True).hidden_states
         with use_backend("torch"):
             expected = model(token, cache=cache, output_hidden_states=True).hidden_states
-    assert stepped == [False, True, False]
+    assert stepped == [False, False, True, True, False, False]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -152,29 +172,23 @@ def disturbances() -> dict[str, Any]:
     def wrapped_module(model: Any) -> None:
         model.model.layers[1].mixer.in_proj = nn.Sequential(model.model.layers[1].mixer.in_proj)
 
-    def dropout(model: Any) -> None:
-        model.model.layers[1].dropout = nn.Dropout(0.5).train()
-
     def double(model: Any) -> None:
         model.double()
 
     return {
-        "hook-block": hook("model.layers.1"),
         "hook-activation": hook("model.layers.0.mixer.activation"),
-        "hook-norm": hook("model.norm"),
         "pre-hook-scan": pre_hook("model.layers.1.mixer.scan"),
         "forward": replaced_forward,
         "parametrization": parametrized,
         "class": replaced_module,
         "module": wrapped_module,
-        "dropout": dropout,
         "double": double,
     }
 
 
 @pytest.mark.parametrize("name", disturbances())
 @pytest.mark.parametrize("when", ["before", "while decoding"])
-def test_whoever_disturbs_a_block_is_heard(make_model, stepped, name, when):
+def test_whoever_disturbs_a_mixer_is_heard(make_model, stepped, name, when):
     model = make_model("SelectiveSSM", "ForCausalLM")
     if when == "before":
         disturbances()[name](model)
@@ -182,10 +196,21 @@ def test_whoever_disturbs_a_block_is_heard(make_model, stepped, name, when):
         cache = model(tokens(), use_cache=True).cache
         model(tokens(length=1), cache=cache)
         if when != "before":
-            assert stepped.pop()
+            assert all(stepped[-2:])
             disturbances()[name](model)
-        model(tokens(length=1), cache=cache)
-    assert not any(stepped)
+        token, copied = tokens(length=1), copy.deepcopy(cache)
+        found = model(token, cache=cache).logits
+        assert sum(stepped[-2:]) == (0 if name == "double" else 1)
+        with use_backend("torch"):
+            torch.testing.assert_close(found, model(token, cache=copied).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["model.layers.1", "model.layers.0.norm1", "model.layers.1.mixer", "model.norm"])
+def test_hooks_around_the_step_are_called(make_model, stepped, path):
+    model, seen = make_model("SelectiveSSM", "ForCausalLM"), []
+    model.get_submodule(path).register_forward_hook(lambda *_: seen.append(path))
+    one_by_one(model, tokens())
+    assert len(seen) == 6 and sum(stepped) == 10
 
 
 def replace_weight(model: Any) -> None:
@@ -214,9 +239,6 @@ CHANGES = {
     "loaded": load_weights,
     "assigned": lambda model: load_weights(model, assign=True),
     "cast": cast_there_and_back,
-    "final-norm": lambda model: setattr(model.model.norm, "weight", nn.Parameter(torch.full((8,), 3.0))),
-    "epsilon": lambda model: [setattr(m, "eps", 0.5) for m in model.modules() if isinstance(m, nn.RMSNorm)],
-    "no-residual": lambda model: [setattr(block, "use_residual", False) for block in model.model.layers],
 }
 
 
@@ -236,7 +258,7 @@ def test_changed_models_are_read_while_decoding(make_model, stepped, name):
         return changed
 
     found = logits_after_change(copy.deepcopy(original))
-    assert stepped == [False] + [True] * 3
+    assert stepped == [False] * 2 + [True] * 6
     with use_backend("torch"):
         torch.testing.assert_close(found, logits_after_change(original), rtol=1e-4, atol=1e-5)
 
@@ -256,8 +278,7 @@ def test_weights_of_a_functional_call_are_read(make_model, stepped):
             expected = call(model, others, (ids[:, :1],), {"cache": copied}).logits
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(again, model(ids[:, :1], cache=copied).logits, rtol=1e-4, atol=1e-5)
-    # The weights of the call are plain tensors.
-    assert stepped == [False, True, False, True, False, False]
+    assert stepped == [False] * 2 + [True] * 6 + [False] * 4
 
 
 # peft asks transformers by an old name.
@@ -296,7 +317,7 @@ def test_copies_go_on_in_turn(make_model, stepped):
         for t in range(4, 9):
             found = [model(own[:, t : t + 1], cache=of).logits for own, of in zip(ids, caches, strict=True)]
         expected = [model(own, use_cache=False).logits[:, -1:] for own in ids]
-    assert sum(stepped) == 11
+    assert sum(stepped) == 22
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -322,7 +343,7 @@ def test_a_memory_from_elsewhere_is_read(make_model, stepped):
     for change in (replace, write):
         stepped.clear()
         found = changed(change)
-        assert stepped == [True, True]
+        assert stepped == [True] * 4
         with use_backend("torch"):
             torch.testing.assert_close(found, changed(change), rtol=1e-4, atol=1e-5)
 
@@ -332,7 +353,7 @@ def test_a_single_token_is_checked(make_model):
     with torch.no_grad():
         cache = model(tokens(batch=1), use_cache=True).cache
         for wrong in (-1, 12):
-            with pytest.raises(ValueError, match=rf"ids from {wrong} to {wrong}, but the vocabulary has 12"):
+            with pytest.raises(IndexError, match="index out of range"):
                 model(torch.tensor([[wrong]]), cache=cache)
         mask = torch.tensor([[1] * 9 + [0]])
         model(tokens(batch=1, length=1), cache=cache, attention_mask=mask)
@@ -359,7 +380,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_weights_in_bfloat16(make_model, stepped, family):
     model, ids = wide_model(make_model, family).bfloat16(), tokens(length=12)
     found = logits_of(model, ids)
-    assert stepped == [False] + [True] * 8
+    assert stepped == [False] * 2 + [True] * 16
     # Of the numbers that the weights stand for: the kernel rounds less often than the blocks do.
     exact = logits_of(copy.deepcopy(model).float(), ids, "torch")
     assert 0 < error(found, exact) < max(0.01, error(logits_of(model, ids, "torch"), exact))
@@ -382,7 +403,7 @@ def test_weights_in_int8(make_model, stepped, family, tmp_path):
     config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
     model = type(plain).from_pretrained(tmp_path, quantization_config=config).eval()
     found = logits_of(model, ids)
-    assert stepped == [False] + [True] * 8
+    assert stepped == [False] * 2 + [True] * 16
     assert error(found, logits_of(model, ids, "torch")) < 1e-5
     assert 0 < error(found, logits_of(plain, ids, "torch")) < 0.05
     # Another scale is read, as the kernel keeps addresses of the tensors.

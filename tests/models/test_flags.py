@@ -5,10 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 import hf_ssm
 from hf_ssm.analysis.parameter_change import relative_change
+from hf_ssm.models import registry
 from hf_ssm.models.base.configuration import SSMConfig
+from hf_ssm.models.base.fields import help_texts
 from hf_ssm.modules.roles import parameter_roles
 
 # A value other than the default for each flag that changes the output of a freshly drawn model in training mode.
@@ -399,3 +402,12 @@ def test_shared_state_matrices(make_model, family: str, flags: dict, tmp_path) -
 def test_copies_that_do_not_fit(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES.values(), ids=registry.FAMILIES)
+def test_every_field_carries_its_help_and_choices(family) -> None:
+    theirs = {field.name for field in fields(PreTrainedConfig)}
+    assert {field.name for field in fields(family.config_class)} - theirs <= help_texts(family.config_class).keys()
+    pooling = next(field for field in fields(family.config_class) if field.name == "pooling")
+    assert pooling.metadata["choices"] == ("last", "mean", "max", "first", None)
+    assert f"state_size (`int`, defaults to `64`): {help_texts(SSMConfig)['state_size']}" in SSMConfig.__doc__

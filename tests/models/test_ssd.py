@@ -18,7 +18,6 @@ from hf_ssm.analysis.bounds import generalization_bound
 from hf_ssm.models.conversion import convert_checkpoint
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.ssd import SSDScan
-from hf_ssm.ops.backends import is_enabled
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 8, "num_hidden_layers": 2}
 THEIRS: dict[str, dict[str, Any]] = {
@@ -496,45 +495,6 @@ class TestRescaling:
         model, info = SSDForCausalLM.from_pretrained(tmp_path, rescale_init=True, output_loading_info=True)
         assert info["missing_keys"] == {f"model.layers.{layer}.mixer.scan.C_scale" for layer in range(2)}
         assert torch.equal(model.eval()(ids).logits, our_logits(tmp_path, ids))
-
-
-STANDARD: list[dict[str, Any]] = [
-    {},
-    {"use_bias": True, "time_step_limit": (0.01, 0.05), "state_size": 24, "head_dim": 2},
-    {"D_has_hdim": True, "n_groups": 1, "norm_first": False, "norm_type": "layer", "use_conv_bias": False},
-    {"use_residual": False, "norm_before_gate": True},
-    {"rms_norm": False},
-]
-OTHERS: list[dict[str, Any]] = [
-    *({"complex_state": True}, {"rescale_init": True}, {"sobolev_order": 0.5}, {"hidden_act": "gelu"}),
-    {"norm_type": "batch"},
-]
-
-
-class TestFusedDecoding:
-    @torch.no_grad()
-    @pytest.mark.parametrize("kind", [*STANDARD, *OTHERS])
-    def test_one_kernel_computes_what_the_blocks_do(self, make_model, kind: dict) -> None:
-        """Also from hidden states of any layer; the kernel runs for standard blocks, and the blocks for others."""
-        model, ids = make_model("SSD", "ForCausalLM", **kind), torch.randint(0, 12, (3, 12))
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        cache = model(ids[:, :4], use_cache=True).cache
-        expected = model(ids, use_cache=False, output_hidden_states=True).hidden_states
-        for position in range(4, 12):
-            hidden = model(ids[:, position : position + 1], cache=cache, output_hidden_states=True)
-            for one, other in zip(hidden.hidden_states, expected, strict=True):
-                close(one, other[:, position : position + 1])
-        ran = cache.states[0].constants.get("fused_decision") is not None
-        assert ran == (kind in STANDARD and is_enabled("numba"))
-
-    @torch.no_grad()
-    def test_a_hook_is_called(self, make_model) -> None:
-        model, seen = make_model("SSD", "ForCausalLM"), []
-        cache = model(torch.randint(0, 12, (1, 4)), use_cache=True).cache
-        model.model.layers[1].mixer.norm.register_forward_hook(lambda *_: seen.append(1))
-        model(torch.tensor([[3]]), cache=cache)
-        assert seen == [1]
 
 
 def test_there_is_no_bound_but_a_reason(make_model) -> None:

@@ -1,7 +1,7 @@
-"""State space duality: all implementations against the loop over positions, in values and gradients."""
+"""State space duality: the scan, the step and the matrix against the loop over positions, in values and gradients."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,25 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ssm.ops import ssd as module
-from hf_ssm.ops.backends import use_backend
 from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
 
 Inputs = dict[str, Any]
 STEPWISE = ("x", "dt", "B", "C", "seq_idx")
 OPTIONS: Inputs = {"dt_softplus": True, "return_last_state": True}
-
-
-BOTH = pytest.mark.parametrize("backend", ["torch", "numba"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The torch path, or what `BOTH` asks for."""
-    choice = getattr(request, "param", "torch")
-    if choice == "numba":
-        pytest.importorskip("numba", reason="numba is not installed (the extra `cpu`)")
-    with use_backend(choice):
-        yield
 
 
 def ssd_inputs(
@@ -86,7 +72,6 @@ def assert_parity(inputs: Inputs, tolerance: float = 1e-10, **options: Any) -> N
         assert error < tolerance, (name, float(error))
 
 
-@BOTH
 @settings(max_examples=30)
 @given(
     batch=st.integers(1, 3),
@@ -111,7 +96,6 @@ def test_values_and_gradients(batch, length, heads, channels, states, double, sk
     assert_parity(inputs, 1e-10 if double else 2e-5, seq_idx=seq_idx, chunk_size=chunk_size)
 
 
-@BOTH
 @pytest.mark.parametrize("softplus", [True, False])
 def test_step_limits_and_their_gradients(softplus):
     # Both limits are active at some positions, and without the softplus steps are negative before the clamp.
@@ -128,7 +112,6 @@ def test_step_limits_and_their_gradients(softplus):
     assert (grad[~clamped] != 0).all()
 
 
-@BOTH
 def test_documents_are_separate_runs():
     inputs = ssd_inputs(length=150)
     seq_idx = torch.zeros(2, 150, dtype=torch.int32)
@@ -143,7 +126,6 @@ def test_documents_are_separate_runs():
         torch.testing.assert_close(last[row : row + 1], state)
 
 
-@BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtypes_of_results(dtype):
     inputs = {k: v.to(dtype) for k, v in ssd_inputs().items()}
@@ -157,7 +139,6 @@ def test_dtypes_of_results(dtype):
     assert ssd_scan(**(inputs | {"A": inputs["A"].double()}), **OPTIONS)[1].dtype == torch.float64
 
 
-@BOTH
 def test_half_precision_is_that_of_float32_inputs():
     half = {k: v.detach().to(torch.bfloat16).requires_grad_() for k, v in ssd_inputs().items()}
     single = {k: v.detach().float().requires_grad_() for k, v in half.items()}
@@ -175,7 +156,6 @@ def cast_output(results: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tenso
     return results[0].to(torch.bfloat16), results[1]
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["strong", "total", "none", "mixed"])
 def test_extreme_decays(kind):
     inputs = ssd_inputs(1, 700, 2, 4, 1, 4, torch.float32)
@@ -189,13 +169,11 @@ def test_extreme_decays(kind):
     assert_parity(inputs, 1e-5, dt_softplus=False)
 
 
-@BOTH
 def test_growing_states():
     inputs = ssd_inputs(length=90) | {"A": torch.tensor([0.02, 0.0, -0.1, 0.05], dtype=torch.float64).requires_grad_()}
     assert_parity(inputs)
 
 
-@BOTH
 @settings(max_examples=15)
 @given(length=st.integers(2, 140), data=st.data())
 def test_pieces_are_the_whole(length, data):
@@ -215,7 +193,6 @@ def test_pieces_are_the_whole(length, data):
     torch.testing.assert_close(state, last)
 
 
-@BOTH
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("skip", ["head", "channel", None])
 def test_steps_are_the_scan(skip, with_gradients):
@@ -244,7 +221,6 @@ def test_steps_are_the_scan(skip, with_gradients):
         torch.testing.assert_close(inputs["initial_state"], before)
 
 
-@BOTH
 def test_a_step_in_half_precision():
     inputs = {k: v[:, 0] if k in STEPWISE else v for k, v in ssd_inputs().items()}
     inputs["state"] = inputs.pop("initial_state")
@@ -295,7 +271,6 @@ def test_exports_for_any_batch_and_length():
         torch.testing.assert_close(program(*arguments(*size)), Scan()(*arguments(*size)), rtol=1e-4, atol=1e-5)
 
 
-@BOTH
 @pytest.mark.slow
 def test_compiles_as_one_graph_with_gradients():
     torch._dynamo.reset()
@@ -304,7 +279,6 @@ def test_compiles_as_one_graph_with_gradients():
     torch.testing.assert_close(outputs_and_gradients(compiled, inputs), outputs_and_gradients(ssd_scan, inputs))
 
 
-@BOTH
 def test_autocast_changes_nothing():
     inputs = ssd_inputs(dtype=torch.float32)
     expected = outputs_and_gradients(ssd_scan, inputs)
@@ -313,7 +287,6 @@ def test_autocast_changes_nothing():
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@BOTH
 def test_memory_kept_for_the_backward():
     inputs = ssd_inputs(2, 512, 4, 32, 1, 32, torch.float32)
     saved: dict[int, int] = {}

@@ -188,13 +188,10 @@ def traffic(name: str, length: int) -> int:
     return sum(sent)
 
 
-class Same(torch.nn.Module):
+class Same(torch.nn.Identity):
     """A mixer that returns its input."""
 
-    def __init__(self, config: Any, layer_idx: int):
-        super().__init__()
-
-    def forward(self, hidden_states: Tensor, rows: Rows, state: None) -> Tensor:
+    def forward(self, hidden_states: Tensor, *others: Any) -> Tensor:
         return hidden_states
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils import _pytree
-from transformers import Cache, PreTrainedConfig
+from transformers import Cache
 from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
@@ -24,7 +24,6 @@ from hf_ssm.models.base.rollback import PastRecording
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import StreamingConvolution
-from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.processes import is_sharded
 
 
@@ -71,14 +70,15 @@ class SSMCache(Cache):
         config: The configuration of the model.
     """
 
+    layers: list[Any]
+
     def __init__(self, config: SSMConfig):
-        # Of any class: with remote code, transformers loads the module of the configuration a second time.
-        check_type("config", config, PreTrainedConfig, "a configuration of hf_ssm, such as `model.config`")
         self._begin(config.num_hidden_layers)
 
     def _begin(self, count: int) -> "SSMCache":
         """Become empty, for a model of so many layers."""
-        super().__init__(layers=cast(Any, [LayerState() for _ in range(count)]))
+        layers: list[Any] = [LayerState() for _ in range(count)]
+        super().__init__(layers=layers)
         # Positions read, padding included (a tensor in exported programs), and tokens read by each row, `(B,)`.
         self.length: int | Tensor = 0
         self.tokens_seen: Tensor | None = None
@@ -108,18 +108,12 @@ class SSMCache(Cache):
     @property
     def states(self) -> list[LayerState]:
         """The state of each layer."""
-        return cast(list[LayerState], self.layers)
+        return self.layers
 
     def with_layers(self, layers: Sequence[LayerState]) -> "SSMCache":
         """A cache of the same model, at the same position, with other states."""
         copied = type(self).__new__(type(self))._begin(0)
         vars(copied).update(vars(self), layers=list(layers), recording=None)
-        return copied
-
-    def empty_copy(self) -> "SSMCache":
-        """An empty cache for the same model."""
-        copied = self.with_layers([LayerState() for _ in self.states])
-        copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
@@ -145,13 +139,6 @@ class SSMCache(Cache):
     def batch_size(self) -> int:
         """Number of rows, or -1 before the first use."""
         return -1 if self.tokens_seen is None else self.tokens_seen.shape[0]
-
-    @property
-    def history(self) -> int:
-        """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
-        streams = (stream for layer in self.states for stream in layer.streams.values())
-        # Streams of the probes hold differences of other inputs, and no length of their own.
-        return max((getattr(stream, "length", int(self.length)) for stream in streams), default=0)
 
     def goes_on(self, token_ids: Tensor) -> Tensor | None:
         """Whether each row of a generation reads its next token, `(B, 1)`: behind the end of a text is only padding.
@@ -232,7 +219,7 @@ class SSMCache(Cache):
     def _change(self, function: Callable[[Tensor], Tensor]) -> "SSMCache":
         """Replace every tensor by `function` of it, and forget the recording, which is of the tensors before."""
         self._forget()
-        self.layers = cast(Any, [layer.mapped(function) for layer in self.states])
+        self.layers = [layer.mapped(function) for layer in self.states]
         self.tokens_seen = None if self.tokens_seen is None else function(self.tokens_seen)
         self.document_ids = None if self.document_ids is None else function(self.document_ids)
         return self
@@ -374,7 +361,7 @@ class SSMCache(Cache):
         """Take over the states of groups of rows, which together are all rows."""
         order = torch.cat([rows for rows, _ in groups]).argsort()
         layers = [LayerState.concatenated(states) for states in zip(*[states for _, states in groups], strict=True)]
-        self.layers = cast(Any, [layer.rows(order) for layer in layers])
+        self.layers = [layer.rows(order) for layer in layers]
 
 
 # `torch.export` takes a cache apart into tensors. torch has no public name for this module; transformers registers its

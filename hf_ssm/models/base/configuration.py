@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from hf_ssm.models.base.fields import bounded, check_fields, one_of, positive, require, setting, strict_config
-from hf_ssm.models.base.loading import foreign_config
+from hf_ssm.models.base.loading import converter_for, fetching
 from hf_ssm.models.views.strands import check_strands, complements
 from hf_ssm.utils.hints import closest_name
 
@@ -229,8 +229,8 @@ class SSMConfig(PreTrainedConfig):
             raise ValueError(f"the config.json of {str(source)!r} is not a configuration: {error}") from error
         if not cls.model_type or kind == cls.model_type:
             return content, rest
-        if (converted := foreign_config(cls, source, content, kwargs)) is not None:
-            return converted, rest
+        if (converter := converter_for(cls, content)) is not None:
+            return converter.read_config(source, content, **fetching(kwargs)), rest
         raise ValueError(
             f"the config.json of {str(source)!r} has the `model_type` {kind!r}, but {cls.__name__} is of type "
             f"{cls.model_type!r}: give a checkpoint of that type, or convert this one (`hf-ssm convert`)."
@@ -352,4 +352,13 @@ class SSMConfig(PreTrainedConfig):
         return None
 
 
-__all__ = ["INITS", "NORMS", "SSMConfig", "strict_config"]
+def check_discrete_poles(config: Any, kind: str) -> None:
+    """Raise `ValueError` where `init="dfout"` cannot place the poles of each channel; `kind` is that of the kernel."""
+    require(
+        config.init != "dfout" or (kind == "s4d" and config.discretization == "zoh" and config.n_ssm is None),
+        "`init`='dfout' places the discrete poles of each channel: it needs the kernel or filter type 's4d', "
+        f"`discretization='zoh'` and no `n_ssm`, got {kind!r}, {config.discretization!r} and {config.n_ssm!r}.",
+    )
+
+
+__all__ = ["INITS", "NORMS", "SSMConfig", "check_discrete_poles", "strict_config"]

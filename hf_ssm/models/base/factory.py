@@ -5,9 +5,12 @@ from typing import Any
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
+from hf_ssm.models.base.text_heads import (
+    SSMForMultipleChoice,
+    SSMForQuestionAnswering,
+    SSMForSequencePairClassification,
+)
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 
 _HEADS: dict[type[SSMPreTrainedModel], str] = {
@@ -27,7 +30,6 @@ def model_classes(
     backbone: type[SSMModel] | None = None,
     *,
     without: Collection[str] = (),
-    generation: tuple[type, ...] = (),
 ) -> dict[str, Any]:
     """Make the backbone and the heads of a family; its modeling file adds them by `globals().update`.
 
@@ -35,7 +37,6 @@ def model_classes(
         base: The base class of the family, `ToyPreTrainedModel`; the classes are `ToyModel`, `ToyForCausalLM`, ...
         backbone: The backbone, if the family defines it.
         without: The heads that make no sense for the family, such as `"ForMaskedLM"`.
-        generation: Classes that the causal language model inherits from first.
 
     Returns:
         The classes by name, in the module of `base`.
@@ -49,9 +50,8 @@ def model_classes(
     for parent, task in _HEADS.items():
         head = parent.__name__.removeprefix("SSM")
         if head not in without:
-            parents = (*(generation if parent is SSMForCausalLM else ()), base, parent)
             own = {"__doc__": f"{task}: see `{parent.__name__}`.", "backbone_class": backbone}
-            classes[family + head] = type(family + head, parents, attributes | own)
+            classes[family + head] = type(family + head, (base, parent), attributes | own)
     return classes
 
 

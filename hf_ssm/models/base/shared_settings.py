@@ -272,16 +272,7 @@ class HeadedScanConfig(ScanConfig):
         return size
 
 
-def check_discrete_poles(config: Any, kind: str) -> None:
-    """Raise `ValueError` where `init="dfout"` cannot place the poles of each channel; `kind` is that of the kernel."""
-    require(
-        config.init != "dfout" or (kind == "s4d" and config.discretization == "zoh" and config.n_ssm is None),
-        "`init`='dfout' places the discrete poles of each channel: it needs the kernel or filter type 's4d', "
-        f"`discretization='zoh'` and no `n_ssm`, got {kind!r}, {config.discretization!r} and {config.n_ssm!r}.",
-    )
-
-
 __all__ = [
     *("ATTENTION", "BlockedStateConfig", "ConvolvedScanConfig", "HeadedScanConfig", "LayerTypesConfig", "ScanConfig"),
-    *("StateSpaceConfig", "check_discrete_poles"),
+    "StateSpaceConfig",
 ]

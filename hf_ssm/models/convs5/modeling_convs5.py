@@ -5,7 +5,7 @@ Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `
 """
 
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,12 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, selected_states
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
-from hf_ssm.models.base.heads import SSMHeadOutput
+from hf_ssm.models.base.door import read_next
+from hf_ssm.models.base.heads import BESIDE_LABELS, SSMHeadOutput
 from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
 from hf_ssm.models.s5.modeling_s5 import S5Mixer
-from hf_ssm.models.views.alignment import read_with_cache
 from hf_ssm.modules.convs5 import ConvS5
 from hf_ssm.modules.observers import TauMeter
 from hf_ssm.modules.rows import Rows
@@ -89,8 +89,6 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
     config_class = ConvS5Config
     mixer_class = ConvS5Mixer
     main_input_name = "pixel_values"
-    # Videos have neither padding nor packed rows.
-    has_rows: ClassVar[bool] = False
     input_modalities = ["video"]
 
     @torch.no_grad()
@@ -153,7 +151,7 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
             all_hidden_states, taus = self.run(hidden_states, rows)
         else:
             cache.claim(self)
-            all_hidden_states = read_with_cache(self.run_states, hidden_states, Rows(), cache)
+            all_hidden_states = read_next(self.run, cache, hidden_states, Rows())
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return SSMModelOutput(
@@ -220,7 +218,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         Raises:
             ValueError: Labels of another shape, or for a single frame; and as the backbone.
         """
-        check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        check_extra_arguments(self, kwargs, () if labels is None else BESIDE_LABELS)
         outputs = self.model(
             pixel_values,
             output_hidden_states=output_hidden_states,

@@ -163,8 +163,6 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
     main_input_name = "past_values"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
-    # Its rows are whole series: there are no packed ones, and no padding but missing values.
-    has_rows: ClassVar[bool] = False
 
     def __init__(self, config: FlowStateConfig):
         super().__init__(config)
@@ -222,10 +220,13 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             past_values, past_observed_mask, future_values, future_observed_mask = given
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
-        steps, patch, scale = self._lengths(prediction_length, scale_factor, future)
+        steps, patch, scale, longest = self._lengths(prediction_length, scale_factor, future)
         extension = max(0, steps - patch)
-        values, observed = (part[:, -self._longest_context(scale, extension, steps) :] for part in past)
-        self._check_missing(observed, extension, steps, patch)
+        values, observed = (part[:, -longest:] for part in past)
+        if not self.config.with_missing and has_readable_values(observed) and not observed.all():
+            raise ValueError(
+                "`past_values` has missing values, but the model has `with_missing=False`: fill the missing values."
+            )
         length = values.shape[1]
         values, observed = (nn.functional.pad(part, (0, extension)) for part in (values, observed))
         mean, spread = causal_statistics(values, observed)
@@ -269,13 +270,12 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
 
     def longest_context(self) -> int:
         """Steps that a forecast reads with the configured length and scale factor."""
-        steps, patch, scale = self._lengths(None, None, None)
-        return self._longest_context(scale, max(0, steps - patch), steps)
+        return self._lengths(None, None, None)[3]
 
     def _lengths(
         self, steps: int | None, scale: float | None, future: tuple[Tensor, Tensor] | None
-    ) -> tuple[int, int, float]:
-        """Steps of the forecast, steps of a patch, and scale factor."""
+    ) -> tuple[int, int, float, int]:
+        """Steps of the forecast, steps of a patch, scale factor, and the longest context."""
         scale = float(self.config.scale_factor if scale is None else scale)
         if not 0 < scale <= self.config.decoder_patch_len:
             raise ValueError(
@@ -291,11 +291,12 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 )
             steps = future[0].shape[1]
         steps = steps or self.config.prediction_length or patch
-        if steps < 1:
-            raise ValueError(f"`prediction_length` must be a positive number of steps, got {steps!r}.")
-        return steps, patch, scale
-
-    def _longest_context(self, scale: float, extension: int, steps: int) -> int:
+        if steps < 1 or (steps > patch and not self.config.with_missing):
+            raise ValueError(
+                f"`prediction_length`={steps} must be positive, and at most {patch}, one patch, for a model without "
+                "`with_missing`."
+            )
+        extension = max(0, steps - patch)
         longest = min(_MOST_POSITIONS, int(self.config.context_length / scale)) - extension
         if longest < 1:
             raise ValueError(
@@ -303,19 +304,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 f"(`context_length`={self.config.context_length}, `scale_factor`={scale}), and {extension} of them "
                 "are steps of the forecast. Forecast fewer steps."
             )
-        return longest
-
-    def _check_missing(self, observed: Tensor, extension: int, steps: int, patch: int) -> None:
-        if self.config.with_missing:
-            return
-        if extension:
-            raise ValueError(
-                f"`prediction_length`={steps} must be at most {patch}, one patch, for a model without `with_missing`."
-            )
-        if has_readable_values(observed) and not observed.all():
-            raise ValueError(
-                "`past_values` has missing values, but the model has `with_missing=False`: fill the missing values."
-            )
+        return steps, patch, scale, longest
 
     def _loss(
         self,

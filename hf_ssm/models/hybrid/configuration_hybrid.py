@@ -156,20 +156,14 @@ class HybridConfig(LayerTypesConfig):
         settings, family = (self.mixers or {}).get(kind) or {}, MIXER_CONFIGS[kind]
         if not isinstance(settings, Mapping):
             raise ValueError(f"`mixers[{kind!r}]` must be a dictionary of fields, got {settings!r}.")
-        shared = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
-        read = {field.name for field in fields(family)} - shared - {*_NOT_OF_MIXERS.get(kind, ())}
-        read |= set(family.removed_fields)
-        names = {given: family.attribute_map.get(given, given) for given in settings}
-        for given, name in names.items():
-            if name in family.known_arguments() - read:
-                is_shared = name in type(self).known_arguments()
-                reason = (
-                    "a field of the whole model: give the field outside of `mixers`."
-                    if is_shared
-                    else "which no mixer reads: leave it out."
-                )
-                raise ValueError(f"`mixers[{kind!r}]` has `{given}`, {reason}")
-        return {name: settings[given] for given, name in names.items()}
+        settings = {family.attribute_map.get(name, name): value for name, value in settings.items()}
+        of_model = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
+        for name in settings.keys() & of_model.union(_NOT_OF_MIXERS.get(kind, ())):
+            hint = "which no mixer reads: leave it out."
+            if name in type(self).known_arguments():
+                hint = "a field of the whole model: give the field outside of `mixers`."
+            raise ValueError(f"`mixers[{kind!r}]` has `{name}`, {hint}")
+        return settings
 
     def _given_steps(self) -> dict[str, Any]:
         """The range of step sizes of the whole model, if it is not the default."""

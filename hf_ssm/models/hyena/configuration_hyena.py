@@ -3,9 +3,8 @@
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from hf_ssm.models.base.configuration import INITS, SSMConfig
+from hf_ssm.models.base.configuration import INITS, SSMConfig, check_discrete_poles
 from hf_ssm.models.base.fields import bounded, one_of, positive, require, setting, strict_config
-from hf_ssm.models.base.shared_settings import check_discrete_poles
 
 
 @strict_config

@@ -51,10 +51,10 @@ class Evo1Converter(Evo2Converter):
             # The input projections of convolutions have a bias whatever the attention has.
             **{"qkv_proj_bias": True, "evo2_style_activations": False},
         }
-        return {**super().convert_config(as_second, _without_prefix(tensors)), "complex_state": True}
+        return {**super().convert_config(as_second, tensors), "complex_state": True}
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
-        stored = _without_prefix(tensors)
+        stored = dict(tensors)
         for name in [name for name in stored if name.endswith(".filter.poles")]:
             # The logarithm of the precision that the tensor has, as in the public code.
             poles = stored.pop(name)
@@ -72,7 +72,3 @@ class Evo1Converter(Evo2Converter):
 
 
 CONVERTERS = (Evo1Converter(),)
-
-
-def _without_prefix(tensors: Tensors) -> dict[str, Tensor]:
-    return {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}

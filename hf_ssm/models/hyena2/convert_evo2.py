@@ -76,6 +76,8 @@ class Evo2Converter(Converter):
     name = "Evo 2"
     heads = {"Evo2": Hyena2ForCausalLM}
     names = {
+        # Of Evo 1.
+        r"^backbone\.": "",
         r"^embedding_layer\.": "model.embed_tokens.",
         r"^unembed\.": "lm_head.",
         r"^norm\.scale$": "model.norm.weight",
@@ -151,7 +153,7 @@ class Evo2Converter(Converter):
         multiple = config.get("inner_size_multiple_of", 64)
         frequencies = [tensor for name, tensor in tensors.items() if name.endswith(".rotary_emb.inv_freq")]
         theta = float(config.get("rotary_emb_base", 1_000_000))
-        dtype = tensors["embedding_layer.weight"].dtype if "embedding_layer.weight" in tensors else torch.float32
+        dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith("embedding_layer.weight"))
         return own | {
             "layer_types": _layer_types(config),
             "medium_filter_decay": False,
@@ -162,7 +164,7 @@ class Evo2Converter(Converter):
             "use_bias": config.get("mha_out_proj_bias", True) or config.get("hyena_out_proj_bias", True),
             "eos_token_id": 0,
             "pad_token_id": 1,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(next(dtypes, torch.float32)).removeprefix("torch."),
         }
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` channels, `G` groups of channels that share a filter, `K` taps, `N` exponentials.
 """
 
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.lti.transfer import taps_response
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
 # Decay rates of the medium filters, over their length.
@@ -37,25 +37,24 @@ class Hyena2Mixer(HyenaMixer):
     def build_convolution(self, config, layer_idx: int) -> LongConvolution:
         size, kind = config.hidden_size, config.layer_types[layer_idx].removesuffix("_conv")
         if kind == "long":
-            steps = (config.time_step_min, config.time_step_max)
-            frequencies = (config.frequency_scale, config.frequency_shift) if config.complex_state else None
-            modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps, frequencies)
-            return LongConvolution.from_config(config, layer_idx, modal)
-        groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
-        explicit = ExplicitFilter(size, groups, taps, decays=kind == "medium" and config.medium_filter_decay)
+            return LongConvolution.from_config(config, layer_idx, ModalFilter(config, size))
+        explicit = ExplicitFilter(config, size, kind)
         return WindowConvolution.from_config(config, layer_idx, explicit, use_skip=kind == "medium")
 
 
 class ExplicitFilter(LongFilter):
-    """A kernel of K taps for each group of channels; with `decays`, times exp(-r t / (K - 1)) with a rate r of each.
+    """A kernel of K taps for each group of channels, `"short"` or `"medium"`.
+
+    Medium ones are multiplied by exp(-r t / (K - 1)) with a rate r of each group, with `medium_filter_decay`.
 
     Source: Ku et al. 2025, Hyena-SE and Hyena-MR.
     """
 
-    def __init__(self, channels: int, groups: int, length: int, *, decays: bool = False):
+    def __init__(self, config, channels: int, kind: str):
         super().__init__(channels, 1)
-        self.groups, self.length, self.decays = groups, length, decays
-        self.taps = fp32_parameter(groups, length)
+        self.groups, self.length = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
+        self.decays = kind == "medium" and config.medium_filter_decay
+        self.taps = fp32_parameter(self.groups, self.length)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"taps": torch.randn(self.taps.shape) / math.sqrt(self.length)}
@@ -79,7 +78,9 @@ class ExplicitFilter(LongFilter):
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.length, torch.float64)[0]
-        return taps_response(omega, taps if rows is None else taps[rows])
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
+        response: Tensor = transfer.taps_response(omega, taps if rows is None else taps[rows])
+        return response
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
@@ -91,16 +92,10 @@ class ExplicitFilter(LongFilter):
 class ModalFilter(StateSpaceFilter):
     r"""h_t = Σ_n R_n exp(-|p_n| t), N decaying exponentials for each group of channels.
 
-    With `frequencies`, h_t = Re Σ_n R_n exp((-|p_n| + i θ_n) t) with complex R: decaying oscillations.
+    With `complex_state`, h_t = Re Σ_n R_n exp((-|p_n| + i θ_n) t) with complex R: decaying oscillations.
 
     At initialisation p_n is Δ times an eigenvalue of S4D-Real, |p_n| = n Δ for n = 1, ..., N, or of S4D-Lin,
     -Δ/2 + iπnΔ for n = 0, ..., N - 1, with Δ drawn log-uniformly from a range.
-
-    Args:
-        channels, groups: D and G.
-        state_size: N.
-        time_steps: Range of Δ.
-        frequencies: α and the shift of the initial frequencies, for oscillations; `None`: real exponentials.
 
     Source: Ku et al. 2025, Hyena-LI; Massaroli et al. 2023 (modal form); Poli et al. 2023 (StripedHyena, with
     complex poles).
@@ -109,28 +104,23 @@ class ModalFilter(StateSpaceFilter):
     # A diagonal state space model with steps of 1.
     low_rank, discretization = False, "zoh"
 
-    def __init__(
-        self,
-        channels: int,
-        groups: int,
-        state_size: int,
-        time_steps: tuple[float, float],
-        frequencies: tuple[float, float] | None = None,
-    ):
+    def __init__(self, config, channels: int):
         LongFilter.__init__(self, channels, 1)
-        self.groups, self.time_steps, self.frequencies = groups, time_steps, frequencies
-        self.log_poles = fp32_parameter(groups, state_size)
-        self.angles = None if frequencies is None else fp32_parameter(groups, state_size)
-        self.residues = fp32_parameter(groups, state_size, *(() if frequencies is None else (2,)))
+        self.time_step_range = config.time_step_min, config.time_step_max
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.groups, pair = config.long_filter_groups, (2,) if config.complex_state else ()
+        self.log_poles = fp32_parameter(self.groups, config.state_size)
+        self.angles = fp32_parameter(self.groups, config.state_size) if config.complex_state else None
+        self.residues = fp32_parameter(self.groups, config.state_size, *pair)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         shape = self.log_poles.shape
-        low, high = (math.log(bound) for bound in self.time_steps)
+        low, high = (math.log(bound) for bound in self.time_step_range)
         steps = torch.exp(low + (high - low) * torch.rand(shape[0], 1))
         residues = torch.randn(self.residues.shape) / math.sqrt(shape[1])
-        if self.frequencies is None:
+        if self.angles is None:
             return {"log_poles": -steps * torch.arange(1.0, shape[1] + 1), "residues": residues}
-        eigenvalues = initial_eigenvalues("lin", 2 * shape[1], *self.frequencies)
+        eigenvalues = initial_eigenvalues("lin", 2 * shape[1], self.frequency_scale, self.frequency_shift)
         return {"log_poles": steps * eigenvalues.real, "angles": steps * eigenvalues.imag, "residues": residues}
 
     def parameter_roles(self) -> dict[str, ParameterRole]:

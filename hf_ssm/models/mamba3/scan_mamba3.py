@@ -161,7 +161,7 @@ class Mamba3Scan(ScaledScan):
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 R G N)`, x zero at padding.
             steps: dt, the projections of A and λ, and the angles, `(B, L, 3 H + K)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
             gate: Called with the R outputs `(B, L, R, D)`, in float32 or better, before they are summed.
 
@@ -227,9 +227,7 @@ class Mamba3Scan(ScaledScan):
             after = _turned_pairs(after, cosine[:, -1].unsqueeze(-2), -sine[:, -1].unsqueeze(-2))
         return (y + self.D.unsqueeze(-1) * x).flatten(-2), after
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """ρ of the mean terms, B and C seen from the last token, `(D, L)`, with the feed-through.
 
         ρ_ℓ = C₀ᵀ R(Δ₀ ω₀ + ... + Δ_{ℓ-1} ω_{ℓ-1}) B_ℓ exp(Σ_{k<ℓ} Δ_k A_k) (γ_ℓ + β_{ℓ-1} / α_{ℓ-1}), where ℓ is the

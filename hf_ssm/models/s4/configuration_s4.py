@@ -1,8 +1,8 @@
 """Configuration of the linear time-invariant state space models S4 and S4D."""
 
-from hf_ssm.models.base.configuration import INITS
+from hf_ssm.models.base.configuration import INITS, check_discrete_poles
 from hf_ssm.models.base.fields import one_of, positive, require_divisor, setting, strict_config
-from hf_ssm.models.base.shared_settings import StateSpaceConfig, check_discrete_poles
+from hf_ssm.models.base.shared_settings import StateSpaceConfig
 
 
 @strict_config

@@ -14,19 +14,13 @@ from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMModel,
 )
 
-__all__ = [
-    *("CONVERTERS", "MAMBA_NAMES", "MIXER_NAMES", "HonarpishehConverter", "MambaConverter", "convert_mixer"),
-    "plain_classifier_from_state_dict",
-]
+__all__ = ["CONVERTERS", "MIXER_NAMES", "HonarpishehConverter", "MambaConverter", "convert_mixer"]
 
 MIXER_NAMES = {
     r"mixer\.(reverse_)?(A_log|D\b|x_proj\.|dt_proj\.weight)": r"mixer.\1scan.\2",
     r"mixer\.(reverse_)?dt_proj\.bias": r"mixer.\1scan.dt_bias",
 }
 """Names in a mixer, and in a second direction, as regular expressions, and the names here."""
-
-MAMBA_NAMES = {**NAMES, **MIXER_NAMES}
-"""Names of transformers' and mamba_ssm's Mamba as regular expressions, and the names here."""
 
 _SSM_FIELDS: FieldTable = {
     "d_state": ("state_size", 16),
@@ -66,7 +60,7 @@ class MambaConverter(Converter):
         "MambaModel": SelectiveSSMModel,
         "MambaLMHeadModel": SelectiveSSMForCausalLM,
     }
-    names = MAMBA_NAMES
+    names = {**NAMES, **MIXER_NAMES}
 
     def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) or layer_of(config) == "Mamba1"
@@ -116,11 +110,6 @@ class HonarpishehConverter(Converter):
         matrices = [torch.atleast_2d(weights.pop(name)) for name in stacked]
         weights["model.layers.0.mixer.scan.x_proj.weight"] = torch.cat(matrices)
         return weights
-
-
-def plain_classifier_from_state_dict(state_dict: Tensors) -> Any:
-    """Convert a state dict of Honarpisheh et al. to a `SelectiveSSMForSequenceClassification`."""
-    return HonarpishehConverter().convert(state_dict)
 
 
 CONVERTERS = (HonarpishehConverter(), MambaConverter())

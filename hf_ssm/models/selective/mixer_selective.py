@@ -4,6 +4,8 @@ Legend: `B` batch, `L` length, `D` hidden size. A mixer maps `(B, L, D)` to `(B,
 mean τ of its operators. Padding is read as zeros by everything that mixes positions.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
@@ -13,6 +15,7 @@ from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.decoding import MixerWeights, decode
 from hf_ssm.ops.sharing import in_reverse
 
 __all__ = ["SelectiveMixer"]
@@ -59,6 +62,10 @@ class SelectiveMixer(nn.Module):
         return ShortConvolution(config.intermediate_size, config.conv_kernel, bias=config.use_conv_bias)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        if state is not None and rows == Rows():
+            stepped = decode(self._decoding_weights, hidden_states, state.tensors)
+            if stepped is not None:
+                return stepped
         inputs, gate = self.project(hidden_states, rows.mask)
         output = self.scan(self.scan_inputs(inputs, rows, state), gate, rows, state)
         if state is not None and state.last_position_only:
@@ -72,6 +79,29 @@ class SelectiveMixer(nn.Module):
                 behind = self.reverse_scan(scanned, None if gate is None else gate.flip(1), turned)
             return self._joined(output, behind.flip(1))
         return output if self.out_proj is None else self.out_proj(output)
+
+    def _decoding_weights(self) -> MixerWeights | None:
+        """The weights of one compiled step; `None` if a module does something else than its class."""
+        scan: Any = self.scan
+        conv: Any = self.conv1d
+        linear: list[Any] = [self.in_proj, self.out_proj, scan.x_proj, scan.dt_proj]
+        standard: list[Any] = [
+            (scan, SelectiveScan),
+            (conv, ShortConvolution),
+            *((module, nn.Linear) for module in linear),
+        ]
+        for module, *kinds in (*standard, (self.activation, nn.SiLU, SiLUActivation)):
+            if not has_standard_forward(module, *kinds):
+                return None
+        in_proj, out_proj, x_proj, dt_proj = linear
+        if scan.A_imag is not None or scan.has_sobolev_filter:
+            return None
+        A = scan.A if scan.is_raw else scan.A_log
+        return MixerWeights(
+            *(in_proj.weight, in_proj.bias, conv.weight, conv.bias, A, scan.dt_bias, scan.D),
+            *(out_proj.weight, out_proj.bias, x_proj.weight, dt_proj.weight),
+            is_log_A=not scan.is_raw,
+        )
 
     def _joined(self, output: Tensor, behind: Tensor) -> Tensor:
         """The outputs of both scans, projected and joined, `(B, L, D)`."""

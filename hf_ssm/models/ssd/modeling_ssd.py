@@ -4,17 +4,14 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `C` channels of the sho
 and N states), `H` heads. Padding is read as zeros by everything that mixes positions.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.factory import model_classes
-from hf_ssm.models.base.fused_decoding import FusedGeneration
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.ssd.configuration_ssd import SSDConfig
-from hf_ssm.models.ssd.fused_decoding import step_of_ssd_blocks
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import GatedRMSNorm
 from hf_ssm.modules.projection import has_standard_forward, output_projection
@@ -23,6 +20,7 @@ from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.decoding import MixerWeights, decode
 from hf_ssm.ops.sharing import in_reverse
 
 
@@ -62,6 +60,10 @@ class SSDMixer(nn.Module):
         return {"in_proj.weight": ParameterRole("projection", parts=parts)}
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
+        if state is not None and rows == Rows():
+            stepped = decode(self._decoding_weights, hidden_states, state.tensors)
+            if stepped is not None:
+                return stepped
         projected, gate = self.project(hidden_states, rows.mask)
         output = self.scan(*self.scan_inputs(projected, rows, state), rows, state)
         if state is not None and state.last_position_only:
@@ -74,6 +76,26 @@ class SSDMixer(nn.Module):
                 return self.out_proj(self._gated(output, gate) + self.reverse_norm(behind, gate))
             output = output + behind
         return self.out_proj(self._gated(output, gate))
+
+    def _decoding_weights(self) -> MixerWeights | None:
+        """The weights of one compiled step; `None` if a module does something else than its class."""
+        scan, conv, in_proj, out_proj, norm = self.scan, self.conv1d, self.in_proj, self.out_proj, self.norm
+        standard: list[Any] = [(scan, SSDScan), (conv, ShortConvolution), (in_proj, nn.Linear), (out_proj, nn.Linear)]
+        standard += [] if norm is None else [(norm, GatedRMSNorm)]
+        for module, *kinds in (*standard, (self.activation, nn.SiLU, SiLUActivation)):
+            if not has_standard_forward(module, *kinds):
+                return None
+        if scan.A_imag is not None or scan.C_scale is not None or scan.has_sobolev_filter:
+            return None
+        return MixerWeights(
+            *(in_proj.weight, in_proj.bias, conv.weight, conv.bias, scan.A_log, scan.dt_bias, scan.D),
+            *(out_proj.weight, out_proj.bias),
+            groups=scan.groups_of_heads,
+            dt_limit=scan.time_step_limit,
+            norm_weight=None if norm is None else norm.weight,
+            epsilon=0.0 if norm is None else norm.epsilon,
+            norm_before_gate=norm is not None and norm.norm_before_gate,
+        )
 
     def _gated(self, output: Tensor, gate: Tensor) -> Tensor:
         return output * nn.functional.silu(gate) if self.norm is None else self.norm(output, gate)
@@ -107,12 +129,4 @@ class SSDPreTrainedModel(SSMPreTrainedModel):
     mixer_class = SSDMixer
 
 
-class SSDModel(SSDPreTrainedModel, SSMModel):
-    """Hidden states of a sequence: see `SSMModel`."""
-
-    def _step_states(self, hidden_states: Tensor, states: Sequence[LayerState]) -> list[Tensor] | None:
-        stepped = step_of_ssd_blocks(SSDMixer, self.layers, self.norm, hidden_states, states)
-        return None if stepped is None else [hidden_states, *stepped]
-
-
-globals().update(model_classes(SSDPreTrainedModel, SSDModel, generation=(FusedGeneration,)))
+globals().update(model_classes(SSDPreTrainedModel))

@@ -5,8 +5,10 @@ stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction
 nearest first.
 """
 
+import importlib
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
 
@@ -123,7 +124,9 @@ class ImplicitFilter(LongFilter):
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.longest, torch.float64).flatten(0, 1)
-        return taps_response(omega, taps if rows is None else taps[rows])
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
+        response: Tensor = transfer.taps_response(omega, taps if rows is None else taps[rows])
+        return response
 
     def _stored_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The embedding of positions `(L, embedding_size)`, the time in units of the longest input `(L,)`, δ `(C,)`."""

@@ -5,7 +5,9 @@ stored conjugate pairs, `S` copies of A and B. Kernels have the shape `(K, C, L)
 that look ahead, the nearest first.
 """
 
+import importlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,6 @@ from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
-from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
 
 __all__ = ["StateSpaceFilter"]
 
@@ -125,9 +126,12 @@ class StateSpaceFilter(LongFilter):
         if rows is not None:
             model, dt = {name: matrix[rows] for name, matrix in model.items()}, dt[rows]
         a, b, c = model["a"], model["b"], model["c"]
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
         if self.low_rank:
-            return dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
-        return diagonal_response(omega, a, b, c, dt, self.discretization)
+            response: Tensor = transfer.dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
+        else:
+            response = transfer.diagonal_response(omega, a, b, c, dt, self.discretization)
+        return response
 
     @property
     def has_graded_response(self) -> bool:

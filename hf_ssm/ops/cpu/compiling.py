@@ -23,9 +23,8 @@ _PLACES = ("CACHE_DIR", "CACHE_LOCATOR_CLASSES")
 
 def _sources() -> tuple[tuple[str, int, int], ...]:
     """A stamp that changes with the source of any kernel."""
-    ops = Path(__file__).parents[1]
-    files = ((path, path.stat()) for path in sorted((*ops.glob("cpu/*.py"), *ops.glob("*/numba*.py"))))
-    return tuple((path.relative_to(ops).as_posix(), stat.st_mtime_ns, stat.st_size) for path, stat in files)
+    files = ((path.name, path.stat()) for path in sorted(Path(__file__).parent.glob("*.py")))
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
 
 
 _SOURCES = _sources()

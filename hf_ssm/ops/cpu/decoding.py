@@ -1,324 +1,294 @@
-"""Parts of the compiled kernels of one position: linear maps, norms, the short convolution, and the call of blocks.
+"""The kernel behind `ops/decoding.py`, in float32; dimensions as there.
 
-In kernels tensors are contiguous and given by the address of their first element (0: none); `like` is 0 in the type of
-all numbers. The weights of a block are given by descriptions of three integers: the address of the numbers, that of a
-scale for each row, and how they are stored: in the type of `like`, in bfloat16, or in int8. `resolve` replaces them by
-addresses of numbers in the type of `like`, except those of linear maps, which `apply_linear` reads as they are stored.
+The time of a large model is that of reading its weights, so the linear maps are read as they are stored: in float32,
+bfloat16 or int8. Columns and states are multiples of 16; `mixer_step` pads others with zeros.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hf_ssm.ops.cpu.compiling import kernel
-from hf_ssm.ops.cpu.vector import (
+from hf_ssm.ops.cpu.vectors import (
     LANES,
-    add,
-    constant,
-    fma,
+    F,
+    exp2,
+    greatest,
+    least,
     load,
-    load_as,
-    load_some,
-    load_some_as,
-    mul,
     pointer,
+    pointer_to,
+    shifted,
     sigmoid,
+    softplus,
     splat,
-    store_some,
-    sub,
+    store,
     total,
 )
-from hf_ssm.ops.decoding import LINEAR_MAPS, BlockShapes, FinalNorm, ScaledRows
+from hf_ssm.ops.decoding import MixerWeights
 
-__all__ = [
-    "LOG2_E",
-    "ZERO",
-    "CompiledBlocks",
-    "address",
-    "apply_final_norm",
-    "apply_gate",
-    "apply_linear",
-    "convolve",
-    "project_in",
-    "project_out",
-    "resolve",
-]
+__all__ = ["mixer_step"]
 
-NORMS = ("none", "layer", "rms")
-NO_NORM, _LAYER_NORM = 0, 1
-ZERO = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
-_AS_NUMBERS, _BFLOAT16, _INT8 = 0, 1, 2
-LOG2_E = {torch.float32: np.float32(math.log2(math.e)), torch.float64: np.float64(math.log2(math.e))}
+_ZERO, _LOG2_E = F(0), F(math.log2(math.e))
+_BFLOAT16, _INT8 = 1, 2
+_FORMS = {torch.float32: 0, torch.bfloat16: _BFLOAT16, torch.int8: _INT8}
 
 
-@kernel
-def apply_linear(like, x, weight, bias, y, rows, columns):
-    """`y = W x + b`, with the description `weight` of W `(rows, columns)`."""
-    described, out = pointer(weight, np.int64(0)), pointer(y, like)
-    if described[2] == _INT8:
-        _multiply(like, pointer(described[0], np.int8(0)), x, y, rows, columns)
-        scales = pointer(described[1], like)
-        for i in range(0, rows, LANES):
-            store_some(out, i, mul(load_some(out, i, rows - i), load_some(scales, i, rows - i)), rows - i)
-    elif described[2] == _BFLOAT16:
-        _multiply(like, pointer(described[0], np.uint16(0)), x, y, rows, columns)
-    else:
-        _multiply(like, pointer(described[0], like), x, y, rows, columns)
-    if bias != 0:
-        add_rows(like, y, bias, y, rows)
+class _Mixer(NamedTuple):
+    """Sizes, with columns and states in multiples of 16, and addresses of float32 numbers (0: none).
 
-
-@kernel
-def _multiply(like, w, x, y, rows, columns):
-    """`y = W x` with the pointer `w` to W, read sequentially, with four independent sums.
-
-    In float32 it takes half the time of torch's matrix-vector product, and as long as reading the weights. In int8,
-    loops over `range` are slower than these.
+    `projected` to `y` are scratch memory for one sequence; `gate`, `inputs` and `dt` are parts of `projected`.
     """
-    v, out = pointer(x, like), pointer(y, like)
-    for row in range(rows):
-        at, c = row * columns, 0
-        s0, s1, s2, s3 = splat(like), splat(like), splat(like), splat(like)
-        while c + 4 * LANES <= columns:
-            s0 = fma(load_as(w, at + c, like), load(v, c), s0)
-            s1 = fma(load_as(w, at + c + LANES, like), load(v, c + LANES), s1)
-            s2 = fma(load_as(w, at + c + 2 * LANES, like), load(v, c + 2 * LANES), s2)
-            s3 = fma(load_as(w, at + c + 3 * LANES, like), load(v, c + 3 * LANES), s3)
+
+    batch: int
+    channels: int
+    heads: int
+    groups: int
+    states: int
+    states_given: int
+    rank: int
+    mixed: int
+    taps: int
+    is_log_A: bool
+    norm_before_gate: bool
+    epsilon: float
+    low: Any
+    high: Any
+    hidden: int
+    past: int
+    state: int
+    output: int
+    new_past: int
+    new_state: int
+    conv_weight: int
+    conv_bias: int
+    A: int
+    dt_bias: int
+    skip: int
+    norm_weight: int
+    gate: int
+    inputs: int
+    dt: int
+    projected: int
+    convolved: int
+    selected: int
+    steps: int
+    matrices: int
+    decay: int
+    y: int
+
+
+class _Map(NamedTuple):
+    """A linear map: addresses of the matrix, of scales of its rows and of the bias (0: none), and how it is stored."""
+
+    weight: int
+    scales: int
+    bias: int
+    form: int
+    rows: int
+    columns: int
+
+
+@kernel
+def _multiply(m, w, x, y):
+    """`y = W x + b` with four independent sums, as fast as the weights are read."""
+    for row in range(m.rows):
+        at, c = row * m.columns, 0
+        s0, s1, s2, s3 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
+        # In int8, loops over `range` are slower.
+        while c + 4 * LANES <= m.columns:
+            s0 = s0 + load(w, at + c) * load(x, c)
+            s1 = s1 + load(w, at + c + LANES) * load(x, c + LANES)
+            s2 = s2 + load(w, at + c + 2 * LANES) * load(x, c + 2 * LANES)
+            s3 = s3 + load(w, at + c + 3 * LANES) * load(x, c + 3 * LANES)
             c += 4 * LANES
-        while c < columns:
-            s0 = fma(load_some_as(w, at + c, columns - c, like), load_some(v, c, columns - c), s0)
+        while c < m.columns:
+            s0 = s0 + load(w, at + c) * load(x, c)
             c += LANES
-        out[row] = total(add(add(s0, s1), add(s2, s3)))
+        value = total((s0 + s1) + (s2 + s3))
+        if m.scales != 0:
+            value *= pointer(m.scales, row)[0]
+        if m.bias != 0:
+            value += pointer(m.bias, row)[0]
+        y[row] = value
 
 
 @kernel
-def _resolved(like, weight, count, room):
-    """The address of the `count` numbers of a description, which are copied to `room` if they are in bfloat16."""
-    if weight == 0:
-        return weight
-    described = pointer(weight, np.int64(0))
-    if described[2] != _BFLOAT16:
-        return described[0]
-    source, target = pointer(described[0], np.uint16(0)), pointer(room, like)
-    for i in range(0, count, LANES):
-        store_some(target, i, load_some_as(source, i, count - i, like), count - i)
-    return room
+def _apply(m, x, y):
+    if m.form == _INT8:
+        _multiply(m, pointer_to(m.weight, np.int8(0)), x, y)
+    elif m.form == _BFLOAT16:
+        _multiply(m, pointer_to(m.weight, np.uint16(0)), x, y)
+    else:
+        _multiply(m, pointer(m.weight, 0), x, y)
 
 
 @kernel
-def resolve(like, item, weights, counts, addresses, room):
-    """Write the addresses of the weights of a block.
-
-    Args:
-        weights: Their descriptions.
-        counts: Numbers of each weight; 0 for a linear map, whose description is kept.
-        addresses: Written.
-        room: Memory for copies.
-    """
-    for i in range(len(counts)):
-        addresses[i] = weights[i] if counts[i] == 0 else _resolved(like, weights[i], counts[i], room)
-        room += counts[i] * item
-
-
-@kernel
-def add_rows(like, a, b, y, count):
-    """`y = a + b`."""
-    left, right, out = pointer(a, like), pointer(b, like), pointer(y, like)
-    for i in range(0, count, LANES):
-        store_some(out, i, add(load_some(left, i, count - i), load_some(right, i, count - i)), count - i)
+def _convolve(s, b, x, y):
+    """The short convolution of sequence `b` with SiLU."""
+    first = b * (s.taps - 1) * s.mixed
+    before, after, w = pointer(s.past, first), pointer(s.new_past, first), pointer(s.conv_weight, 0)
+    for d in range(s.mixed):
+        value = w[d * s.taps + s.taps - 1] * x[d]
+        for i in range(s.taps - 1):
+            value += w[d * s.taps + i] * before[i * s.mixed + d]
+        if s.conv_bias != 0:
+            value += pointer(s.conv_bias, d)[0]
+        y[d] = value
+    for i in range((s.taps - 2) * s.mixed):
+        after[i] = before[s.mixed + i]
+    if s.taps > 1:
+        for d in range(s.mixed):
+            after[(s.taps - 2) * s.mixed + d] = x[d]
+    for d in range(0, s.mixed, LANES):
+        store(y, d, load(y, d) * sigmoid(load(y, d)))
 
 
 @kernel
-def apply_norm(like, x, kind, epsilon, weight, bias, y, count):
-    """Layer norm, RMS norm or none; `y` may be `x`."""
-    v, out = pointer(x, like), pointer(y, like)
-    mean = like
-    if kind == _LAYER_NORM:
-        summed = splat(like)
-        for i in range(0, count, LANES):
-            summed = add(summed, load_some(v, i, count - i))
-        mean = total(summed) / count
-    square = like
-    if kind != NO_NORM:
-        squares, whole = splat(like), count // LANES * LANES
-        for i in range(0, whole, LANES):
-            deviation = sub(load(v, i), constant(mean, like))
-            squares = fma(deviation, deviation, squares)
-        square = total(squares)
-        for i in range(whole, count):
-            square += (v[i] - mean) * (v[i] - mean)
-    scale = 1 / math.sqrt(square / count + epsilon) if kind != NO_NORM else 1.0
-    for i in range(count):
-        value = (v[i] - mean) * scale
-        if weight != 0:
-            value *= pointer(weight, like)[i]
-        if bias != 0:
-            value += pointer(bias, like)[i]
-        out[i] = value
+def _select(s, x_map, dt_map, convolved, steps, matrices):
+    """The step sizes of the heads, and B and C of the groups, `(2, G, N)`."""
+    source = pointer(s.selected, s.rank) if s.rank > 0 else shifted(convolved, s.channels)
+    if s.rank > 0:
+        _apply(x_map, convolved, pointer(s.selected, 0))
+        _apply(dt_map, pointer(s.selected, 0), steps)
+    else:
+        for head in range(s.heads):
+            steps[head] = pointer(s.dt, head)[0]
+    for head in range(s.heads):
+        steps[head] += pointer(s.dt_bias, head)[0]
+    for i in range(0, s.heads, LANES):
+        store(steps, i, least(splat(s.high), greatest(splat(s.low), softplus(load(steps, i)))))
+    for group in range(2 * s.groups):
+        for n in range(s.states_given):
+            matrices[group * s.states + n] = source[group * s.states_given + n]
 
 
 @kernel
-def convolve(like, u, past, weight, bias, new_past, y, channels, taps):
-    """The short convolution with SiLU.
-
-    Args:
-        u, y: `(D,)`, read and written.
-        past, new_past: State before (read) and after (written), `(K - 1, D)`.
-        weight, bias: `(D, K)`; `(D,)` or 0.
-    """
-    x, before, w = pointer(u, like), pointer(past, like), pointer(weight, like)
-    after, out = pointer(new_past, like), pointer(y, like)
-    for d in range(channels):
-        value = w[d * taps + taps - 1] * x[d]
-        if bias != 0:
-            value += pointer(bias, like)[d]
-        for i in range(taps - 1):
-            value += w[d * taps + i] * before[i * channels + d]
-        out[d] = value
-    for i in range((taps - 2) * channels):
-        after[i] = before[i + channels]
-    if taps > 1:
-        for d in range(channels):
-            after[(taps - 2) * channels + d] = x[d]
-    for d in range(0, channels, LANES):
-        s = load_some(out, d, channels - d)
-        store_some(out, d, mul(s, sigmoid(s)), channels - d)
+def _scan(s, b, x, steps, matrices, decay, y):
+    """The state of sequence `b`, `exp(d A) h + d x B`, and the output, `C h + skip x`."""
+    first = b * s.channels * s.states
+    before, after, A = pointer(s.state, first), pointer(s.new_state, first), pointer(s.A, 0)
+    size, of_group, others = s.channels // s.heads, s.heads // s.groups, s.groups * s.states
+    for head in range(s.heads):
+        group = head // of_group * s.states
+        for n in range(0, s.states, LANES):
+            rate = load(A, head * s.states + n) * _LOG2_E
+            if s.is_log_A:
+                rate = exp2(rate) * -_LOG2_E
+            store(decay, n, exp2(steps[head] * rate))
+        for channel in range(head * size, (head + 1) * size):
+            amount, summed = steps[head] * x[channel], splat(_ZERO)
+            for n in range(0, s.states, LANES):
+                at = channel * s.states + n
+                value = load(decay, n) * load(before, at) + amount * load(matrices, group + n)
+                store(after, at, value)
+                summed = summed + value * load(matrices, others + group + n)
+            y[channel] = total(summed)
+            if s.skip != 0:
+                y[channel] += pointer(s.skip, channel)[0] * x[channel]
 
 
 @kernel
-def apply_gate(like, y, gate, channels):
-    """`y = y SiLU(gate)`."""
-    out, z = pointer(y, like), pointer(gate, like)
-    for i in range(0, channels, LANES):
-        lanes = channels - i
-        v = load_some(z, i, lanes)
-        store_some(out, i, mul(load_some(out, i, lanes), mul(v, sigmoid(v))), lanes)
-
-
-# `weights` are the resolved weights of a block, which begin with those of norm and in-projection and end with
-# those of the out-projection; `norm` is the kind of all norms and the number they add to the variance; `flags` are
-# whether norms are before the mixers instead of after the sums, and whether a block adds its input to its output.
+def _gate(s, y):
+    z = pointer(s.gate, 0)
+    for i in range(0, s.channels, LANES):
+        store(y, i, load(y, i) * load(z, i) * sigmoid(load(z, i)))
 
 
 @kernel
-def project_in(like, source, norm, flags, weights, normed, y, rows, width):
-    """The in-projection of `source` with the norm before it; `normed` is memory for `width` numbers."""
-    kind, epsilon = norm
-    read = source
-    if flags[0] and kind != NO_NORM:
-        apply_norm(like, source, kind, epsilon, weights[0], weights[1], normed, width)
-        read = normed
-    apply_linear(like, read, weights[2], weights[3], y, rows, width)
+def _norm_groups(s, y):
+    """The RMS norm of each group of channels."""
+    size, weight = s.channels // s.groups, pointer(s.norm_weight, 0)
+    for first in range(0, s.channels, size):
+        square = 0.0
+        for i in range(first, first + size):
+            square += y[i] * y[i]
+        scale = 1 / math.sqrt(square / size + s.epsilon)
+        for i in range(first, first + size):
+            y[i] = y[i] * scale * weight[i]
 
 
 @kernel
-def project_out(like, x, source, norm, flags, weights, y, width, channels):
-    """The out-projection of `x`, the sum with the input `source` of the block, and the norm after it."""
-    kind, epsilon = norm
-    apply_linear(like, x, weights[len(weights) - 2], weights[len(weights) - 1], y, width, channels)
-    if flags[1]:
-        add_rows(like, source, y, y, width)
-    if not flags[0] and kind != NO_NORM:
-        apply_norm(like, y, kind, epsilon, weights[0], weights[1], y, width)
+def _step(s, in_map, x_map, dt_map, out_map):
+    projected, convolved, steps = pointer(s.projected, 0), pointer(s.convolved, 0), pointer(s.steps, 0)
+    matrices, y = pointer(s.matrices, 0), pointer(s.y, 0)
+    for b in range(s.batch):
+        _apply(in_map, pointer(s.hidden, b * in_map.columns), projected)
+        _convolve(s, b, pointer(s.inputs, 0), convolved)
+        _select(s, x_map, dt_map, convolved, steps, matrices)
+        _scan(s, b, convolved, steps, matrices, pointer(s.decay, 0), y)
+        if not s.norm_before_gate:
+            _gate(s, y)
+        if s.norm_weight != 0:
+            _norm_groups(s, y)
+        if s.norm_before_gate:
+            _gate(s, y)
+        for i in range(s.channels, out_map.columns):
+            y[i] = _ZERO
+        _apply(out_map, y, pointer(s.output, b * out_map.rows))
 
 
-@kernel
-def apply_final_norm(like, item, y, norm, flags, final, batch, width, room):
-    """The norm of each row after the last block, where norms are before the mixers; `final` are descriptions."""
-    kind, epsilon = norm
-    if flags[0] and kind != NO_NORM:
-        weight = _resolved(like, final[0], width, room)
-        bias = _resolved(like, final[1], width, room + width * item)
-        for row in range(batch):
-            at = y + row * width * item
-            apply_norm(like, at, kind, epsilon, weight, bias, at, width)
+def mixer_step(w: MixerWeights, hidden: Tensor, past: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output of a mixer at one position, and the next states; see `ops/decoding.py`."""
+    batch, (width, channels) = len(hidden), w.out_weight.shape
+    heads, (mixed, _, taps), given = len(w.dt_bias), w.conv_weight.shape, state.shape[-1]
+    rank = 0 if w.dt_weight is None else w.dt_weight.shape[1]
+    dtypes, states = (hidden.dtype, past.dtype), given + -given % LANES
+    kept: list[Tensor] = []
+    in_map, out_map = _linear_map(kept, w.in_weight, w.in_bias), _linear_map(kept, w.out_weight, w.out_bias)
+    x_map, dt_map = _linear_map(kept, w.x_weight, None), _linear_map(kept, w.dt_weight, None)
+    A = w.A.unsqueeze(1).expand(-1, given) if w.A.dim() == 1 else w.A
+    skip = w.skip
+    if skip is not None and len(skip) != channels:
+        skip = skip.repeat_interleave(channels // heads)
+    hidden, past, before = _padded(hidden.float()), past.mT.float().contiguous(), _padded(state).contiguous()
+    output, new_past, after = hidden.new_empty(batch, 1, width), torch.empty_like(past), torch.empty_like(before)
+    numbers = (w.conv_weight, w.conv_bias, _padded(A), w.dt_bias, skip, w.norm_weight)
+    # The parts of the scratch memory begin at multiples of 16 numbers, and vectors may reach behind the gate.
+    parts = in_map.rows + LANES, mixed, rank + 2 * given, heads, 2 * w.groups * states, states, channels
+    first = [0, *accumulate(size + -size % LANES for size in parts)]
+    work = hidden.new_zeros(first[-1])
+    places = [work.data_ptr() + 4 * at for at in first[:-1]]
+    gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
+    low, high = map(F, w.dt_limit)
+    mixer = _Mixer(
+        *(batch, channels, heads, w.groups, states, given, rank, mixed, taps),
+        *(w.is_log_A, w.norm_before_gate, w.epsilon, low, high),
+        *(t.data_ptr() for t in (hidden, past, before, output, new_past, after)),
+        *(_address(kept, t) for t in numbers),
+        *(places[0] + 4 * at for at in (gate, inputs, dt)),
+        *places,
+    )
+    _step(mixer, in_map, x_map, dt_map, out_map)
+    after = after if states == given else after[..., :given].contiguous()
+    return output.to(dtypes[0]), new_past.to(dtypes[1]).mT, after
 
 
-def address(t: Tensor | None) -> int:
-    """Address of the first element, 0 for `None`."""
-    return 0 if t is None else t.data_ptr()
+def _padded(t: Tensor) -> Tensor:
+    """The tensor with zeros behind its last dimension, up to a multiple of 16."""
+    more = -t.shape[-1] % LANES
+    return functional.pad(t, (0, more)) if more else t
 
 
-class CompiledBlocks:
-    """One position of all blocks of a model.
-
-    Args:
-        run: The kernel. Its arguments are `like`; the size of a number in bytes; the descriptions of the weights, an
-            array with a row for each block, and `counts` for `resolve`; those of the final norm; `norm` and `flags`;
-            `numbers`; the batch size; the addresses of the states of convolutions and scans before (read) and after
-            (written), and of the input, the outputs of all blocks, the scratch memory and that for copies of weights.
-        weights: Of each block.
-        options: Of all blocks.
-        final_norm: Weight and bias of the norm after the last block.
-        shapes: Of all tensors.
-        dtype: The type of all numbers.
-        scratch_size: Numbers of scratch memory.
-        numbers: What else the kernel needs.
-    """
-
-    def __init__(
-        self,
-        run: Callable[..., None],
-        weights: Sequence[Any],
-        options: Any,
-        final_norm: FinalNorm,
-        shapes: BlockShapes,
-        dtype: torch.dtype,
-        scratch_size: int,
-        numbers: tuple[Any, ...],
-    ):
-        shapes.check_weights(weights)
-        self.run, self.shapes, self.dtype, self.count = run, shapes, dtype, len(weights)
-        stored = [_described(t, dtype) for block in (*weights, final_norm) for t in block]
-        # Keeps the memory of the weights alive.
-        self.tensors = [tensors for tensors, _ in stored]
-        self.descriptions = np.array([description for _, description in stored])
-        first, size = self.descriptions.ctypes.data, self.descriptions.strides[0]
-        places = [first + i * size if tensors else 0 for i, (tensors, _) in enumerate(stored)]
-        fields = weights[0]._fields
-        counts = [0 if n in LINEAR_MAPS else prod(s) for n, s in zip(fields, shapes.weights, strict=True)]
-        # Numbers of the scratch memory before the copies, and with them.
-        self.scratch_sizes = scratch_size, scratch_size + max(sum(counts), 2 * shapes.width)
-        self.arguments = (
-            *(ZERO[dtype], dtype.itemsize),
-            *(np.array(places[:-2]).reshape(self.count, -1), np.array(counts), (places[-2], places[-1])),
-            *((NORMS.index(options.norm), options.epsilon), (options.norm_first, options.residual)),
-            *numbers,
-        )
-
-    def __call__(self, hidden: Tensor, pasts: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self.shapes.check_inputs(hidden, pasts, states, self.count)
-        batch, kept = len(hidden), pasts.dtype
-        hidden, pasts, states = (t.to(self.dtype).contiguous() for t in (hidden, pasts, states))
-        new_pasts, new_states = torch.empty_like(pasts), torch.empty_like(states)
-        outputs = hidden.new_empty(self.count, *hidden.shape)
-        before_copies, size = self.scratch_sizes
-        scratch = hidden.new_empty(size)
-        memories = pasts.data_ptr(), states.data_ptr(), new_pasts.data_ptr(), new_states.data_ptr()
-        rooms = scratch.data_ptr(), scratch.data_ptr() + before_copies * self.dtype.itemsize
-        self.run(*self.arguments, batch, memories, (hidden.data_ptr(), outputs.data_ptr(), *rooms))
-        return outputs, new_pasts.to(kept), new_states
+def _address(kept: list[Tensor], t: Tensor | None) -> int:
+    """The address of the numbers in float32, of a tensor that is kept alive."""
+    if t is None:
+        return 0
+    kept.append(t.float().contiguous())
+    return kept[-1].data_ptr()
 
 
-def _described(weight: Tensor | ScaledRows | None, dtype: torch.dtype) -> tuple[list[Tensor], tuple[int, int, int]]:
-    """The tensors of a weight, and its description.
-
-    Raises:
-        ValueError: It is stored in a way that the kernels do not read.
-    """
+def _linear_map(kept: list[Tensor], weight: Any, bias: Tensor | None) -> _Map:
     if weight is None:
-        return [], (0, 0, _AS_NUMBERS)
-    if isinstance(weight, ScaledRows):
-        values, scales = weight.values.detach(), weight.scales.detach()
-        if values.dtype != torch.int8 or scales.dtype != dtype or scales.numel() != len(values):
-            raise ValueError(f"scaled rows must be int8 with a scale of {dtype} for each row")
-        return [values, scales], (values.data_ptr(), scales.data_ptr(), _INT8)
-    form = {dtype: _AS_NUMBERS, torch.bfloat16: _BFLOAT16}.get(weight.dtype)
-    if form is None:
-        raise ValueError(f"weights must be of {dtype} or bfloat16, got {weight.dtype}")
-    return [weight.detach()], (weight.data_ptr(), 0, form)
+        return _Map(0, 0, 0, 0, 0, 0)
+    scales = getattr(weight, "scale", None)
+    values = weight if scales is None else weight.qdata
+    if values.shape[1] % LANES:
+        values, scales = _padded(values.float() if scales is None else values * scales), None
+    kept.append(values)
+    return _Map(values.data_ptr(), _address(kept, scales), _address(kept, bias), _FORMS[values.dtype], *values.shape)

@@ -1,7 +1,8 @@
 """Vectors of 16 float32 numbers for compiled kernels, which LLVM maps to AVX-512, AVX2 or NEON.
 
 LLVM does not vectorise loops with exponentials reliably, so kernels use explicit vectors, with the operators of Python
-among each other and with float32 numbers. Memory is addressed by pointers to float32. All functions propagate NaN.
+among each other and with float32 numbers. Memory is addressed by pointers to float32; weights also by pointers to int8
+and to bfloat16 (as uint16), which `load` converts. All functions propagate NaN.
 """
 
 import math
@@ -17,7 +18,10 @@ from numba.extending import models, overload, register_model
 
 from hf_ssm.ops.cpu.compiling import kernel
 
-__all__ = ["LANES", "F", "exp2", "load", "pointer", "shifted", "sigmoid", "softplus", "splat", "store", "total"]
+__all__ = [
+    *("LANES", "F", "exp2", "greatest", "least", "load", "pointer", "pointer_to", "shifted", "sigmoid", "softplus"),
+    *("splat", "store", "total"),
+]
 
 LANES = 16
 F = np.float32
@@ -49,7 +53,8 @@ def _spread(builder: Any, number: Any) -> Any:
 
 
 def _place(builder: Any, at: Any, index: Any) -> Any:
-    return builder.bitcast(builder.gep(at, [index]), _FLOATS.as_pointer())
+    first = builder.gep(at, [index])
+    return builder.bitcast(first, ir.VectorType(first.type.pointee, LANES).as_pointer())
 
 
 @intrinsic
@@ -61,6 +66,16 @@ def pointer(typing: Any, address: Any, index: Any) -> Any:
         return builder.gep(first, [arguments[1]])
 
     return types.CPointer(types.float32)(types.int64, types.int64), generate
+
+
+@intrinsic
+def pointer_to(typing: Any, address: Any, like: Any) -> Any:
+    """The pointer to numbers of the type of `like` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), generate
 
 
 @intrinsic
@@ -85,11 +100,17 @@ def splat(typing: Any, number: Any) -> Any:
 
 @intrinsic
 def load(typing: Any, at: Any, index: Any) -> Any:
-    """`at[index : index + 16]`."""
+    """`at[index : index + 16]` in float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         loaded = builder.load(_place(builder, *arguments))
-        loaded.align = 4
+        loaded.align = at.dtype.bitwidth // 8
+        if at.dtype == types.int8:
+            return builder.sitofp(loaded, _FLOATS)
+        if at.dtype == types.uint16:
+            # bfloat16 is the upper half of float32.
+            half = ir.Constant(_INTEGERS, [ir.Constant(ir.IntType(32), 16)] * LANES)
+            return builder.bitcast(builder.shl(builder.zext(loaded, _INTEGERS), half), _FLOATS)
         return loaded
 
     return VECTOR(at, types.int64), generate

@@ -9,12 +9,7 @@ import math
 
 import torch
 
-from hf_ssm.ops.context import is_exporting
-
 __all__ = ["sinusoid_kernel", "sinusoid_response"]
-
-# Larger kernels are computed in parts of this many taps, to bound the memory of intermediate results.
-_TAPS_AT_ONCE = 1 << 22
 
 
 def sinusoid_kernel(
@@ -46,24 +41,11 @@ def sinusoid_kernel(
 
     Source: Nishikawa & Suzuki 2025, Section 3 (ii).
     """
-    support, phase = window + inclusive, 2 * math.pi / window
-
-    def sinusoids(channels: slice, t: torch.Tensor) -> torch.Tensor:
-        """The formula at some lags, also beyond the window."""
-        cosine, sine, slow, fast = (parameter[channels].unsqueeze(-1) for parameter in (c1, c2, a1, a2))
-        return cosine * torch.cos(slow * (phase * t)) + sine * torch.sin(fast * (phase * t))
-
-    if is_exporting():
-        t = torch.arange(length, device=c1.device, dtype=a1.dtype)
-        return sinusoids(slice(None), t) * (t < support)
-    t = torch.arange(min(support, length), device=c1.device, dtype=a1.dtype)
-    size = len(c1) if torch.is_grad_enabled() else max(1, _TAPS_AT_ONCE // length)
-    if size >= len(c1):
-        return torch.nn.functional.pad(sinusoids(slice(None), t), (0, length - len(t)))
-    kernel = c1.new_zeros(len(c1), length)
-    for start in range(0, len(c1), size):
-        kernel[start : start + size, : len(t)] = sinusoids(slice(start, start + size), t)
-    return kernel
+    t = torch.arange(length, device=c1.device, dtype=a1.dtype)
+    phase = 2 * math.pi / window * t
+    cosine, sine, slow, fast = (parameter.unsqueeze(-1) for parameter in (c1, c2, a1, a2))
+    kernel = cosine * torch.cos(slow * phase) + sine * torch.sin(fast * phase)
+    return kernel * (t < window + inclusive)
 
 
 def _geometric(x: torch.Tensor, count: int) -> torch.Tensor:
