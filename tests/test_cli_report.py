@@ -148,7 +148,7 @@ def test_card_section_is_added_on_demand_and_replaced(error_of, checkpoint):
     assert run("report", checkpoint, "--rows", 8, "--update-card") == 0
     second = card.read_text(encoding="utf-8")
     card.write_text("<!-- hf-ssm report: begin -->")
-    assert "each once" in error_of("report", checkpoint, "--dataset", "missing.csv", "--update-card")
+    assert "each once" in error_of("report", checkpoint, "--update-card")
     assert second.startswith(before) and second.endswith(after) and second.count("## Theory report") == 1
     assert "curve.png" not in second
     assert "for 8 sequences" in second and "for 4 sequences" not in second and "](report/" not in second
@@ -158,7 +158,7 @@ def test_output_that_is_not_empty(error_of, capsys, checkpoint, tmp_path):
     output = tmp_path / "report"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
-    message = error_of("report", checkpoint, "--dataset", "missing.csv", "--output", output)
+    message = error_of("report", checkpoint, "--output", output)
     assert "is not empty" in message and "--overwrite-output" in message
     assert run("report", checkpoint, "--rows", 4, "--output", output, "--overwrite-output", "--svg") == 0
     assert {"movement.png", "movement.svg", "responses.svg", "tau.svg"} <= {path.name for path in output.iterdir()}

@@ -100,7 +100,6 @@ def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
     assert f"hf-ssm report '{output}'  " in out
     # Neither beats a constant prediction.
     assert "the model has learnt nothing" in out and "hf-ssm push" not in out
-    assert f"hf-ssm tune --config '{output}/train_config.yaml' --diagnose" in out
     assert logging.is_progress_bar_enabled()
 
 

@@ -28,7 +28,7 @@ __all__ = ["build_parser", "main"]
 # Options and arguments of all commands that name what is read.
 _MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
 _DATA = ("data", "data.dataset", "data.test_file", "data.validation_file", "dataset")
-_FILES = ("config", "genome", "input", "regions", "variants")
+_FILES = ("genome", "input", "regions", "variants")
 # Options that name a file to write besides the output.
 _OTHER_OUTPUTS = ("by_region", "session", "track")
 # Commands that write, beside a model too, files of names that no model has.
@@ -127,7 +127,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     """Raise a `ValueError` or `OSError` for what is wrong whatever the files contain."""
     _check_output(args)
     given = {name: value for name, value in vars(args).items() if value is not None}
-    for name in _FILES:
+    for name in (*_FILES, "config"):
         if isinstance(given.get(name), Path):
             _check_file(given[name])
     for name in _DATA:

@@ -220,17 +220,10 @@ def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespa
         steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
-    if not is_better_than_chance(result):
-        diagnosis = command("tune", "--config", output / folder.SETTINGS_NAME, "--diagnose")
-        steps.append((diagnosis, "what the data let a model learn, instead of sharing this one"))
-    elif not args.push_to_hub:
+    at_chance = any(chance_note(split, values, result.chance[split]) for split, values in result.results.items())
+    if not at_chance and not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
     return steps
-
-
-def is_better_than_chance(result: RunResult) -> bool:
-    """Whether a model beats a constant prediction on the splits on which it was evaluated, if there are any."""
-    return not any(chance_note(split, values, result.chance[split]) for split, values in result.results.items())
 
 
 def _check(args: argparse.Namespace) -> None:

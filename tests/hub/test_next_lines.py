@@ -133,7 +133,9 @@ TRAIN = {
 
 
 @pytest.mark.parametrize("kind", first_fast(["other names", *(kind for kind in TRAIN if kind != "other names")]))
-def test_lines_after_training(place, run, hub, proofs, kind):
+def test_lines_after_training(place, run, hub, proofs, kind, monkeypatch):
+    # Models of one epoch are no better than chance, and those are not sent to the Hub.
+    monkeypatch.setattr("hf_ssm.cli.train.chance_note", lambda *args: "")
     (dataset, *options), expected = TRAIN[kind]
     ran = run_all(run, "train", f"--dataset={dataset}", *options, "--output", "runs/x")
     assert ran >= expected | {"app", "push", "verify"}
