@@ -395,6 +395,8 @@ def cache_for(
         if use_cache or cache is not None:
             raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and `cache`.")
         return None
+    if cache is None and use_cache is False:
+        return None
     # A cache that this model has filled was checked then.
     is_own = isinstance(cache, SSMCache) and cache.is_of(model)
     non_causal_flag = None if is_own else model.config.non_causal_flag
