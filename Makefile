@@ -1,5 +1,5 @@
 # Each target installs what it needs; the requirements are python3 (3.11 or later) and make.
-#   make demo         trains a small model on generated DNA, saves it, loads it back and checks it
+#   make demo         trains a small model on generated DNA, saves it, loads it back and checks it; installs little
 #   make test         runs the tests without those marked as slow
 #   make test-all     runs all tests but those of `make test-docs` and `make test-grid`
 #   make test-docs    runs the tutorials, and the examples of the pages on which they take long
@@ -37,9 +37,16 @@ EXTRAS ?= test,lint,plots,genomics,app,tracking,docs,browser
 THREADS = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 PYTEST = $(THREADS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
+NEW_ENVIRONMENT = $(PYTHON) -m venv "$(VENV)"
+# uv installs much faster where it is present.
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check
+INSTALL = $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(PIP_INSTALL))
+
 .PHONY: demo test test-all test-docs test-grid test-lowest test-newest test-nightly conformance docs notebooks lint bench clean
 
-demo: $(STAMP)
+# An environment that has hf_ssm is used as it is; a new one gets what the demo needs, and no more.
+demo:
+	@test -x "$(BIN)/hf-ssm" || { $(NEW_ENVIRONMENT) && $(INSTALL) -c $(CONSTRAINTS) -e ".[cpu,plots]"; }
 	@echo "Starting the demo, which takes half a minute of one core ..."
 	@$(BIN)/hf-ssm demo --output "$(DEMO_OUTPUT)" --overwrite-output
 
@@ -103,7 +110,7 @@ lint: $(STAMP)
 
 # One section: make bench BENCH_ARGS="scan --repetitions 3"
 bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(PIP_INSTALL) --quiet -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py --output "$(BENCH_OUTPUT)/speed.json" $(BENCH_ARGS)
 	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
 
@@ -115,6 +122,6 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "The pinned packages need Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing hf_ssm and its packages in $(VENV), once: a few minutes, most of them for PyTorch ..."
-	@$(PYTHON) -m venv "$(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	@$(NEW_ENVIRONMENT)
+	$(PIP_INSTALL) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch "$(STAMP)"

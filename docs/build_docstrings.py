@@ -2,14 +2,16 @@
 
 Public are the names of `hf_ssm` and those of the same module. Parameters of the documented function are left alone, and
 so are the types of transformers' style of docstrings, which lose their backticks. Model classes that a factory makes
-are not in the source; they are added with their docstrings.
+are not in the source; they are added with their docstrings, as are the help texts of configurations.
 """
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import griffe
+from transformers import PreTrainedConfig
 
 import hf_ssm
 
@@ -26,6 +28,10 @@ class LinkedNames(griffe.Extension):
         self.top = {name: f"{found.__module__}.{found.__qualname__}" for name, found in public.items()}
         for name, found in public.items():
             self._add_made(pkg, name, found)
+        for cls in {cls for found in public.values() if isinstance(found, type) for cls in found.__mro__}:
+            if cls.__module__.startswith("hf_ssm.") and issubclass(cls, PreTrainedConfig):
+                described = pkg[f"{cls.__module__}.{cls.__qualname__}".removeprefix("hf_ssm.")]
+                described.docstring.value = inspect.cleandoc(cls.__doc__ or "")
         pages = Path(__file__).parent.glob("reference/**/*.md")
         self.entries = {path for page in pages for path in ENTRY.findall(page.read_text("utf-8"))}
         self._visit(pkg)

@@ -2,7 +2,8 @@
 
 In `nav`, `folder/*` stands for the pages of a folder that are not named elsewhere; a folder without pages is left out.
 A fence with the language `math` becomes a drawing of its LaTeX formula. `<!-- command line -->` in a page becomes the
-help of every subcommand. `hf_ssm.name` in backticks, and a public name of `hf_ssm`, become links to the reference.
+help of every subcommand, and `<!-- settings -->` the settings of a training run. `hf_ssm.name` in backticks, and a
+public name of `hf_ssm`, become links to the reference.
 """
 
 import argparse
@@ -61,6 +62,8 @@ def _expanded(items: list[Any], docs: Path, named: set[str]) -> list[Any]:
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
     if "<!-- command line -->" in markdown:
         return markdown.replace("<!-- command line -->", command_line())
+    if "<!-- settings -->" in markdown:
+        return markdown.replace("<!-- settings -->", settings_tables())
     entries = documented(Path(config["docs_dir"]))
 
     def link(match: re.Match[str]) -> str:
@@ -112,6 +115,28 @@ def command_line() -> str:
             text = parser.format_help().rstrip()
         sections.append(f"## hf-ssm {name} {{ #{name} }}\n\n```text\n{text}\n```\n")
     return "\n".join(sections)
+
+
+def settings_tables() -> str:
+    """A table for each group of settings of a training run."""
+    from hf_ssm.cli.settings import settings_of, written
+    from hf_ssm.training.arguments import SECTIONS
+
+    lines = []
+    for section in SECTIONS:
+        for heading, settings in settings_of(section):
+            lines += [
+                "",
+                f"## {heading[0].upper()}{heading[1:]}",
+                "",
+                "| setting | default | meaning |",
+                "| --- | --- | --- |",
+            ]
+            lines += [
+                f"| `{section}.{name}` | `{written(default)}` | {meaning.replace('|', chr(92) + '|')} |"
+                for name, default, meaning in settings
+            ]
+    return "\n".join(lines)
 
 
 def _subparser(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:

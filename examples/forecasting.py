@@ -8,8 +8,8 @@ minutes on one core (`OMP_NUM_THREADS=1`):
 
     python examples/forecasting.py --folder runs/forecaster --output examples/results/forecasting.json
 
-`runs/forecaster` then holds the model, with its card, and the series as `series.csv`, for `hf-ssm predict` and `hf-ssm
-report`. The same training on the series of a table (see `hf-ssm predict --help` for the columns):
+`runs/forecaster` then holds the model, with its card, and the series as `series.csv`, for `hf-ssm forecast` and `hf-ssm
+report`. The same training on the series of a table (see `hf-ssm forecast --help` for the columns):
 
     python examples/forecasting.py --table sales.csv --id-column shop --time-column date --season 7 --context 180 \\
         --horizon 28 --patch-length 14 --folder runs/sales

@@ -1,17 +1,27 @@
 """State space models on the Hugging Face stack, with the theory of SSMs as config flags.
 
-Importing the package registers its models with transformers' Auto classes. The Trainer, the probes, data and Hub
-functions are imported when they are first used.
+Names are imported when they are first used, and the families when transformers' Auto classes look one of them up.
 """
 
 import importlib
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
-from hf_ssm.utils.versions import note_newer_transformers
+from hf_ssm.utils.families import FAMILIES
+from hf_ssm.utils.lazy import lazy_names
 
 __version__ = "0.1.0"
 
-_LAZY = {
+_CLASSES = {
+    f"{name}{suffix}": f"hf_ssm.models.{folder}.{'configuration' if suffix == 'Config' else 'modeling'}_{folder}"
+    for folder, (name, heads) in FAMILIES.items()
+    for suffix in ("Config", "Model", *heads)
+}
+_MODULES = {
     "MaskingProbe": "hf_ssm.probes",
     "MaskingResult": "hf_ssm.probes",
     "MaskingResults": "hf_ssm.probes",
@@ -44,35 +54,48 @@ _LAZY = {
 # Packages that are attributes without an import of their own, as in `hf_ssm.hub.push`.
 _PACKAGES = ("data", "hub", "inference", "metrics", "parallel", "probes", "theory", "training", "tuning")
 
+__all__ = sorted([*_CLASSES, *_MODULES])
+__getattr__, __dir__ = lazy_names(
+    __name__, {**_CLASSES, **_MODULES, **{name: f"{__name__}.{name}" for name in _PACKAGES}}
+)
 
-def _register_families() -> dict[str, type]:
-    """Register the families with the Auto classes, and return their classes by name."""
-    try:
-        from hf_ssm.models.registry import FAMILIES
-    except (AttributeError, ImportError, KeyError, TypeError) as error:
-        note_newer_transformers(error)
-        raise
-    classes = [cls for family in FAMILIES.values() for cls in (family.config_class, *family.model_classes.values())]
-    return {cls.__name__: cls for cls in classes}
+_AUTO = "transformers.models.auto.configuration_auto"
 
 
-# False only for help of the command, see hf_ssm_command.py.
-_CLASSES = _register_families() if globals().get("registers_families", True) else {}
-globals().update(_CLASSES)
+class _RegisteredConfigs(dict[str, Any]):
+    """Configurations that were registered with transformers; a lookup of one of hf_ssm imports all of ours."""
 
-__all__ = sorted([*_CLASSES, *_LAZY])
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    def __contains__(self, model_type: object) -> bool:
+        if isinstance(model_type, str) and model_type.startswith("hf_ssm_"):
+            importlib.import_module("hf_ssm.models")
+        return super().__contains__(model_type)
 
 
-def __dir__() -> list[str]:
-    special = (name for name in globals() if name.startswith("__"))
-    return sorted({*__all__, *_PACKAGES, *special})
+def _register_families(auto: ModuleType) -> None:
+    # transformers has no registration by name: `AutoConfig.register` takes a class, whose import takes seconds.
+    auto.CONFIG_MAPPING._extra_content = _RegisteredConfigs(auto.CONFIG_MAPPING._extra_content)
+
+
+class _WhenImported(MetaPathFinder):
+    """Registers the families when transformers' Auto classes are imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != _AUTO:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _register_families(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if _AUTO in sys.modules:
+    _register_families(sys.modules[_AUTO])
+else:
+    sys.meta_path.insert(0, _WhenImported())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_ssm.hub.card import CardFacts, build_card
+from hf_ssm.metrics.functional import wilson_interval
 from hf_ssm.training.settings import config_class, read_settings_file, resolve
 from hf_ssm.training.tasks import TASKS
 
@@ -55,10 +56,6 @@ _LIMITS = (
     "small data set with one seed. The results give no information about other data, organisms or lengths, and the "
     "model must not be used for medical decisions. The checkpoint is not distributed; the command above creates it."
 )
-_NO_REPORT = (
-    "## Theory report\n\nThe report was not measured. `hf-ssm report {} --update-card` computes the report, and adds "
-    "it to the card that the command below writes next to the model."
-)
 _WHERE = "The pages in `docs/experiments` have the settings that were tried and the statistical uncertainty."
 # Metrics of the test split on a card.
 _METRICS = ("accuracy", "f1", "mcc", "perplexity", "token_accuracy", "loss")
@@ -74,6 +71,7 @@ class Example:
         folder: Folder of the checkpoint.
         sections: Training settings.
         test: Metrics of the test split.
+        rows: Number of its sequences.
         source: File with these metrics.
         environment: One sentence on time, threads and versions.
     """
@@ -83,6 +81,7 @@ class Example:
     folder: str
     sections: Mapping[str, Mapping[str, Any]]
     test: Mapping[str, float]
+    rows: int
     source: str
     environment: str
 
@@ -101,6 +100,7 @@ def examples() -> Iterator[Example]:
             folder=folder,
             sections={**sections, "data": {**sections.get("data", {}), "dataset": dataset}},
             test=run["test"],
+            rows=run["test_rows"],
             source=TRAINED.relative_to(ROOT).as_posix(),
             environment=f"The run took {minutes:g} minutes with one thread on a shared machine." if minutes else "",
         )
@@ -140,8 +140,9 @@ def facts(example: Example) -> CardFacts:
         num_parameters=count_parameters(example, vocabulary, classes),
         dataset_name=Path(dataset).name,
         dataset_description=words,
-        splits={},
+        splits={"test": example.rows},
         results={"test": example.test},
+        interval=wilson_interval(example.test["accuracy"], example.rows),
         settings={
             **{f"model.{name}": value for name, value in model.items() if name not in ("family", "task")},
             **{f"data.{name}": value for name, value in given.items() if name != "dataset"},
@@ -151,9 +152,8 @@ def facts(example: Example) -> CardFacts:
         environment=example.environment,
         repo_id=example.folder,
         dna=vocabulary == 12,
-        theory=report.read_text(encoding="utf-8") if report.exists() else _NO_REPORT.format(example.folder),
-        training_note=f"Run this command from the root of the project:\n\n```bash\n{example.command}\n```\n\n"
-        "These settings differ from the defaults:",
+        theory=report.read_text(encoding="utf-8") if report.exists() else "",
+        training_note=f"Run this command from the root of the project:\n\n```bash\n{example.command}\n```",
         limits=_LIMITS,
     )
 
@@ -167,7 +167,6 @@ def forecaster_facts() -> CardFacts:
     folder = f"{FORECASTER_FOLDER}/model"
     names = ("hidden_size", "state_size", "decoder_dim")
     command = f"python examples/forecasting.py --folder {FORECASTER_FOLDER} --output {path.relative_to(ROOT)}"
-    no_report = _NO_REPORT.format(f"{folder} --dataset {FORECASTER_FOLDER}/series.csv --id-column id")
     return CardFacts(
         model_name=FORECASTER,
         family="flowstate",
@@ -196,8 +195,8 @@ def forecaster_facts() -> CardFacts:
         f"({', '.join(f'{name} {number}' for name, number in versions.items())}).",
         repo_id=folder,
         series_length=arguments["context"],
-        theory=report.read_text(encoding="utf-8") if report.exists() else no_report,
-        training_note=f"Run this command from the root of the project:\n\n```bash\n{command}\n```\n\nThe settings are:",
+        theory=report.read_text(encoding="utf-8") if report.exists() else "",
+        training_note=f"Run this command from the root of the project:\n\n```bash\n{command}\n```",
         limits=_LIMITS,
     )
 

@@ -170,7 +170,7 @@ def test_resume_with_another_model(error_of, finished):
 
 def test_output_that_is_not_empty_is_refused_before_any_work(error_of, tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
-    message = error_of("train", "--dataset", "missing.csv", *TINY, "--output", tmp_path)
+    message = error_of("train", *PLANTED, *TINY, "--output", tmp_path)
     assert "is not empty" in message and "--resume" in message and "--overwrite-output" in message
     assert "is a file" in error_of("train", *PLANTED, "--output", tmp_path / "precious.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
@@ -219,12 +219,14 @@ def test_overwriting_removes_the_old_run_and_nothing_else(error_of, finished, tm
         (["--set", "data.max_lenght=9"], "did you mean 'max_length'?"),
         (["--set", "hidden_size=8"], "--set takes section.key=value"),
         (["--set", "training.learning_rate=fast"], "training.learning_rate must be of type float, got 'fast'"),
+        (["--batch_size", "0"], "--batch_size=0: give a positive number of rows"),
+        (["--epochs", "many"], "--epochs must be of type float, got 'many'"),
         (["--set", "training.output_dir=x"], "use --output"),
         (["--set", "model.hidden_size=[8"], "cannot read the value"),
         (["--set", "model.filter_emb_dim=4"], "`filter_emb_dim` must be odd"),
         (["--tokenizer", "dan"], "did you mean 'dna'?"),
         (["--set", "data.unknown_bases=1.5"], "data.unknown_bases=1.5: give a number from 0 to 1"),
-        (["--max-length", "0"], "data.max_length must be a positive number"),
+        (["--max-length", "0"], "--max-length=0: give a positive number"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--set", "training.report_to=tensorbord"], "unknown tracker 'tensorbord': did you mean 'tensorboard'?"),
@@ -264,7 +266,7 @@ def test_options_win_over_the_file_and_assignments_over_options(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("data.csv", b"bases,label\nACGT,0\n", [], "sequence_column='sequence'"),
+        ("data.csv", b"bases,label\nACGT,0\n", [], "--sequence-column='sequence'"),
         ("data.xyz", b"ACGT", [], "unknown file format"),
         ("no.csv", None, [], "no such file"),
         ("data.csv", TABLE, ["--set", "model.max_position_embeddings=9"], "tokens, but the model takes at most 9"),
@@ -421,6 +423,8 @@ def test_demo(capsys, tmp_path):
     sufficient, random_sets, all_drawn = map(float, re.search(f"sufficient.*{numbers}", printed).groups())
     assert sufficient > max(random_sets, all_drawn) + 0.1
     assert "Not explained" not in printed
+    assert printed.splitlines()[-1] == f"The figure of the needed bases: {tmp_path / 'demo' / 'needed_bases.png'}"
+    assert (tmp_path / "demo" / "needed_bases.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(("beaten", "is_explained"), [(19, True), (18, False)])

@@ -32,7 +32,7 @@ def test_the_command_of_the_error_for_two_missing_columns_runs(odd, tmp_path, ca
     words = ["train", "--dataset", odd, *SMALL, "--dry-run", "--output", tmp_path / "x"]
     assert run(*words, "--set", "data.sequence_column=seq", "--label-column=labels") == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "sequence_column='seq', label_column='labels': odd.csv has no such columns" in last
+    assert "--sequence-column='seq', --label-column='labels': odd.csv has no such columns" in last
     line = last.partition(" Try: ")[2].removesuffix(" (for data without labels: --task causal-lm)")
     corrected = shlex.split(line)
     assert corrected[-4:] == ["--sequence-column", "dna", "--label-column", "kind"] and "--set" not in corrected

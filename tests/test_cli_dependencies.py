@@ -1,4 +1,4 @@
-"""`hf-ssm score --dependencies` from files to files."""
+"""`hf-ssm saturate --dependencies` from files to files."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, make_model: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def arguments(output: str, *more: str, region: str = "chr1:96-135") -> list[str]:
     options = ["--genome", "g.fa", "--window", "60", "--output", output]
-    return ["score", "lm", "--dependencies", region, *options, *more]
+    return ["saturate", "lm", region, "--dependencies", *options, *more]
 
 
 def direct() -> Any:
@@ -98,12 +98,11 @@ def test_interrupted_commands_continue(folder: Path, monkeypatch: pytest.MonkeyP
     ("line", "message"),
     [
         (arguments("o.txt"), "the suffix must be one of .npz"),
-        (arguments("o.npz", region="chr1:1-900"), "--dependencies 'chr1:1-900': 'chr1' has the positions 1 to 203"),
+        (arguments("o.npz", region="chr1:1-900"), "region 'chr1:1-900': 'chr1' has the positions 1 to 203"),
         (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context has only `window`=60"),
-        (arguments("o.npz", "--horizon", "3"), "--horizon is for VARIANTS and --saturate, not for --dependencies"),
-        (arguments("o.npz", "--saturate", "chr1:1-3"), "give one of these: the file VARIANTS"),
-        (["score", "lm", "--dependencies", "chr1:1-9", "--output", "o.npz"], "--dependencies needs the sequence"),
-        (["score", "classes", *arguments("o.npz")[2:]], "is not a language model"),
+        (arguments("o.npz", "--horizon", "3"), "--horizon is for scores, and --dependencies writes a map"),
+        (["saturate", "lm", "chr1:1-3", *arguments("o.npz")[2:]], "--dependencies writes the map of one region"),
+        (["saturate", "classes", *arguments("o.npz")[2:]], "is not a language model"),
     ],
 )
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], line: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""`hf-ssm score --target`, and VCF files as its output, from files to files."""
+"""`hf-ssm score` and `saturate` with predictions, and VCF files as its output, from files to files."""
 
 import gzip
 import random
@@ -131,6 +131,20 @@ def test_vcf_has_the_scores_and_everything_of_the_input(score, source: str, outp
     assert Path("out.vcf.gz.tbi").exists() == output.endswith(".gz")
 
 
+def test_a_classifier_scores_all_classes_in_windows_of_the_training(score, folder: Path, capsys) -> None:
+    (folder / "class" / "train_config.yaml").write_text("data: {dataset: x.csv}\n")
+    # The longest row, with the special tokens of the tokenizer.
+    added = hf_ssm.build_dna_tokenizer().num_special_tokens_to_add()
+    longest = f'{{"train": {{"rows": 3, "hash": "", "longest": {16 + added}}}}}'
+    (folder / "class" / "data_fingerprint.json").write_text(longest)
+    for name, more in (("out.csv", []), ("all.csv", ["--window", "16", "--target", "all"])):
+        words = ["score", "class", "v.vcf", "--genome", "g.fa", "--output", name]
+        assert main([*words, *more]) == 0
+        assert "Next:\n  hf-ssm saturate class CONTIG:FIRST-LAST --genome g.fa" in capsys.readouterr().err
+    assert Path("out.csv").read_text() == Path("all.csv").read_text()
+    assert set(COLUMNS) < set(pd.read_csv("out.csv"))
+
+
 def test_two_models_in_one_file(score) -> None:
     assert score("class", "one.vcf.gz", "--target", "all") == 0
     assert score("lm", "one.vcf", variants="one.vcf.gz") == 2
@@ -141,9 +155,9 @@ def test_two_models_in_one_file(score) -> None:
 
 
 def test_every_substitution_of_a_region(score, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_ssm.cli.effects._BLOCK", 3)
-    region = ["--saturate", "chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
-    assert main(["score", "class", *region]) == 0
+    monkeypatch.setattr("hf_ssm.cli.saturate._BLOCK", 3)
+    region = ["chr1:41-44", "--genome", "g.fa", "--window", "16", "--target", "1", "--output", "out.csv"]
+    assert main(["saturate", "class", *region]) == 0
     found = pd.read_csv("out.csv")
     assert len(found) == 12 and found["pos"].unique().tolist() == [41, 42, 43, 44]
     lines = [f"{row.chrom},{row.pos},{row.ref},{row.alt}" for row in found.itertuples()]
@@ -176,10 +190,10 @@ def test_errors_come_before_the_scores(
         ("class", "o.vcf", ["--target", "all", "--info-prefix", "a b"], "v.vcf", "`info_prefix`='a b'"),
         ("class", "o.csv", ["--target", "all", "--scores", "llr"], "v.vcf", "--target and --scores exclude"),
         ("lm", "o.csv", ["--info-prefix", "x"], "v.vcf", "--info-prefix is for an --output .vcf"),
-        ("lm", "o.csv", ["--flank", "3"], "v.vcf", "--flank is for --target"),
+        ("lm", "o.csv", ["--flank", "3"], "v.vcf", "`flank`=3 needs `target`"),
     ]:
         assert score(model, output, *more, variants=variants) == 2, output
         assert message in capsys.readouterr().err
-    region = ["score", "lm", "--saturate", "chr1:1-3", "--genome", "g.fa", "--output"]
+    region = ["saturate", "lm", "chr1:1-3", "--genome", "g.fa", "--output"]
     assert main([*region, "o.csv", "--per-strand"]) == main([*region, "o.vcf"]) == 2
     assert not list(folder.glob("*o.*")) and not list(folder.glob(".o*"))

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import parts, windows
+from hf_ssm.inference import table_job
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCATCGA", "gattacannn", "C", "TTGACGTNNACGATA", "CATGCAT", "ACGT", "GGGT"]
@@ -54,7 +54,7 @@ def fasta(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MOST_ITEMS", 2)
+    monkeypatch.setattr(table_job, "MOST_ITEMS", 2)
 
 
 def expected_table(checkpoint: Path, **arguments: object) -> pa.Table:
@@ -175,14 +175,14 @@ def test_interrupted_after_each_part(error_of, checkpoints, fasta, tmp_path, mon
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
     command = (checkpoints["ours"], fasta, "--layers", 0, 1, "--output")
     assert run(*command, whole) == 0
-    add, computed = parts.Parts.add, []
+    add, computed = table_job.Parts.add, []
 
     def add_and_stop(self, number, table):
         add(self, number, table)
         computed.append(table.num_rows)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts.Parts, "add", add_and_stop)
+    monkeypatch.setattr(table_job.Parts, "add", add_and_stop)
     for _ in range(4):
         assert run(*command, output) == 130
         assert not output.exists()
@@ -204,7 +204,7 @@ def test_interrupted_after_each_part(error_of, checkpoints, fasta, tmp_path, mon
 def test_parts_of_another_command_are_refused(checkpoints, fasta, tmp_path, monkeypatch, error_of):
     output = tmp_path / "out.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(parts.Parts, "join", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(table_job.Parts, "join", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(checkpoints["ours"], fasta, "--output", output) == 130
     message = error_of("embed", checkpoints["ours"], fasta, "--output", output, "--pooling", "last")
     assert "other settings (pooling)" in message

@@ -1,5 +1,6 @@
-"""`hf-ssm predict` with a model that forecasts series: outputs, scores, continuation, and errors."""
+"""`hf-ssm forecast`: outputs, scores, continuation, and errors."""
 
+import importlib
 import json
 import shutil
 
@@ -36,7 +37,7 @@ def table(tmp_path):
 
 
 def run(*arguments: object) -> int:
-    return cli.main(["predict", *map(str, arguments)])
+    return cli.main(["forecast", *map(str, arguments)])
 
 
 SERIES = ("--id-column", "shop", "--time-column", "day")
@@ -71,7 +72,7 @@ def test_held_out_values_are_compared_with_a_seasonal_naive_forecast(checkpoint,
 
 
 def test_an_interrupted_command_continues(checkpoint, table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("hf_ssm.cli.forecast._PART", 1)
+    monkeypatch.setattr(importlib.import_module("hf_ssm.inference.forecast"), "PART", 1)
     output, computed, original = tmp_path / "forecasts.csv", [], Forecaster.table
 
     def interrupted(self, series):
@@ -93,7 +94,6 @@ def test_an_interrupted_command_continues(checkpoint, table, tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--window", "5"], "--window is for sequences, but"),
         (["--season", "7"], "--season 7 is for the comparison of --hold-out"),
         (["--horizon", "5000", "--id-column", "shop"], "leaves no context"),
     ],
@@ -102,18 +102,20 @@ def test_bad_options_get_one_line(checkpoint, table, tmp_path, capsys, options, 
     assert run(checkpoint, table, *options, "--output", tmp_path / "x.csv") == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
     assert not (tmp_path / "x.csv").exists()
-    assert run(checkpoint, table, *SERIES) == 2
-    assert "forecasts need a file: give --output FILE" in capsys.readouterr().err
 
 
-def test_models_of_series_and_of_sequences(checkpoint, make_model, tmp_path, capsys):
+def test_models_of_series_and_of_sequences(checkpoint, table, make_model, tmp_path, capsys):
     make_model("S4", "ForSequenceClassification").save_pretrained(tmp_path / "model")
     build_dna_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "x.csv").write_text("sequence\nACGT\n")
     train = ["train", "--dataset", "planted-motifs", "--family", "flowstate", "--output", "x"]
     for words, message in (
-        (["predict", tmp_path / "model", tmp_path / "x.csv", "--horizon", 3], "--horizon is for models that forecast"),
-        (["app", checkpoint], "use hf-ssm predict"),
+        (
+            ["forecast", tmp_path / "model", tmp_path / "x.csv", "--output", "o.csv"],
+            "does not forecast series. For seq",
+        ),
+        (["predict", checkpoint, table], f"Try: hf-ssm forecast {checkpoint} {table} --output forecasts.csv"),
+        (["app", checkpoint], "use hf-ssm forecast"),
         (train, "as examples/forecasting.py does"),
     ):
         assert cli.main([str(word) for word in words]) == 2

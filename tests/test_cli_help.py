@@ -1,6 +1,7 @@
 """Help and names of options: fast, complete, and as transformers' scripts name them."""
 
 import argparse
+import inspect
 import subprocess
 import sys
 
@@ -9,10 +10,10 @@ import pytest
 import hf_ssm
 from hf_ssm import cli
 from hf_ssm.cli import train as train_command
-from hf_ssm.cli.commands import COMMANDS, GROUPS
+from hf_ssm.cli.commands import COMMANDS, FIRST
 from hf_ssm.cli.options import analysis, sequences, share
-from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS, TASK_NAMES
 from hf_ssm.cli.parser import build_parser, parse
+from hf_ssm.data import load_sequences
 from hf_ssm.data.records import INPUT_FORMATS
 from hf_ssm.hub.programs import FORMATS
 from hf_ssm.inference.embed import POOLINGS
@@ -22,13 +23,13 @@ from hf_ssm.inference.tracks import BASE_TRACKS
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.plotting.tokens import COLOURED_BY
 from hf_ssm.probes.strategies import STRATEGIES
-from hf_ssm.training.settings import SECTIONS, training_types
-from hf_ssm.training.tasks import TASKS
+from hf_ssm.training.arguments import LoaderArguments, defaults_of, training_types
+from hf_ssm.utils.families import TRAINABLE
 
 # The entry point, as pip's script `hf-ssm` calls it.
 SCRIPT = """
 import sys
-from hf_ssm_command import main
+from hf_ssm.cli import main
 try:
     status = main()
 except SystemExit as error:
@@ -63,23 +64,25 @@ def test_choices_are_those_of_the_library():
     entries = FAMILIES.values()
     configs = {entry.short_name: entry.config_class() for entry in entries}
     trained = {name for name, config in configs.items() if config.frame_shape is None and not config.reads_series}
-    assert set(FAMILY_NAMES) == trained
-    assert tuple(TASKS) == TASK_NAMES
+    assert set(TRAINABLE) == trained
     assert (*STRATEGIES, "screened") == analysis.PROBE_METHODS and analysis.COLOURED_BY == COLOURED_BY
     assert (sequences.POOLINGS, sequences.AGGREGATIONS) == (POOLINGS, AGGREGATIONS)
     assert sequences.BASE_TRACKS == BASE_TRACKS
     assert tuple(SCORES) == sequences.SCORES and sequences.INPUT_FORMATS == INPUT_FORMATS
     assert tuple(FORMATS) == share.EXPORT_FORMATS
-    assert tuple(OPTIONS) == ("data", "model", "training") and set(OPTIONS) == set(SECTIONS)
+    parameters = list(inspect.signature(load_sequences).parameters.values())
+    found = {each.name: each.default for each in parameters[1:-1]}
+    kind = {"targets", "multi_label", "per_position"}  # by the task
+    assert {name: value for name, value in found.items() if name not in kind} == defaults_of(LoaderArguments)
 
 
-def test_each_command_has_a_group_help_and_examples(capsys):
+def test_the_first_screen_and_the_help_of_each_command(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
-    text = capsys.readouterr().out
-    assert all(heading in text for heading in GROUPS.values())
+    first, _, more = capsys.readouterr().out.partition("\nMore:\n")
     for name, command in COMMANDS.items():
-        assert f"\n  {name:<12}{command.summary}\n" in text and command.examples[0] in text
+        assert f"\n  {name:<12}{command.summary}\n" in (first if name in FIRST else f"\n{more}")
+        assert (f"$ {command.examples[0]}\n" in first) is (name in FIRST)
         with pytest.raises(SystemExit, match="0"):
             cli.main([name, "--help"])
         own = capsys.readouterr().out
@@ -89,8 +92,8 @@ def test_each_command_has_a_group_help_and_examples(capsys):
 @pytest.mark.parametrize("example", [example for command in COMMANDS.values() for example in command.examples])
 def test_examples_are_accepted(example):
     args = parse(example.split()[1:])
-    for name in getattr(args, "fields", {}):
-        train_command._check_field(name)
+    if args.command in ("train", "tune") and getattr(args, "help_settings", None) is None and not args.config:
+        train_command._options(args)
 
 
 def test_names_of_transformers_scripts():
@@ -149,8 +152,8 @@ def test_bad_command_lines_get_one_line(capsys, line, message):
             "unknown option --hidden-size: a field of the model is set by --set model.hidden_size=VALUE",
         ),
         ("--alpha 2", "unknown option --alpha: a field of the model is set by --set model.alpha=VALUE"),
-        ("--warmup_steps many", "training.warmup_steps must be of type"),
-        ("--hub_model_id me/mine", "is determined by the command: use --push-to-hub"),
+        ("--warmup_steps many", "--warmup_steps must be of type"),
+        ("--hub_model_id me/mine", "--hub_model_id is determined by the command: use --push-to-hub"),
         ('--set training.activation_checkpointing_kwargs={"segments":16}', "`segments` is no longer supported"),
         ("--set training.rescale_by=mixed", "training.rescale_by='mixed' is no longer supported: leave it out"),
     ],

@@ -19,12 +19,12 @@ KILLED = """
 import gc, importlib, os, shutil, signal, sys
 from pathlib import Path
 from hf_ssm import cli
-from hf_ssm.cli import predict, score
-from hf_ssm.inference import tracks, windows
+from hf_ssm.cli import predict, score, tracks
+from hf_ssm.inference import score as scores, table_job, tracks
 import pyBigWig, pysam
 
 # Three parts or so.
-score._PART, windows._MOST_ITEMS, tracks._BASES_PER_CALL = 4, 8, 60
+scores.PART, table_job.MOST_ITEMS, tracks._BASES_PER_CALL = 4, 8, 60
 inputs, folder, main, every, *words = sys.argv[1:]
 given = set(os.listdir(inputs))
 
@@ -81,14 +81,18 @@ for number in kills:
     assert written() == whole, (number, names[number - 1], sorted(written()))
 print(len(kills))
 """
+GENOME = ["--genome", "g.fa"]
 FILES = ["--regions", "r.bed", "--by-region", "new/r.csv", "--session", "s.json"]
 COMMANDS = {
-    "scores of a VCF file": (["v.vcf", "--output", "o.vcf.gz"], "o.vcf.gz"),
+    "scores of a VCF file": (["score", "v.vcf", *GENOME, "--output", "o.vcf.gz"], "o.vcf.gz"),
     "tracks of likelihoods": (
-        ["--track", "likelihood", "entropy", *FILES, "--output", "t.bedgraph.gz"],
+        ["tracks", "g.fa", "--track", "likelihood", "entropy", *FILES, "--output", "t.bedgraph.gz"],
         "t.likelihood.bedgraph.gz",
     ),
-    "tracks of predictions": (["--step", "7", *FILES, "--track", "t.bw", "--output", "o.parquet"], "o.parquet"),
+    "tracks of predictions": (
+        ["predict", "i.bed", *GENOME, "--step", "7", *FILES, "--track", "t.bw", "--output", "o.parquet"],
+        "o.parquet",
+    ),
 }
 
 
@@ -114,8 +118,7 @@ def test_killed_before_each_file(make_model: Any, tmp_path: Path, name: str, eve
     model = make_model("S4", "ForSequenceClassification" if is_predicted else "ForCausalLM", num_hidden_layers=1)
     model.save_pretrained(tmp_path / "model")
     hf_ssm.build_dna_tokenizer().save_pretrained(tmp_path / "model")
-    words = ["predict", tmp_path / "model", "i.bed"] if is_predicted else ["score", tmp_path / "model"]
-    words += [*options, "--genome", "g.fa", "--window", "20"]
+    words = [options[0], tmp_path / "model", *options[1:], "--window", "20"]
     process = [sys.executable, "-c", KILLED, inputs, tmp_path / "out", main, every, *words]
     done = subprocess.run(list(map(str, process)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

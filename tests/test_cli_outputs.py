@@ -80,7 +80,7 @@ def test_a_run_from_python_is_refused_too(place):
 def test_a_failed_command_leaves_the_earlier_output(place, monkeypatch):
     Path("out.csv").write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr(Predictor, "table_of_groups", lambda *arguments: exec("raise OSError"))
+        patch.setattr(Predictor, "table", lambda *arguments: exec("raise OSError"))
         assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 2
     assert Path("out.csv").read_text() == "mine"
     assert cli.main(["predict", "model", "data/x.csv", "--output", "out.csv", "--overwrite-output"]) == 0

@@ -21,7 +21,7 @@ from transformers import (
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.inference import windows as windows_module
+from hf_ssm.inference import table_job
 from hf_ssm.inference.predict import Predictor
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.tokenization import DNA_TOKENS, build_dna_tokenizer
@@ -249,11 +249,11 @@ def test_wrong_options(checkpoints, file, tmp_path, capfd):
 
 def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
     """Interrupted after each part: the table is that of an undisturbed run."""
-    monkeypatch.setattr(windows_module, "_MOST_ITEMS", 2)
+    monkeypatch.setattr(table_job, "MOST_ITEMS", 2)
     path = file("i.fa", FASTA)
     command = [checkpoints["own"], path, "--window", "6", "--stride", "3", "--both-strands", "--output"]
     assert run(*command, tmp_path / "whole.csv") == 0
-    whole, calls = Predictor.table_of_groups, 0
+    whole, calls = Predictor.table, 0
 
     def interrupted(self, groups):
         nonlocal calls
@@ -262,7 +262,7 @@ def test_continuation(checkpoints, file, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return whole(self, groups)
 
-    monkeypatch.setattr(Predictor, "table_of_groups", interrupted)
+    monkeypatch.setattr(Predictor, "table", interrupted)
     runs = 1
     while run(*command, tmp_path / "o.csv") == 130:
         assert "the same command continues where it stopped" in capsys.readouterr().err
@@ -299,8 +299,49 @@ def test_the_column_of_the_training_is_the_default(checkpoints, file, tmp_path, 
         output.unlink()
 
 
+def test_long_sequences_are_noticed(checkpoints, file, tmp_path, capsys):
+    shutil.copytree(checkpoints["own"], tmp_path / "run")
+    for setting, window in (("max_length: 9", 9), ("window: 12", 12), ("max_length: 200", None)):
+        (tmp_path / "run" / "train_config.yaml").write_text(f"data: {{dataset: x.csv, {setting}}}\n")
+        assert run(tmp_path / "run", file("i.fa", f">a\n{'ACGT' * 9}\n")) == 0
+        error = capsys.readouterr().err
+        assert ("are far longer than those of the training" in error) == (window is not None)
+        assert window is None or (f"(up to {window})" in error and f"; --window {window} predicts" in error)
+
+
+@pytest.mark.parametrize("command", ["predict", "embed", "score", "forecast"])
+def test_columns_that_are_passed_through_stay_as_they_are(checkpoints, file, tmp_path, make_model, command):
+    """Zeros, words for missing values, forms of numbers, spaces and quotes."""
+    cells = [["007", "NA", "1.0", " padded ", '"a ""quoted"", word"'], ["010", "", "1e5", "None", "nan"]]
+    lines = [f"{sequence},{','.join(row)}" for sequence, row in zip(("ACGT", "GGCT"), cells, strict=True)]
+    header, model, output = "odd id,second,number,text,last", checkpoints["own"], tmp_path / "o.csv"
+    path = file("i.csv", "\n".join([f"sequence,{header}", *lines]) + "\n")
+    words = ["--output", output]
+    if command == "embed":
+        words = ["--output", output := tmp_path / "o.parquet"]
+    if command == "score":
+        model, header = checkpoints["causal"], f"alt_sequence,{header}"
+        pairs = [line.replace(",", ",TTTT,", 1) for line in lines]
+        path = file("i.csv", "\n".join([f"ref_sequence,{header}", *pairs]) + "\n")
+    if command == "forecast":
+        model = tmp_path / "model"
+        sizes = {"hidden_size": 8, "state_size": 8, "num_hidden_layers": 1, "decoder_dim": 6, "decoder_patch_len": 6}
+        hf_ssm.FlowStateForPrediction(hf_ssm.FlowStateConfig(**sizes)).save_pretrained(model)
+        path = file("i.csv", "odd id,x\n" + "".join(f"{name},{n % 3}\n" for name in ("007", "NA") for n in range(20)))
+        words += ["--id-column", "odd id", "--horizon", "1"]
+    assert cli.main([command, *map(str, [model, path, *words])]) == 0
+    if command == "forecast":
+        assert [line.partition(",")[0] for line in output.read_text().splitlines()] == ["odd id", "007", "NA"]
+    elif command == "embed":
+        expected = [["007", "NA", "1.0", " padded ", 'a "quoted", word'], cells[1]]
+        assert pd.read_parquet(output).iloc[:, :5].to_numpy().tolist() == expected
+    else:
+        found = output.read_text().splitlines()[1:]
+        assert [line.startswith(",".join(row) + ",") for line, row in zip(found, cells, strict=True)] == [True, True]
+
+
 def test_a_missing_column_is_named_with_the_whole_command(checkpoints, file, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda args: pytest.fail("loaded"))
+    monkeypatch.setattr("hf_ssm.cli.predict.load_sequence_model", lambda *args, **options: pytest.fail("loaded"))
     path = file("my data.csv", "dna,name\nACGT,a\nCCGT,b\n")
     assert error_of(capfd, checkpoints["own"], path, "--output", tmp_path / "o.csv").endswith(
         f"Try: hf-ssm predict {checkpoints['own']} '{path}' --output {tmp_path / 'o.csv'} --sequence-column dna"

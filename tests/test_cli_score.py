@@ -95,7 +95,7 @@ def test_variants_behind_an_option(folder: Path, capsys: pytest.CaptureFixture[s
 def test_saturation_with_a_picture(folder: Path) -> None:
     regions = ["chr1:101-110", "chr1:1-3"]
     options = ["--genome", "g.fa", "--window", "16", "--horizon", "4", "--svg", "--output", "out.tsv"]
-    assert main(["score", "own", "--saturate", *regions, *options]) == 0
+    assert main(["saturate", "own", *regions, *options]) == 0
     found = pd.read_csv("out.tsv", sep="\t")
     assert found["pos"].unique().tolist() == [*range(101, 111), 1, 2, 3]
     assert all(GENOME[row.pos - 1] == row.ref != row.alt for row in found.itertuples())
@@ -121,14 +121,12 @@ def test_saturation_with_a_picture(folder: Path) -> None:
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = ["--genome", "g.fa", "--output"]
     for options, message in [
-        (["own", *tokens, "o.csv"], "give one of these: the file VARIANTS"),
-        (["own", "v.csv", "--svg", *tokens, "o.csv"], "--svg is for --saturate and --dependencies, not for VARIANTS"),
-        (["own", "v.csv", "--output", "o.csv"], "--genome FASTA"),
-        (["own", "v.csv", *tokens, "o.csv", "--by", "chrom"], "give --label-column"),
-        (["own", "--saturate", "chr1", *tokens, "o.csv"], "CONTIG:FIRST-LAST"),
-        (["own", "--saturate", "chr1:0-5", *tokens, "o.csv"], "has the positions 1 to 300"),
+        (["score", "own", "v.csv", "--output", "o.csv"], "--genome FASTA"),
+        (["score", "own", "v.csv", *tokens, "o.csv", "--by", "chrom"], "give --label-column"),
+        (["saturate", "own", "chr1", *tokens, "o.csv"], "CONTIG:FIRST-LAST"),
+        (["saturate", "own", "chr1:0-5", *tokens, "o.csv"], "has the positions 1 to 300"),
     ]:
-        assert main(["score", *options]) == 2, options
+        assert main(options) == 2, options
         assert message in capsys.readouterr().err
     assert not list(folder.glob("*o.csv*"))
 
@@ -181,11 +179,11 @@ def test_soft_masked_genome(folder: Path, caplog: pytest.LogCaptureFixture) -> N
     backend = Tokenizer(models.BPE(vocab=DNA_TOKENS, merges=[], unk_token="[UNK]", fuse_unk=False))
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained("own")
     Path("soft.fa").write_text(f">chr1\n{GENOME[:30]}{GENOME[30:].lower()}\n")
-    for words in (["v.csv"], ["--saturate", "chr1:25-35"]):
+    for words in (["score", "own", "v.csv"], ["saturate", "own", "chr1:25-35"]):
         found = []
         for genome, more in (("g.fa", []), ("soft.fa", []), ("soft.fa", ["--keep-case"])):
             options = ["--genome", genome, "--window", "16", "--output", "o.csv", "--overwrite-output", *more]
-            assert main(["score", "own", *words, *options]) == 0
+            assert main([*words, *options]) == 0
             found.append(Path("o.csv").read_text())
         assert found[0] == found[1] != found[2] and "N or unknown" in found[2]
     assert "read as capitals" in caplog.text

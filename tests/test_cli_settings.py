@@ -9,15 +9,14 @@ from hf_ssm.cli.parser import parse
 from hf_ssm.cli.settings import settings_of
 from hf_ssm.data import GENERATORS
 from hf_ssm.models.registry import FAMILIES
-from hf_ssm.training.settings import (
+from hf_ssm.training.arguments import (
     DATA_DEFAULTS,
     TRAINING_DEFAULTS,
-    config_class,
     parse_assignments,
     parse_value,
     read_settings_file,
-    resolve,
 )
+from hf_ssm.training.settings import config_class, resolve
 
 NAMES = [family.short_name for family in FAMILIES.values()]
 DATA = {"data": {"dataset": "planted-motifs"}}
@@ -157,7 +156,7 @@ def test_unknown_settings_list_our_own_fields(capsys):
     [
         ("model.d_model=[8, 16]", "8 16"),
         ("model.family=[s4, ssd]", "s4 ssd"),
-        ("data.dataset=[a.csv, b.csv]", "a.csv b.csv"),
+        ("data.tokenizer=[dna, byte]", "dna byte"),
         ("training.learning_rate=[1e-3, 3e-3]", "0.001 0.003"),
         ("training.seed=[]", "A B"),
     ],
@@ -177,6 +176,7 @@ def test_a_list_for_a_setting_of_one_value(assignment, values):
     [
         "model.sobolev_order=[0, 0.5]",
         "model.time_step_limit=[0.0, 1.0]",
+        "data.dataset=[a.csv, b.csv]",
         "data.label_column=[a, b]",
         "data.column_names=[a, b]",
         "training.report_to=[none]",

@@ -61,8 +61,8 @@ def test_a_run_of_two_passes(finished):
     assert [entry["step"] for entry in log if "eval_loss" in entry] == [4, 8]
     assert {path.name for path in finished.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8"}
     card = (finished / "README.md").read_text()
-    assert "| train | 30 |" in card and "| validation | 10 |" in card and "`*.jsonl.gz`" in card
-    assert str(finished.parents[1]) not in card and "/datasets/" not in card.split("## Data")[1].split("##")[0]
+    assert "validation (10 sequences)" in card and "`*.jsonl.gz`" in card
+    assert str(finished.parents[1]) not in card and "huggingface.co/datasets" not in card
     assert json.loads((finished / "config.json").read_text())["id2label"] == {"0": "a", "1": "b"}
     stored = yaml.safe_load((finished / "train_config.yaml").read_text())
     assert stored["data"]["streaming"] is True and stored["training"]["num_train_epochs"] == 2
@@ -148,13 +148,13 @@ def test_windows_of_fasta_without_a_validation_split(capsys, tmp_path):
     [
         ([], "training.num_train_epochs does not give a number of steps: set training.max_steps, or data."),
         (["--set=data.classes=null", "--max_steps", 2], "its classes are unknown"),
-        (["--set=data.max_length=null"], "the length of the longest row is unknown in advance; set data.max_length"),
+        (["--set=data.max_length=null"], "the length of the longest row is unknown in advance; set --max-length"),
         (["--set=data.validation_fraction=0.2"], "data.validation_fraction=0.2 has no effect on a stream of texts"),
         (["--set=data.normalization=train"], "data.normalization='train' is for images and numbers"),
         (["--set=data.seed=3"], "data.seed=3 has no effect on a stream"),
         (["--set=data.epoch_rows=0"], "data.epoch_rows=0: give a whole number of at least 1"),
         (["--task", "token-classification"], "needs all rows in advance: leave data.streaming out"),
-        (["--task", "causal-lm"], "model.task='causal-lm' has no classes: leave data.classes out"),
+        (["--task", "causal-lm"], "--task='causal-lm' has no classes: leave data.classes out"),
         (["--dataset", "planted-motifs"], "'planted-motifs' is generated in memory"),
         (["--set=data.streaming=false"], "data.classes=['a', 'b'] is for streams: set data.streaming=true"),
         (["--set=training.chunk_length=8", "--max_steps", 2], "training.chunk_length=8 needs rows whose tokens"),

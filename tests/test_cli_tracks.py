@@ -1,4 +1,4 @@
-"""Tracks and regions of `hf-ssm predict` and `score`, from files to files, against plain loops."""
+"""Tracks and regions of the commands that compute tables, from files to files, against plain loops."""
 
 import csv
 import json
@@ -76,8 +76,9 @@ def predict(model: str, *more: str) -> list[str]:
     return ["predict", model, "i.bed", "--genome", "g.fa", "--output", "out.csv", *more]
 
 
-def score(*more: str) -> list[str]:
-    return ["score", "causal", *more, "--genome", "g.fa", "--window", "20"]
+def score(command: str, *more: str) -> list[str]:
+    genome = ["g.fa"] if command == "tracks" else ["--genome", "g.fa"]
+    return [command, "causal", *more[: command != "tracks"], *genome, *more[command != "tracks" :], "--window", "20"]
 
 
 @pytest.mark.parametrize("model", ["classes", "value", "tokens"])
@@ -153,7 +154,7 @@ def test_gaps_have_no_value_and_do_not_count(folder: Path) -> None:
     ("arguments", "note"),
     [
         (["predict", "value", "one.bed", "--track", "t.bedgraph"], "between one.bed and chr.fa: b is chrb, MT is chrM"),
-        (["score", "causal", "--saturate", "b:11-12", "--window", "20"], "between --saturate and chr.fa: b is chrb"),
+        (["saturate", "causal", "b:11-12", "--window", "20"], "between the command and chr.fa: b is chrb"),
         (
             ["score", "causal", "v.csv", "--window", "20", "--regions", "one.gff3"],
             "between one.gff3 and chr.fa: b is chrb, MT is chrM",
@@ -181,7 +182,7 @@ def test_other_names_of_contigs(
     old, new = results
     if "--track" in arguments:
         assert {chrom for chrom, _ in letters_of("t.bedgraph")} == {"chrb", "chrM"}
-    if "--saturate" not in arguments:
+    if arguments[0] != "saturate":
         assert old["chrom"].unique().tolist() == ["b", "MT"]
     assert new["chrom"].unique().tolist() == ["chrb", "chrM"][: new["chrom"].nunique()]
     pd.testing.assert_frame_equal(old.drop(columns="chrom"), new.drop(columns="chrom"))
@@ -189,7 +190,7 @@ def test_other_names_of_contigs(
 
 def test_likelihood_and_entropy(folder: Path) -> None:
     tracks = ["--track", "likelihood", "entropy"]
-    assert main(score(*tracks, "--output", "t.bigWig")) == 0
+    assert main(score("tracks", *tracks, "--output", "t.bigWig")) == 0
     model, tokenizer = hf_ssm.S4ForCausalLM.from_pretrained("causal"), hf_ssm.build_dna_tokenizer()
     rows = {
         (chrom, row["position"]): row
@@ -201,7 +202,7 @@ def test_likelihood_and_entropy(folder: Path) -> None:
         assert 100 < len(expected) < 130 and all(CONTIGS[c][place] != "N" for c, place in expected)
         assert is_close(letters_of(f"t.{name}.bigWig"), expected)
     more = ["--regions", "genes.gtf", "--by-region", "new/r.tsv", "--session", "s.xml"]
-    assert main(score("--track", "entropy", "--output", "t.bw", *more)) == 0
+    assert main(score("tracks", "--track", "entropy", "--output", "t.bw", *more)) == 0
     genes = [("a", 10, 30), ("b", 20, 50)]
     inside = [(c, place) for c, start, stop in genes for place in range(start, stop) if rows[c, place]["entropy"]]
     assert is_close(letters_of("t.bw"), {key: rows[key]["entropy"] for key in inside})
@@ -215,9 +216,10 @@ def test_likelihood_and_entropy(folder: Path) -> None:
 
 
 def test_effects_of_saturation(folder: Path) -> None:
-    region = ["--saturate", "b:11-40", "a:1-20", "b:31-50", "--horizon", "8", "--output", "region.csv"]
+    region = ["b:11-40", "a:1-20", "b:31-50", "--genome", "g.fa", "--horizon", "8", "--output", "region.csv"]
     more = ["--regions", "genes.gtf", "--by-region", "r.csv", "--session", "s.xml"]
-    assert main(score(*region, "--track", "mean", "min", "max", "--scores", "llr", *more)) == 0
+    words = ["saturate", "causal", *region, "--track", "mean", "min", "max", "--scores", "llr", *more]
+    assert main([*words, "--window", "20"]) == 0
     found = pd.read_csv("region.csv")
     values: dict[tuple[str, int], list[list[float]]] = {}
     for number in range(0, len(found), 3):
@@ -311,24 +313,12 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--track", "mean", "--output", "t.bw"], "--track mean is for a command with --saturate"),
-        (["--saturate", "a:1-9", "--output", "r.csv", "--label-column", "x"], "--label-column is for VARIANTS"),
-        (["--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
-        *(
-            (["--track", "entropy", "--output", "t.bw", *option], f"{option[0]} is for {uses}, not for --track")
-            for option, uses in (
-                (["--horizon", "0"], "VARIANTS and --saturate"),
-                (["--svg"], "--saturate and --dependencies"),
-                (["--by", "chrom"], "VARIANTS"),
-            )
-        ),
-        (["--track", "entropy", "--output", "g.fa.bw", "--session", "old.xml"], "output 'old.xml' exists"),
-        (["--saturate", "a:1-9", "--track", "entropy", "--output", "r.csv"], "--track entropy is for a command"),
-        (["--saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session needs tracks"),
-        (["v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, but a VCF output"),
-        (["v.vcf", "--track", "mean", "--output", "o.csv"], "give one of these: the file VARIANTS, --saturate"),
-        (["v.vcf", "--session", "s.xml", "--output", "o.csv"], "--session is for --saturate and --track"),
-        (["--output", "r.csv"], "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track"),
+        (["tracks", "--track", "entropy", "--by-region", "r.csv", "--output", "t.bw"], "--by-region needs the regions"),
+        (["tracks", "--output", "g.fa.bw", "--session", "old.xml"], "output 'old.xml' exists"),
+        (["saturate", "a:1-9", "--session", "s.xml", "--output", "r.csv"], "--session needs tracks"),
+        (["saturate", "a:1-9", "--regions", "genes.gtf", "--output", "r.csv"], "--regions is for --by-region"),
+        (["saturate", "a:1-9", "--per-strand", "--output", "r.csv"], "--per-strand is for effects on predictions"),
+        (["score", "v.vcf", "--regions", "genes.gtf", "--output", "o.vcf"], "--regions leaves out variants, but a VCF"),
     ],
 )
 def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

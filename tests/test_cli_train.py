@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from hf_ssm import cli, plotting
 from hf_ssm.cli.demo import comparison, strip
-from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm.cli.train import TrainingProgress
 from hf_ssm.probes import MaskingResult
 from hf_ssm.training.trainer import SSMTrainingArguments
 
@@ -91,7 +91,16 @@ def test_the_run_prints_a_table_and_the_next_commands(capsys, tmp_path):
     assert first.split()[:2] == ["1.00", "2"] and second.split()[:2] == ["2.00", "4"]
     assert len(head) == len(first) == len(second)
     assert "{'" not in out + err and "Writing model shards" not in err
-    assert f"hf-ssm report '{output}'  " in out and f"hf-ssm push '{output}' 'USER/my run'" in out
+    (counts,) = (line for line in out.splitlines() if line.strip().startswith("counts: "))
+    baseline = re.search(r"accuracy (\S+)", counts)[1]
+    low, high = map(float, re.search(r"95 % interval of the last accuracy is (\S+) to (\S+)\.", out).groups())
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert f"(95 % interval {low:.3f} to {high:.3f}); a constant prediction scores" in card and low < high
+    assert f" {baseline} |\n" in card
+    assert f"hf-ssm report '{output}'  " in out
+    # Neither beats a constant prediction.
+    assert "the model has learnt nothing" in out and "hf-ssm push" not in out
+    assert f"hf-ssm tune --config '{output}/train_config.yaml' --diagnose" in out
     assert logging.is_progress_bar_enabled()
 
 
@@ -158,9 +167,7 @@ def test_resuming_does_not_ignore_another_setting_of_the_optimizer(capsys, finis
     output = shutil.copytree(finished, tmp_path / "run")
     before = (output / "train_config.yaml").read_text()
     assert run("train", "--resume", "--output", output, f"--{setting}", 0.25) == 2
-    assert re.search(
-        rf"--resume: training.{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err
-    )
+    assert re.search(rf"--resume: --{setting} was [\d.e-]+ when the run began and is 0.25", capsys.readouterr().err)
     assert (output / "train_config.yaml").read_text() == before
 
 

@@ -69,7 +69,7 @@ class _Values(Observer):
         kept = self.rows.get((operator, reading.group))
         if kept is None:
             return
-        inputs, mask = reading.whole(reading.inputs)
+        inputs, mask = reading.inputs, reading.mask
         room = max(1, _NUMBERS // max(1, inputs[0].numel())) - sum(len(batch) for batch, _ in kept)
         self.is_full = room <= len(inputs)
         if room > 0:

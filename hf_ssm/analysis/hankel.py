@@ -131,10 +131,8 @@ def no_balanced_form(operator: SequenceOperator) -> str | None:
         return operator.no_decay
     if not isinstance(operator, LongConvolution):
         kind = type(operator).__name__
-        if operator.is_time_invariant:
-            return f"the state of {kind} is an image."
         return f"the system of {kind} depends on the input at each position."
-    if operator.filter(lambda filter: isinstance(filter, StateSpaceFilter)):
+    if operator.filter(lambda filter: type(filter) is StateSpaceFilter):
         return None
     return "its filter is a function of the lag without a state ('s4d' and 's4' have a state)."
 

@@ -134,9 +134,9 @@ class _Recorder(Observer):
         for index, direction in enumerate(directions):
             empty = _MergedMoments(self.num_frequencies), {name: _MergedMoments() for name in reading.statistics}
             inputs, statistics = self.seen.setdefault((operator, reading.group, direction), empty)
-            inputs.add(*reading.whole(reading.inputs), from_first=index == 1)
+            inputs.add(reading.inputs, reading.mask, from_first=index == 1)
             for name, moments in statistics.items():
-                moments.add(*reading.whole(reading.statistics[name]))
+                moments.add(reading.statistics[name], reading.mask)
 
     def records(self) -> Iterator[OperatorRecord]:
         """Yield a record for each kernel seen so far, by layer, operator and group, forward first."""
@@ -204,8 +204,7 @@ def run_observed(model: nn.Module, batches: Iterable[Mapping[str, Any]], observe
     """Show the operators of a model to an observer, batch by batch, until the observer has `is_full`."""
     inner = unwrapped(model)
     device = next(inner.parameters()).device
-    blocks = [block for block in model.modules() if isinstance(block, Block)]
-    with observing(blocks, observer), evaluating(model):
+    with observing(model, observer), evaluating(model):
         for batch in batches:
             inner(**model_inputs(batch, device), use_cache=False)
             if getattr(observer, "is_full", False):

@@ -124,8 +124,8 @@ class TheoryReport:
         return plain_text(tables_of(self))
 
     def to_markdown(self) -> str:
-        """Format the section "Theory report" of a model card, with headings of the third level for its tables."""
-        return "## Theory report\n\n" + markdown(tables_of(self))
+        """Format the section "Theory report" of a model card; what could not be measured is left out."""
+        return "## Theory report\n\n" + markdown(table for table in tables_of(self) if table.rows)
 
     def save_pictures(self, folder: str | Path, unit: str = "sample") -> list[Path]:
         """Write the figures (τ, and the others for which there are data) to a folder, and return their paths.

@@ -16,6 +16,7 @@ import numpy as np
 from hf_ssm.data.columns import check_columns, usual_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import Record, is_dna, read_records
 from hf_ssm.data.tables import Columns, read_cells
 
@@ -228,7 +229,7 @@ def _records_of_file(path: Path) -> Iterator[Record]:
     column = usual_column("sequence_column", cells)
     if column is None:
         check_columns({"sequence_column": "sequence"}, cells, path.name)
-    records = read_records(path, column or "sequence")
+    records = read_records(path, ReadOptions(sequence_column=column or "sequence"))
     names = _names(cells, column or "sequence")
     # The cells are texts, so that a name such as 007 keeps its zeros.
     return (replace(record, columns={"name": name}) for record, name in zip(records, names, strict=False))

@@ -1,6 +1,7 @@
 """The `hf-ssm` command. Only the modules of the command that runs are imported; help needs none."""
 
 import argparse
+import glob
 import importlib
 import os
 import re
@@ -9,30 +10,39 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from itertools import islice
 from pathlib import Path
 
 from hf_ssm import __version__
 from hf_ssm.cli.commands import COMMANDS
 from hf_ssm.cli.parser import build_parser, parse
 from hf_ssm.cli.summary import command, with_options
+from hf_ssm.training.arguments import check_choice
+from hf_ssm.training.tasks import TASKS
+from hf_ssm.utils.families import ALIASES, FAMILIES
+from hf_ssm.utils.files import check_not_input
+from hf_ssm.utils.hints import closest_name
 
 __all__ = ["build_parser", "main"]
 
 # Options and arguments of all commands that name what is read.
 _MODELS = ("checkpoint", "data.tokenizer", "model", "model.checkpoint", "source", "tokenizer")
-_FILES = (
-    *("data", "data.dataset", "data.test_file", "data.validation_file", "dataset", "genome", "input"),
-    *("regions", "variants"),
-)
+_DATA = ("data", "data.dataset", "data.test_file", "data.validation_file", "dataset")
+_FILES = ("config", "genome", "input", "regions", "variants")
 # Options that name a file to write besides the output.
 _OTHER_OUTPUTS = ("by_region", "session", "track")
 # Commands that write, beside a model too, files of names that no model has.
 _WRITE_BESIDE_MODELS = ("probe", "report")
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_SUFFIXES = (*_TABLES, ".txt", ".fa", ".fasta", ".fna", ".bed", ".gz")
+_COLUMNS = ("sequence_column", "label_column")
+# Rows from which a likely column is guessed.
+_SHOWN_ROWS = 20
 
 # Commands that share their work among the processes of a launcher.
 _WORK_IN_PROCESSES = ("demo", "probe", "train")
 # Those that share it by `hf_ssm.inference.sharing`.
-_WORK_IN_PARTS = ("embed", "predict", "score")
+_WORK_IN_PARTS = ("embed", "forecast", "predict", "saturate", "score", "tracks")
 
 # Errors of the operating system for a file that cannot grow, to which libraries do not add the path.
 _FULL = re.compile(r"os error (28|122|27)\b|file write failed|unexpected pos|\d+ requested and \d+ written")
@@ -47,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     entry = COMMANDS[args.command]
     try:
         with _processes(args.command):
-            _check_output(args)
+            _check_arguments(args)
             module = importlib.import_module(f"hf_ssm.cli.{entry.module or args.command}")
             getattr(module, f"run_{args.command}")(args)
         if argv is None:
@@ -113,19 +123,75 @@ def _processes(name: str) -> Iterator[None]:
             yield
 
 
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Raise a `ValueError` or `OSError` for what is wrong whatever the files contain."""
+    _check_output(args)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    for name in _FILES:
+        if isinstance(given.get(name), Path):
+            _check_file(given[name])
+    for name in _DATA:
+        for source in [given[name]] if isinstance(given.get(name), str) else given.get(name, ()):
+            if Path(source).suffix in _SUFFIXES and not glob.has_magic(source):
+                _check_file(Path(source).expanduser())
+    for name in ("checkpoint", *(["source"] if args.command == "verify" else [])):
+        if Path(given.get(name, "")).is_file():
+            raise ValueError(f"{given[name]!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
+    for name in _MODELS:
+        if _is_path(str(given.get(name, ""))):
+            from hf_ssm.hub.sources import check_source
+
+            check_source(given[name])
+    if "model.family" in given:
+        check_choice("family", given["model.family"], (*FAMILIES, *ALIASES), "model.family")
+    if "model.task" in given:
+        check_choice("task", given["model.task"], TASKS, "model.task")
+    source = Path(*map(str, [given.get("input", ""), *given.get("data.dataset", ())][-1:]))
+    if source.suffix in _TABLES:
+        assigned = dict(text.partition("=")[::2] for text in given.get("assignments", ()))
+        places = {name: (assigned.get(f"data.{name}"), given.get(f"data.{name}"), given.get(name)) for name in _COLUMNS}
+        _check_columns(source, {name: next(filter(None, values), None) for name, values in places.items()})
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        siblings = {sibling.stem: sibling for sibling in path.parent.iterdir()} if path.parent.is_dir() else {}
+        near = closest_name(path.stem, siblings, cutoff=0.6)
+        hint = f"did you mean {str(siblings[near])!r}?" if near else "check the path"
+        raise FileNotFoundError(f"{str(path)!r}: there is no such file; {hint}")
+
+
+def _is_path(name: str) -> bool:
+    """Whether a checkpoint that does not exist can only be a path, which needs no request to the Hub."""
+    is_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    return is_local and not Path(name).expanduser().exists()
+
+
+def _check_columns(path: Path, names: dict[str, str | None]) -> None:
+    """Raise `MissingColumns` if a table lacks columns that options name."""
+    needed = {argument: name for argument, name in names.items() if name is not None and not name.startswith("[")}
+    if needed and path.is_file():
+        from hf_ssm.data.columns import check_columns
+        from hf_ssm.data.tables import table_rows
+
+        rows = [row for _, row in islice(table_rows(path), _SHOWN_ROWS)]
+        if rows:
+            check_columns(needed, {name: [row[name] for row in rows] for name in rows[0]}, path.name)
+
+
 def _check_output(args: argparse.Namespace) -> None:
     """Raise `ValueError` where the output of a command would replace what the command reads."""
     name = "--output" if hasattr(args, "output") else "TARGET"
     output = getattr(args, "output", None) or getattr(args, "target", None)
     # A resumed run replaces nothing.
     if isinstance(output, Path) and not getattr(args, "resume", False):
-        from hf_ssm.utils.files import check_not_input
-
-        places = _FILES if args.command in _WRITE_BESIDE_MODELS else _FILES + _MODELS
+        places = (*_DATA, *_FILES) if args.command in _WRITE_BESIDE_MODELS else (*_DATA, *_FILES, *_MODELS)
+        given = [getattr(args, place, None) for place in places]
+        read = [source for value in given for source in (value if isinstance(value, list) else [value])]
         others = {f"--{option.replace('_', '-')}": getattr(args, option, None) for option in _OTHER_OUTPUTS}
         for option, path in {name: output, **others}.items():
             if isinstance(path, Path):
-                check_not_input(path, *(getattr(args, place, None) for place in places), name=option)
+                check_not_input(path, *read, name=option)
 
 
 def _is_expected(error: Exception) -> bool:
@@ -142,9 +208,7 @@ def _is_expected(error: Exception) -> bool:
 
 
 def _message(error: Exception, args: argparse.Namespace) -> str:
-    """One line, with the folder where an error of the disk names no file."""
-    from hf_ssm.data.columns import MissingColumns
-
+    """One line that names options as they were written; with the folder where an error of the disk names no file."""
     text = " ".join(str(error).split()) or type(error).__name__
     target = getattr(args, "output", None) or getattr(args, "target", None)
     nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
@@ -153,8 +217,12 @@ def _message(error: Exception, args: argparse.Namespace) -> str:
     # torch's class of this name is a RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text:
         return f"out of memory: {text}; use smaller batches, shorter sequences or a smaller model"
-    if isinstance(error, MissingColumns):
-        return f"{text}{_corrected(error.likely, args)}"
+    typed, likely = args.typed, getattr(error, "likely", {})  # of `MissingColumns`
+    options = {name: f"--{name.replace('_', '-')}" for name in likely} | typed
+    for name, option in options.items():
+        text = re.sub(rf"(?<!--set )\b(?:model|data|training)\.{name}\b|`{name}`|(?<![\w.-]){name}(?==)", option, text)
+    if likely:
+        return f"{text}{_corrected(likely, args)}"
     if isinstance(error, RuntimeError):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text
@@ -167,14 +235,12 @@ def _corrected(likely: Mapping[str, str | None], args: argparse.Namespace) -> st
     for argument, column in likely.items():
         if argument == "label_column" and column is None and args.command == "train":
             options["--task"] = "causal-lm"
-        elif column is None:
+        elif column is None or not argument.endswith("_column"):  # or one of several labels
             return ""
-        elif argument in ("sequence_column", "label_column"):
+        elif argument in ("sequence_column", "label_column") or args.command == "train":
             options[f"--{argument.replace('_', '-')}"] = column
-        elif argument in ("pair_column", "split_column"):
+        else:
             settings += ["--set", f"data.{argument}={column}"]
-        else:  # one of several labels
-            return ""
     unlabelled = " (for data without labels: --task causal-lm)"
     is_trained = args.command == "train" and "label_column" in likely and "--task" not in options
     return f" Try: {command(*with_options(args.words, options), *settings)}{unlabelled if is_trained else ''}"

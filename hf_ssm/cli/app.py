@@ -14,9 +14,10 @@ from hf_ssm.data.signals import is_signal, signal_rows
 from hf_ssm.probes import MaskingProbe
 from hf_ssm.probes.targets import head_of
 from hf_ssm.training import inputs
+from hf_ssm.training.arguments import read_settings_file
 from hf_ssm.training.folder import FINGERPRINT_NAME, LOG_NAME, SETTINGS_NAME
 from hf_ssm.training.run import fingerprints
-from hf_ssm.training.settings import read_settings_file, resolve
+from hf_ssm.training.settings import resolve
 
 # Rows of the data that become examples, and the length to which they are cut.
 _EXAMPLES, _LONGEST_EXAMPLE = 4, 2000
@@ -47,7 +48,7 @@ def load_served(args: argparse.Namespace) -> Any:
     config = load_config(args.checkpoint)
     if config.reads_series:
         raise ValueError(
-            f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm predict"
+            f"{args.checkpoint!r} forecasts series, and the page has no tab for forecasts: use hf-ssm forecast"
         )
     if config.frame_shape is not None:
         raise ValueError(f"{args.checkpoint!r} reads videos, and the page has no tab for videos: use it in Python")

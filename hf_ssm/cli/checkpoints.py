@@ -21,10 +21,11 @@ from hf_ssm.data.streaming import is_glob, is_local
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder
+from hf_ssm.training.arguments import parse_assignments, read_settings_file
 from hf_ssm.training.loading import read_config, reading
 from hf_ssm.training.metrics import beats_chance
 from hf_ssm.training.run import chance_key
-from hf_ssm.training.settings import RunSettings, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.files import check_not_input
 
@@ -74,8 +75,6 @@ def can_draw(what: str) -> bool:
 def load_config(checkpoint: str) -> Any:
     """The configuration of a model of hf_ssm; a `ValueError` or `OSError` for anything else."""
     folder = Path(checkpoint)
-    if folder.is_file():
-        raise ValueError(f"{checkpoint!r} is a file: give the folder of a checkpoint (`hf-ssm convert` makes one)")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise ValueError(
             f"{checkpoint!r} holds a PEFT adapter without its model: load the model and the adapter, merge them "
@@ -204,8 +203,10 @@ def chosen_rows(splits: DatasetDict, split: str, count: int) -> Dataset:
     return rows.select(sorted(random.Random(SEED).sample(range(len(rows)), count)))
 
 
-def public_name(source: str) -> str:
-    """A Hub id, or the last part of a local path, whose other parts are private."""
+def public_name(source: str | list[str]) -> str:
+    """A Hub id, or the last part of a local path, whose other parts are private; of several files, each."""
+    if isinstance(source, list):
+        return ", ".join(map(public_name, source))
     path = Path(source).expanduser()
     return path.resolve().name if path.exists() or is_glob(source) else source
 
@@ -247,10 +248,12 @@ def data_settings(
     if not args.dataset and not stored.get("dataset"):
         raise ValueError(f"{checkpoint!r} has no {folder.SETTINGS_NAME} that names its data: give --dataset")
     if args.dataset is None and "dataset" not in assignments.get("data", {}):
-        source = str(stored["dataset"])
-        is_file = is_local(source) and source not in GENERATORS and not is_glob(source)
-        if is_file and not Path(source).expanduser().exists():
-            raise ValueError(f"the data of the run, {source!r} in {folder.SETTINGS_NAME}, are not here: give --dataset")
+        sources = [stored["dataset"]] if isinstance(stored["dataset"], str) else stored["dataset"]
+        for source in sources:
+            is_file = is_local(source) and source not in GENERATORS and not is_glob(source)
+            if is_file and not Path(source).expanduser().exists():
+                where = f"{source!r} in {folder.SETTINGS_NAME}"
+                raise ValueError(f"the data of the run, {where}, are not here: give --dataset")
     # The files of the checkpoint define these.
     stored = {key: value for key, value in stored.items() if key not in ("tokenizer", "normalization")}
     options = {name: getattr(args, name, None) for name in _DATA_OPTIONS}
@@ -292,4 +295,4 @@ def _task_of_head(config: Any) -> str:
     if architecture.endswith("ForSequenceClassification") and config.problem_type == "regression":
         return "sequence-regression"
     bare = "causal-lm" if config.num_input_channels is None else "sequence-classification"
-    return next((name for name, task in TASKS.items() if task.auto_class.__name__ == auto_class), bare)
+    return next((name for name, task in TASKS.items() if task.auto_class_name == auto_class), bare)

@@ -1,19 +1,14 @@
-"""The commands of `hf-ssm`: their groups, descriptions and examples.
+"""The commands of `hf-ssm`: descriptions and examples.
 
-To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to the module of `hf_ssm.cli.options` with
-the name of its group, and a function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the
-options import torch or transformers, so that help is fast.
+To add a command, add an entry to `COMMANDS`, a function `add_NAME(parser)` to a module of `hf_ssm.cli.options`, and a
+function `run_NAME(args)` to a module of `hf_ssm.cli`. Neither this module nor those of the options import torch or
+transformers, so help is fast.
 """
 
 from dataclasses import dataclass
 
-GROUPS = {
-    "train": "Train and fine-tune",
-    "sequences": "Use a model",
-    "analysis": "Understand a model",
-    "share": "Convert, check and share",
-}
-"""Module of `hf_ssm.cli.options` with the options of a group of commands, and the heading of the group."""
+FIRST = ("demo", "train", "predict", "probe", "score", "app", "push")
+"""The commands that the first hour needs, in the order of the list of commands."""
 
 _SAME = "the same command continues where it stopped"
 
@@ -23,22 +18,20 @@ class Command:
     """A command.
 
     Attributes:
-        group: One of `GROUPS`.
+        options: Module of `hf_ssm.cli.options` with `add_NAME`.
         summary: Line in the list of commands.
         description: Text of its help.
         examples: Command lines; the first is in the list of commands.
         continuation: How to continue after an interruption, with {output} for the folder.
         module: Module of `hf_ssm.cli` with `run_NAME`; by default NAME.
-        options: Module of `hf_ssm.cli.options` with `add_NAME`; by default that of the group.
     """
 
-    group: str
+    options: str
     summary: str
     description: str
     examples: tuple[str, ...]
     continuation: str = ""
     module: str = ""
-    options: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -53,7 +46,7 @@ COMMANDS: dict[str, Command] = {
             "hf-ssm train --dataset my.csv --output runs/mine",
             "hf-ssm train --dataset my.csv --output runs/mine --dry-run",
             "hf-ssm train --dataset my.csv --output runs/tuned --model LongSafari/hyenadna-tiny-1k-seqlen-hf",
-            "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --set data.window=1024",
+            "hf-ssm train --dataset genome.fa --output runs/lm --task causal-lm --window 1024",
             "hf-ssm train --dataset_name my.csv --output_dir runs/mine --num_train_epochs 3 --warmup_steps 100",
             "hf-ssm train --help-settings s4",
         ),
@@ -75,7 +68,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "demo": Command(
         "train",
-        "run a complete example in two minutes, without account or network",
+        "run a complete example in half a minute, without account or network",
         "Run a complete example in two minutes: a small model learns to find a planted motif in generated DNA, "
         "with and without rescaled initialisation. The model is saved, loaded in a new process without hf_ssm, and "
         "probed for the bases that it needs. The demo needs no account and no network.",
@@ -84,16 +77,24 @@ COMMANDS: dict[str, Command] = {
     ),
     "predict": Command(
         "sequences",
-        "predict classes or values of sequences, or forecast series",
+        "predict classes or values of sequences",
         "Predict classes with probabilities, or values, of sequences; the table has a row for each sequence, "
-        "window or token. With a model of numeric series, forecast the series; the table has a row for each step "
-        "of each series, with quantiles. If the command is interrupted, the same command continues where it "
-        "stopped.",
+        "window or token. If the command is interrupted, the same command continues where it stopped.",
         (
             "hf-ssm predict runs/mine sequences.fa",
             "hf-ssm predict runs/mine sequences.fa --output predictions.csv",
             "hf-ssm predict runs/mine peaks.bed --genome hg38.fa --output peaks.csv --both-strands",
-            "hf-ssm predict runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",
+        ),
+        _SAME,
+    ),
+    "forecast": Command(
+        "sequences",
+        "forecast numeric series",
+        "Forecast numeric series; the table has a row for each step of each series, with quantiles. With --hold-out, "
+        "compare forecasts of the last values with seasonal-naive forecasts.",
+        (
+            "hf-ssm forecast runs/forecaster sales.csv --horizon 24 --time-column date --output forecasts.csv",
+            "hf-ssm forecast runs/forecaster sales.csv --horizon 24 --hold-out --season 7 --output check.csv",
         ),
         _SAME,
     ),
@@ -114,14 +115,32 @@ COMMANDS: dict[str, Command] = {
         "sequences",
         "score the effects of variants (VCF or table), without labels",
         "Score variants of a VCF file or a table, without labels. The scores are log-likelihood ratios of alleles "
-        "under a language model, or, with --target, effects on the prediction of a classifier or regressor. With "
-        "--saturate, score every substitution of a region, and draw a heat map. With --track, write the likelihood "
-        "of each base of a genome.",
+        "under a language model, or effects on the predictions of a classifier or regressor.",
         (
             "hf-ssm score runs/lm variants.vcf --genome hg38.fa --output scores.csv",
-            "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --window 200 --output out.vcf.gz",
-            "hf-ssm score runs/lm --saturate chr1:1001-1200 --genome hg38.fa --output region.csv",
-            "hf-ssm score runs/lm --track likelihood --genome hg38.fa --regions genes.gtf --output genes.bw",
+            "hf-ssm score runs/mine variants.vcf --genome hg38.fa --target enhancer --output out.vcf.gz",
+        ),
+        _SAME,
+    ),
+    "saturate": Command(
+        "sequences",
+        "score every substitution of a region, with a heat map",
+        "Score every substitution of regions of a genome, and draw heat maps and logos. With --dependencies, measure "
+        "how each substitution changes the predictions of all bases of a region.",
+        (
+            "hf-ssm saturate runs/lm chr1:1001-1200 --genome hg38.fa --output region.csv",
+            "hf-ssm saturate runs/lm chr1:1001-1200 --genome hg38.fa --dependencies --output map.npz",
+        ),
+        _SAME,
+    ),
+    "tracks": Command(
+        "sequences",
+        "write the likelihood of each base of a genome as a track",
+        "Write how likely a language model finds each base of a genome, and how sure it is (entropy), as tracks for a "
+        "genome browser.",
+        (
+            "hf-ssm tracks runs/lm hg38.fa --regions genes.gtf --output genes.bw",
+            "hf-ssm tracks runs/lm hg38.fa --track likelihood entropy --session igv.xml --output genome.bw",
         ),
         _SAME,
     ),

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from datasets import are_progress_bars_disabled, disable_progress_bars, enable_p
 from rich.console import Console
 from rich.text import Text
 
-from hf_ssm.cli.progress import TrainingProgress
+from hf_ssm import plotting
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.train import finish
+from hf_ssm.cli.train import TrainingProgress, finish
 from hf_ssm.hub import reload
 from hf_ssm.probes import MaskingProbe, MaskingResult
 from hf_ssm.probes.evidence import SHARE, Estimate
@@ -61,7 +62,7 @@ def run_demo(args: argparse.Namespace) -> None:
         reload.prove_export(args.output, after.model, "AutoModelForSequenceClassification")
         print("   Its logits are equal to those of the model in memory.")
         print("\n4. Which bases does the model need?", flush=True)
-        _probe(rescaled, after)
+        picture = _probe(rescaled, after, args.output / "needed_bases.png")
     print(f"\nIn {time.perf_counter() - started:.0f} s:")
     print("\n".join(comparison({"plain": before, "rescaled": after})))
     print("Each column is one run. `τ` is the complexity of a layer, which the rescaling sets to 1.\n")
@@ -77,6 +78,7 @@ def run_demo(args: argparse.Namespace) -> None:
         ),
         file=sys.stdout,
     )
+    print(f"\nThe figure of the needed bases: {picture}" if picture else "\nFor a figure: pip install 'hf_ssm[plots]'")
 
 
 @contextmanager
@@ -91,8 +93,12 @@ def _no_bars_of_datasets() -> Iterator[None]:
             enable_progress_bars()
 
 
-def _probe(settings: RunSettings, result: RunResult) -> None:
-    """Probe the sequences with a motif of which the model is most certain, and print the first that is explained."""
+def _probe(settings: RunSettings, result: RunResult, picture: Path) -> Path | None:
+    """Probe the sequences with a motif of which the model is most certain; print and draw the first that is explained.
+
+    Returns:
+        The path of the figure; `None` without matplotlib.
+    """
     rows = inputs.load_rows(settings)["test"]
     with_motif = [number for number, label in enumerate(rows["label"]) if label == 1]
     model = result.model.cpu()
@@ -115,6 +121,12 @@ def _probe(settings: RunSettings, result: RunResult) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for line in strip(masking, sites):
         console.print(line)
+    if find_spec("matplotlib") is None:
+        return None
+    sites_of_motif = [(start, start + len(motif), "motif") for start in starts]
+    title = f"The bases that the prediction of test sequence {chosen} needs"
+    plotting.plot_sequences([masking], picture, [sites_of_motif], class_names=result.model.config.id2label, title=title)
+    return picture
 
 
 def strip(result: MaskingResult, sites: Iterable[int]) -> list[Text]:

@@ -1,20 +1,19 @@
-"""`hf-ssm score --dependencies`: the dependency map of a region."""
+"""`hf-ssm saturate --dependencies`: the dependency map of a region."""
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import can_draw
-from hf_ssm.cli.sequences import with_progress
+from hf_ssm.cli.sequences import write_job
 from hf_ssm.data.genome import Genome
-from hf_ssm.inference.dependency import ROWS_PER_PART, DependencyMap, DependencyMapper
+from hf_ssm.inference.dependency import DependencyMap, DependencyMapper
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.parts import TABLE_OUTPUTS, join_table, write_in_parts
+from hf_ssm.inference.table_job import TABLE_OUTPUTS, join_table
 from hf_ssm.utils.files import write_text_atomically
 
 MAP_OUTPUTS = (".npz", *TABLE_OUTPUTS)
@@ -23,33 +22,24 @@ _LISTED = 3
 
 
 def write_dependencies(
-    args: argparse.Namespace,
-    model: SequenceModel,
-    genome: Genome,
-    region: tuple[str, int, int],
-    settings: dict[str, Any],
+    args: argparse.Namespace, model: SequenceModel, genome: Genome, region: tuple[str, int, int]
 ) -> None:
     """Write the map of a region (contig, first position counted from 0, the one after the last), and its summary."""
     contig, first, last = region
-    mapper = DependencyMapper(model, window=args.window, both_strands=not args.one_strand, keep_case=args.keep_case)
+    options = {"window": args.window, "both_strands": not args.one_strand}
     begin, end = max(0, first - args.window), min(genome.length(contig), last + args.window)
     sequence, start, stop = genome.fetch(contig, begin, end), first - begin, last - begin
-    mapper.check(sequence, start, stop)
-
-    def compute(rows: list[int]) -> pa.Table:
-        effects = mapper.effects(sequence, start, stop, rows[0])
-        return pa.table({"effects": pa.array(list(effects.reshape(len(effects), -1)))})
+    job = DependencyMapper(model, **options).job(sequence, start, stop)
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
         effects = np.concatenate([np.stack(table["effects"].to_numpy()) for table in tables])
-        found = DependencyMap.of_effects(effects.reshape(stop - start, 4, -1), sequence[start:stop], first)
+        found = DependencyMap.of_effects(effects, sequence[start:stop], first)
         _summarise(args, contig, found)
         _write(path, contig, found)
         print(f"{args.output} holds the dependencies of {stop - start} positions of {contig} (log2 odds ratios).")
 
-    first_rows = range(0, stop - start, ROWS_PER_PART)
-    parts = with_progress(first_rows, "parts", len(first_rows))
-    write_in_parts(args.output, parts, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+    settings = options | {"kind": "dependencies", "places": [region], "keep_case": model.reads.keep_case}
+    write_job(args, job, model.model, settings, join)
 
 
 def _summarise(args: argparse.Namespace, contig: str, found: DependencyMap) -> None:

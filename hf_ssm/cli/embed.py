@@ -9,18 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hf_ssm.cli.options.sequences import SCORE_WINDOW
 from hf_ssm.cli.sequences import (
-    checkpoint_facts,
-    keeps_case,
     load_sequence_model,
+    print_contig_notes,
+    print_reasons,
     reader_of,
     sequence_column,
-    with_progress,
+    write_job,
 )
-from hf_ssm.cli.variants import print_contig_notes, print_reasons
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import table_columns
@@ -28,8 +26,7 @@ from hf_ssm.data.variants import read_variants
 from hf_ssm.inference.embed import Embedder
 from hf_ssm.inference.embed_variants import VariantEmbedder
 from hf_ssm.inference.model import UnknownLetters
-from hf_ssm.inference.parts import file_facts, join_table, write_in_parts
-from hf_ssm.tokenization import reads_only_dna
+from hf_ssm.inference.table_job import check_new_columns, join_table
 
 _OUTPUTS = (".parquet", ".npz")
 _OPTIONS = ("layers", "pooling", "both_strands")
@@ -61,61 +58,41 @@ def _embed_variants(args: argparse.Namespace) -> None:
     if args.stride is not None:
         raise ValueError(f"--stride is for sequences, and {args.input.name} holds variants: leave --stride out")
     args.window = SCORE_WINDOW if args.window is None else args.window
-    args.keep_case = keeps_case(args)
-    options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "keep_case", "max_tokens_per_batch")}
+    options = {name: getattr(args, name) for name in (*_OPTIONS, "window")}
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
         model = load_sequence_model(args)
-        embedder = VariantEmbedder(model.model, model.tokenizer, genome, **options)
-        total, columns, contigs = 0, set[str](), dict[str, None]()
-        for variant in read_variants(args.input):
-            contigs[variant.chrom] = None
-            if not columns.issuperset(variant.columns):
-                columns.update(variant.columns)
-                embedder.check_columns(variant.columns)
-            total += 1
-        print_contig_notes(contigs, args.input, genome)
-        files = [file_facts(path) for path in (args.input, args.genome) if path is not None]
+        embedder = VariantEmbedder(model, genome, **options)
+        variants = list(read_variants(args.input))
+        check_new_columns({name for each in variants for name in each.columns}, embedder.columns, args.input.name)
+        print_contig_notes(dict.fromkeys(each.chrom for each in variants), args.input, genome)
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:
             all_tables = list(tables)
-            count = sum(pc.sum(pc.equal(table["reason"], "")).as_py() or 0 for table in all_tables)
-            print(f"{args.output} holds {total} alleles, {count} of them with hidden states.")
-            reasons = (why for table in all_tables for why in table["reason"].to_pylist() if why)
+            reasons = [why for table in all_tables for why in table["reason"].to_pylist() if why]
+            count = len(variants) - len(reasons)
+            print(f"{args.output} holds {len(variants)} alleles, {count} of them with hidden states.")
             print_reasons(reasons, "alleles without hidden states")
             _write(iter(all_tables), path, embedder.names)
 
-        write_in_parts(
-            args.output,
-            embedder.groups(with_progress(read_variants(args.input), "variants", total)),
-            embedder.table_of_groups,
-            options | {"checkpoint": checkpoint_facts(args, model.model), "files": files},
-            part_size=1,
-            overwrite=args.overwrite_output,
-            join=join,
-        )
+        settings = options | {"keep_case": model.reads.keep_case}
+        write_job(args, embedder.job(lambda: variants, len(variants)), model.model, settings, join)
 
 
 def _embed_sequences(args: argparse.Namespace) -> None:
     """A row for each sequence, window or token."""
     column = sequence_column(args)
-    options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "stride", "max_tokens_per_batch")}
+    options = {name: getattr(args, name) for name in (*_OPTIONS, "window", "stride")}
     model = load_sequence_model(args)
-    embedder = Embedder(model.model, model.tokenizer, **options)
-    records, facts = reader_of(args, column, model)
-    unknown, total = UnknownLetters(reads_only_dna(model.tokenizer)), 0
+    embedder = Embedder(model, **options)
+    records = reader_of(args, column, model)
+    unknown, total = UnknownLetters(model.reads_only_dna), 0
     for record in records():
         unknown.add(record.sequence)
-        total += 1
-    write_in_parts(
-        args.output,
-        embedder.groups(with_progress(records(), "sequences", total)),
-        embedder.table_of_groups,
-        options | facts,
-        part_size=1,
-        overwrite=args.overwrite_output,
-        join=lambda tables, path: _write(tables, path, embedder.names),
-    )
+        total += len(record.sequence)
+    settings = options | {"sequence_column": column, "keep_case": model.reads.keep_case}
+    job = embedder.job(records, total)
+    write_job(args, job, model.model, settings, lambda tables, path: _write(tables, path, embedder.names))
     if note := unknown.note("hidden states"):
         print(note)
     print(f"{args.output} holds the hidden states")

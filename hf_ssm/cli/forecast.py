@@ -1,4 +1,4 @@
-"""`hf-ssm predict` and `hf-ssm report` with a model that forecasts numeric series."""
+"""`hf-ssm forecast`, and `hf-ssm report` with a model that forecasts numeric series."""
 
 import argparse
 import random
@@ -10,23 +10,16 @@ import pandas as pd
 import torch
 
 from hf_ssm.cli.checkpoints import SEED, check_positive, load_config, load_model
-from hf_ssm.cli.sequences import checkpoint_facts
+from hf_ssm.cli.sequences import write_job
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.series import read_series
 from hf_ssm.inference.forecast import Forecaster, forecast_scores, scores_text
-from hf_ssm.inference.parts import check_table_output, file_facts, write_in_parts
+from hf_ssm.inference.table_job import check_table_output
 
-# Series of a part of the output.
-_PART = 256
 # Steps of a window of `hf-ssm report`.
 _WINDOW = 512
 _COLUMNS = ("value_columns", "id_column", "time_column")
-# Options of `hf-ssm predict` for series, and for sequences, and those of `hf-ssm report` for sequences.
-_OF_SERIES = (*_COLUMNS, "horizon", "context", "quantiles", "scale_factor", "hold_out", "season")
-_OF_SEQUENCES = (
-    *("sequence_column", "genome", "keep_case", "window", "stride", "aggregate", "both_strands", "track", "regions"),
-    *("by_region", "feature", "session", "tokenizer", "trust_remote_code"),
-)
+# Options of `hf-ssm report` for sequences.
 _OF_ROWS = ("sequence_column", "label_column", "tokenizer", "task", "assignments")
 
 
@@ -66,11 +59,6 @@ def window_batches(args: argparse.Namespace, config: Any) -> tuple[list[dict[str
     return [{"past_values": part} for part in rows.split(args.batch_size)], len(windows)
 
 
-def check_no_series(args: argparse.Namespace) -> None:
-    """Refuse the options of series for a model of sequences."""
-    _refuse(args, _OF_SERIES, "is for models that forecast series, and {} is not such a model")
-
-
 def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(args, name) not in (None, False, []):
@@ -79,38 +67,34 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
 
 
 def run_forecast(args: argparse.Namespace) -> None:
-    """Write a table of forecasts, and with --hold-out print how they compare with a seasonal-naive forecast."""
-    _refuse(args, _OF_SEQUENCES, "is for sequences, but {} forecasts series")
+    """`hf-ssm forecast`: a table of forecasts, and with --hold-out how they compare with a seasonal-naive forecast."""
     check_positive(args, "max_tokens_per_batch")
-    if args.output is None:
-        raise ValueError("forecasts need a file: give --output FILE (.csv, .tsv or .parquet)")
     check_table_output(args.output)
     if args.season is not None and not args.hold_out:
         raise ValueError(
             f"--season {args.season} is for the comparison of --hold-out: add --hold-out, or leave --season out"
         )
-    series = read_series(args.input, args.value_columns, args.id_column, args.time_column)
     config = load_config(args.checkpoint)
+    if not config.reads_series:
+        line = command("predict", args.checkpoint, args.input, "--output", args.output)
+        raise ValueError(f"{args.checkpoint!r} does not forecast series. For sequences: {line}")
+    series = read_series(args.input, args.value_columns, args.id_column, args.time_column)
     model = load_model(args.checkpoint, config, **({} if args.dtype == "auto" else {"dtype": args.dtype}))
     options = {name: getattr(args, name) for name in ("horizon", "context", "quantiles", "scale_factor", "hold_out")}
     options |= {"season": args.season or 1, "id_column": args.id_column, "time_column": args.time_column}
     forecaster = Forecaster(model, **options, max_steps_per_batch=args.max_tokens_per_batch)
-    forecaster.check(series)
-    settings = {
-        **options,
-        "value_columns": args.value_columns,
-        "input": file_facts(args.input),
-        "checkpoint": checkpoint_facts(args, model),
-    }
-    overwrite = args.overwrite_output
-    write_in_parts(args.output, series, forecaster.table, settings, part_size=_PART, overwrite=overwrite)
+    write_job(args, forecaster.job(series), model, {**options, "value_columns": args.value_columns})
     print(f"forecasts of {len(series)} series: {args.output}")
     if args.hold_out:
         print(scores_text(forecast_scores(_read(args.output), series, forecaster), forecaster.levels))
         return
     words: list[object] = [] if args.horizon is None else ["--horizon", args.horizon]
+    for name in (*_COLUMNS[1:], _COLUMNS[0]):
+        value = getattr(args, name)
+        values = value if isinstance(value, list) else [value]
+        words += [] if value is None else [f"--{name.replace('_', '-')}", *values]
     line = command(
-        "predict", args.checkpoint, args.input, *words, "--hold-out", "--season", "N", "--output", "check.csv"
+        "forecast", args.checkpoint, args.input, *words, "--hold-out", "--season", "N", "--output", "check.csv"
     )
     suggest((line, "how good forecasts of the last known values would have been"))
 

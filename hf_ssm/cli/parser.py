@@ -1,17 +1,20 @@
-"""The parser of `hf-ssm`: groups of commands, short usage lines, and options with hyphens or underscores."""
+"""The parser of `hf-ssm`: the list of commands, short usage lines, and options with hyphens or underscores."""
 
 import argparse
 import importlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from hf_ssm import __version__
-from hf_ssm.cli.commands import COMMANDS, GROUPS
+from hf_ssm.cli.commands import COMMANDS, FIRST
+from hf_ssm.training.arguments import DataArguments
 from hf_ssm.utils.hints import closest_name
 from hf_ssm.utils.versions import TESTED, installed_versions
 
 _WIDTH = 100
+_DATA = {entry.name for entry in fields(DataArguments)}
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -65,7 +68,7 @@ def build_parser(*names: str) -> Parser:
             name, help=command.summary, description=text, epilog=_examples(command.examples), prog=f"hf-ssm {name}"
         )
         if name in names:
-            module = importlib.import_module(f"hf_ssm.cli.options.{command.options or command.group}")
+            module = importlib.import_module(f"hf_ssm.cli.options.{command.options}")
             getattr(module, f"add_{name}")(added)
             added.add_argument("--debug", action="store_true", help="show the traceback of an error")
             added.usage = _usage(added)
@@ -75,10 +78,10 @@ def build_parser(*names: str) -> Parser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exits with a one-line error for a bad one.
 
-    Options that a command does not have are an error, except for `train` and `tune`: there they are fields of the
-    training arguments, in `fields` of the result.
+    Options that a command does not have are an error, except for `train` and `tune`: there they are settings, in
+    `fields` of the result. `typed` has the name of each given option, as it was written.
     """
-    arguments = _with_hyphens(arguments)
+    written, arguments = arguments, _with_hyphens(arguments)
     name = arguments[0] if arguments else ""
     parser = build_parser(name)
     if name and name[0] != "-" and name not in COMMANDS:
@@ -93,6 +96,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args.words = arguments
     if name in ("train", "tune"):
         args.fields, rest = _fields(rest)
+    args.typed = _typed(written, command, getattr(args, "fields", {}))
     if rest:
         near = closest_name(rest[0], options, cutoff=0.6) if rest[0].startswith("-") else None
         kind = "option" if rest[0].startswith("-") else "argument"
@@ -151,6 +155,19 @@ def _fields(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return fields, rest
 
 
+def _typed(arguments: Sequence[str], command: argparse.ArgumentParser, others: Mapping[str, str]) -> dict[str, str]:
+    """Name of each setting that an option gives, to the option as it was written."""
+    typed = {}
+    for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+        action = command._option_string_actions.get(option.replace("_", "-"))
+        name = option.removeprefix("--").replace("-", "_")
+        if action is not None and ("." in action.dest or action.dest in _DATA):
+            typed[action.dest.rpartition(".")[2]] = option
+        elif name.removeprefix("no_") in others:
+            typed[name.removeprefix("no_")] = option
+    return typed
+
+
 def _usage(parser: argparse.ArgumentParser) -> str:
     """The required arguments and `[options]`: the list of all options follows it in the help."""
     words = [parser.prog]
@@ -164,14 +181,11 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _list_of_commands() -> str:
-    lines = []
-    for group, heading in GROUPS.items():
-        lines.append(f"{heading}:")
-        for name, command in COMMANDS.items():
-            if command.group == group:
-                lines += [f"  {name:<12}{command.summary}", f"{'':14}$ {command.examples[0]}"]
-        lines.append("")
-    return "\n".join([*lines, "Options of a command: hf-ssm COMMAND --help"])
+    lines = ["Start here:"]
+    for name in FIRST:
+        lines += [f"  {name:<12}{COMMANDS[name].summary}", f"{'':14}$ {COMMANDS[name].examples[0]}"]
+    more = (f"  {name:<12}{command.summary}" for name, command in COMMANDS.items() if name not in FIRST)
+    return "\n".join([*lines, "", "More:", *more, "", "Options of a command: hf-ssm COMMAND --help"])
 
 
 def _examples(examples: Sequence[str]) -> str:

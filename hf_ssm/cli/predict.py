@@ -1,18 +1,24 @@
 """`hf-ssm predict`."""
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-from transformers.utils import logging
 
-from hf_ssm.cli.checkpoints import load_config, warn_of_chance
-from hf_ssm.cli.forecast import check_no_series, run_forecast
+from hf_ssm.cli.checkpoints import load_config
 from hf_ssm.cli.screen import print_rows, summary_of
-from hf_ssm.cli.sequences import is_own_model, load_sequence_model, model_words, reader_of, sequence_column
+from hf_ssm.cli.sequences import (
+    is_own_model,
+    load_sequence_model,
+    model_words,
+    reader_of,
+    sequence_column,
+    write_job,
+)
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.tracks import TrackFiles, entries_of_rows, regions_of
 from hf_ssm.data.fasta import FASTA_SUFFIXES
@@ -21,20 +27,23 @@ from hf_ssm.data.genome import Genome
 from hf_ssm.data.records import Place, Record
 from hf_ssm.data.regions import Regions
 from hf_ssm.data.tracks import check_track, track_paths
-from hf_ssm.inference.parts import check_table_output, file_facts, join_table, table_of, write_in_parts
-from hf_ssm.inference.predict import Predictor, Unit, letters_of
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.predict import Predictor
 from hf_ssm.inference.sharing import launched_workers
+from hf_ssm.inference.table_job import check_table_output, join_table
 
 _TRACK_OPTIONS = ("track", "regions", "feature", "by_region", "session")
 _OPTIONS = ("window", "stride", "aggregate", "both_strands")
+# A sequence that is longer than those of the training by this factor is far longer.
+_FAR = 2
 
 
 def run_predict(args: argparse.Namespace) -> None:
-    """`hf-ssm predict`: a table of predictions, and tracks of them; or of forecasts."""
+    """`hf-ssm predict`: a table of predictions, and tracks of them."""
     if is_own_model(args.checkpoint) and load_config(args.checkpoint).reads_series:
-        run_forecast(args)
-        return
-    check_no_series(args)
+        line = command("forecast", args.checkpoint, args.input, "--output", args.output or "forecasts.csv")
+        raise ValueError(f"{args.checkpoint!r} forecasts series, and predict takes sequences. Try: {line}")
+    _check_output(args)
     with ExitStack() as stack:
         genome = None
         if any(getattr(args, name) is not None for name in _TRACK_OPTIONS):
@@ -47,71 +56,64 @@ def run_predict(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace, genome: Genome | None) -> None:
-    _check_output(args)
     options = {name: getattr(args, name) for name in _OPTIONS}
     column = sequence_column(args)
     regions = regions_of(args, genome)
-    model = load_sequence_model(args)
+    model = load_sequence_model(args, warns_of_chance=True)
     predictor = Predictor(model, **options, regions=regions)
     tracks = None if genome is None else _tracks(args, genome, regions, predictor)
-    records, facts = reader_of(args, column, model)
-    if genome is not None and args.genome is None:
-        read_fasta = records
-
-        def records() -> Iterator[Record]:
-            # The records are contigs.
-            for record in read_fasta():
-                place = Place(str(record.columns["name"]), 0, len(record.sequence))
-                columns = dict(zip(("chrom", "chrom_start", "chrom_end"), place[:3], strict=True))
-                yield replace(record, columns=record.columns | columns, place=place)
-
-    facts["regions"] = args.regions and [file_facts(args.regions), args.feature]
-    if is_own_model(args.checkpoint):
-        warn_of_chance(args.checkpoint, model.tokenizer)
+    records = reader_of(args, column, model)
     # Before anything is computed, all of the input is read once: errors come early.
-    total = predictor.survey(records())
-    if regions is not None and not total:
+    job = predictor.job(records if genome is None or args.genome is not None else _contigs(records))
+    if regions is not None and not job.total:
         raise ValueError(f"--regions {str(args.regions)!r}: no interval of {args.input.name} overlaps a region")
-    with logging.tqdm(total=total, unit="letter", unit_scale=True) as progress:
+    _warn_of_length(model, predictor)
 
-        def count(groups: list[list[Unit]]) -> None:
-            progress.update(sum(map(letters_of, groups[0])))
+    def join(tables: Iterator[pa.Table], path: Path) -> None:
+        parts = list(tables)
+        table = pa.concat_tables(parts)
+        print(summary_of(table, predictor))
+        if tracks is not None and genome is not None:
+            chrom, start, end = (table[name][0].as_py() for name in ("chrom", "chrom_start", "chrom_end"))
+            tracks.write(entries_of_rows(table, predictor.value_columns, genome), f"{chrom}:{start + 1}-{end}")
+        join_table(iter(parts), path)
 
-        def compute(groups: list[list[Unit]]) -> pa.Table:
-            table = predictor.table_of_groups(groups)
-            count(groups)
-            return table
-
-        def join(tables: Iterator[pa.Table], path: Path) -> None:
-            parts = list(tables)
-            table = pa.concat_tables(parts)
-            print(summary_of(table, predictor))
-            if tracks is not None and genome is not None:
-                columns = entries_of_rows(table, predictor.value_columns, genome)
-                tracks.write(columns, _locus(table))
-            join_table(iter(parts), path)
-
-        groups = predictor.groups(records())
-        if args.output is None:
-            shown = table_of(groups, compute, part_size=1).data.table
-        else:
-            # The first process of a launch joins the parts of all.
-            how = {"part_size": 1, "overwrite": args.overwrite_output, "skipped": count, "join": join}
-            write_in_parts(args.output, groups, compute, options | facts, **how)
     if args.output is None:
+        shown = job.dataset().data.table
         print(summary_of(shown, predictor))
         places = [name for name in ("start", "end") if name in shown.column_names]
         print_rows(shown, [*places, *(["prediction"] if predictor.classes else []), *predictor.value_columns])
     else:
+        settings = options | {"sequence_column": column, "keep_case": model.reads.keep_case}
+        write_job(args, job, model.model, settings, join)
         print(f"predictions: {args.output}")
     if note := predictor.unknown.note("predictions (column unknown_letters)"):
         print(note)
-    words: list[object] = [] if args.genome is None else ["--genome", args.genome]
-    words += [] if args.sequence_column is None else ["--sequence-column", args.sequence_column]
-    words += [] if predictor.longest_window is None else ["--window", predictor.longest_window]
-    words += ["--keep-case"] if args.keep_case else []
-    line = command("embed", args.checkpoint, args.input, *words, *model_words(args), "--output", "embeddings.parquet")
-    suggest((line, "hidden states of the same sequences"))
+    _suggest_embed(args, predictor)
+
+
+def _contigs(read: Callable[[], Iterator[Record]]) -> Callable[[], Iterator[Record]]:
+    """The records of a FASTA file as contigs of a genome."""
+
+    def contigs() -> Iterator[Record]:
+        for record in read():
+            place = Place(str(record.columns["name"]), 0, len(record.sequence))
+            columns = dict(zip(("chrom", "chrom_start", "chrom_end"), place[:3], strict=True))
+            yield replace(record, columns=record.columns | columns, place=place)
+
+    return contigs
+
+
+def _warn_of_length(model: SequenceModel, predictor: Predictor) -> None:
+    """Print on stderr if sequences are far longer than those of the training."""
+    known = model.training_letters
+    if known is not None and len(predictor.longest) > _FAR * known:
+        print(
+            f"hf-ssm: sequences of up to {len(predictor.longest):,} letters are far longer than those of the training "
+            f"(up to {known:,}), so these predictions may mean little; --window {known} predicts windows of that "
+            "length.",
+            file=sys.stderr,
+        )
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -133,6 +135,10 @@ def _tracks(args: argparse.Namespace, genome: Genome, regions: Regions | None, p
     return TrackFiles(args, genome, regions, track_paths(args.track, names))
 
 
-def _locus(table: pa.Table) -> str:
-    chrom, start, end = (table[name][0].as_py() for name in ("chrom", "chrom_start", "chrom_end"))
-    return f"{chrom}:{start + 1}-{end}"
+def _suggest_embed(args: argparse.Namespace, predictor: Predictor) -> None:
+    words: list[object] = [] if args.genome is None else ["--genome", args.genome]
+    words += [] if args.sequence_column is None else ["--sequence-column", args.sequence_column]
+    words += [] if predictor.cut_to is None else ["--window", predictor.cut_to]
+    words += ["--keep-case"] if args.keep_case else []
+    line = command("embed", args.checkpoint, args.input, *words, *model_words(args), "--output", "embeddings.parquet")
+    suggest((line, "hidden states of the same sequences"))

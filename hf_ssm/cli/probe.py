@@ -262,7 +262,7 @@ def _write(
     curves: dict[str, list[Tensor]],
 ) -> None:
     """Write all files except the results themselves, and print their names."""
-    source = public_name(str(settings.data["dataset"]))
+    source = public_name(settings.data["dataset"])
     facts = {
         "checkpoint": public_name(args.checkpoint),
         "model": type(probe.model).__name__,

@@ -16,6 +16,7 @@ from hf_ssm.cli.options.analysis import LABEL, PREDICTED
 from hf_ssm.data import label_names
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.labels import merged_name
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import check_letters, read_records
 from hf_ssm.data.signals import is_signal
 from hf_ssm.probes import MaskingProbe
@@ -145,8 +146,7 @@ def load_intervals(args: argparse.Namespace, settings: RunSettings, model: Any) 
         raise ValueError(f"--target {LABEL}: a BED file has no labels; give a class, or {PREDICTED}")
     if wants_labels(args, model):
         args.target = PREDICTED
-    keep_case = bool(settings.data.get("keep_case"))
-    records = read_records(Path(settings.data["dataset"]), genome=args.genome, keep_case=keep_case)
+    records = read_records(Path(settings.data["dataset"]), ReadOptions.of_training(settings.data), args.genome)
     rows = Dataset.from_list([{**record.columns, "sequence": record.sequence} for record in records])
     return Rows(rows, "sequence", None, None, settings.data["max_length"], None)
 

@@ -101,7 +101,7 @@ def _of_sequences(args: argparse.Namespace, config: Any) -> tuple[TheoryReport, 
         special_tokens=() if data.tokenizer is None else data.tokenizer.all_special_ids,
         progress=True,
         parameter_change=_movement(args.checkpoint),
-        data={"source": public_name(str(settings.data["dataset"])), "split": args.split, "drawn_with_seed": SEED},
+        data={"source": public_name(settings.data["dataset"]), "split": args.split, "drawn_with_seed": SEED},
         settings={
             "checkpoint": public_name(args.checkpoint),
             "task": settings.task,

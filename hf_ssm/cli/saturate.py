@@ -1,82 +1,150 @@
-"""`hf-ssm score --saturate`: all substitutions of regions."""
+"""`hf-ssm saturate`: all substitutions of regions."""
 
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from hf_ssm import plotting
 from hf_ssm.cli.checkpoints import can_draw
-from hf_ssm.cli.effects import TargetSaturation
-from hf_ssm.cli.options.sequences import SATURATION_HORIZON
-from hf_ssm.cli.sequences import with_progress
-from hf_ssm.cli.tracks import TrackFiles, effect_tracks, entries_of_rows
+from hf_ssm.cli.dependencies import MAP_OUTPUTS, write_dependencies
+from hf_ssm.cli.options.sequences import SATURATION_HORIZON, SCORE_WINDOW
+from hf_ssm.cli.score import check_scores, scorer_of
+from hf_ssm.cli.sequences import load_sequence_model, write_job
+from hf_ssm.cli.tracks import TrackFiles, effect_tracks, entries_of_rows, regions_of
 from hf_ssm.data.genome import Genome, changed_contigs
-from hf_ssm.data.regions import Regions
+from hf_ssm.data.variants import Variant
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.parts import join_table, write_in_parts
 from hf_ssm.inference.saturation import Saturation
+from hf_ssm.inference.table_job import TABLE_OUTPUTS, TableJob, check_table_output, join_table
 from hf_ssm.utils.files import file_names
 
 _REGION = re.compile(r"(?P<contig>.+):(?P<first>[\d,]+)-(?P<last>[\d,]+)")
+_BASES = "ACGT"
+# Positions whose effects on predictions are computed at once.
+_BLOCK = 64
+_OPTIONS = ("scores", "target", "horizon", "shifts", "flank", "per_strand", "one_strand", "window")
+# Options for effects on predictions, and for scores and tracks, with their defaults.
+_OF_TARGETS = {"shifts": [0], "flank": None, "per_strand": False}
+_NOT_OF_MAPS = {
+    **{"scores": None, "target": None, "horizon": None, **_OF_TARGETS},
+    **dict.fromkeys(("track", "by_region", "session", "regions")),
+}
 
 Region = tuple[str, int, int]
 
 
-def saturate_regions(
-    args: argparse.Namespace,
-    model: SequenceModel,
-    genome: Genome,
-    regions: list[Region],
-    settings: dict[str, Any],
-    within: Regions | None,
-) -> None:
-    """The table of all substitutions, their figures, and with `--track` tracks of their statistics."""
-    horizon = SATURATION_HORIZON if args.horizon is None else args.horizon
-    options = {"scores": args.scores, "window": args.window, "horizon": horizon, "keep_case": args.keep_case}
-    saturation = (
-        Saturation(model, both_strands=not args.one_strand, **options)
-        if args.target is None
-        else TargetSaturation(args, model, genome)
-    )
-    track_names = [f"{score}_{statistic}" for score in saturation.columns for statistic in args.track or ()]
-    texts = file_names(track_names)
-    paths = {name: args.output.with_name(f"{args.output.stem}.{texts[name]}.bw") for name in track_names}
-    tracks = TrackFiles(args, genome, within, paths)
+def run_saturate(args: argparse.Namespace) -> None:
+    """`hf-ssm saturate`: scores of all substitutions, or a dependency map."""
+    _check(args)
+    with Genome(args.genome) as genome:
+        regions = _parsed(args.places, genome)
+        within = regions_of(args, genome)
+        model = load_sequence_model(args, warns_of_chance=True)
+        if args.dependencies:
+            args.window = args.window or SCORE_WINDOW
+            write_dependencies(args, model, genome, regions[0])
+            return
+        job, scores = _job(args, model, genome, regions)
+        track_names = [f"{score}_{statistic}" for score in scores for statistic in args.track or ()]
+        texts = file_names(track_names)
+        paths = {name: args.output.with_name(f"{args.output.stem}.{texts[name]}.bw") for name in track_names}
+        tracks = TrackFiles(args, genome, within, paths)
 
-    def compute(one_region: list[Region]) -> pa.Table:
-        ((contig, first, last),) = one_region
-        if isinstance(saturation, TargetSaturation):
-            return saturation.table(contig, first, last)
-        reach = max(args.window, horizon)
+        def join(tables: Iterator[pa.Table], path: Path) -> None:
+            table = pa.concat_tables(tables)
+            with plotting.also_svg(args.svg):
+                for picture in _pictures(args.output, table, regions, scores):
+                    print(f"{picture} shows the scores.")
+            if track_names:
+                bases = effect_tracks(table, scores, args.track)
+                (contig, first, last), *_ = regions
+                tracks.write(entries_of_rows(bases, track_names, genome), f"{contig}:{first + 1}-{last}")
+            join_table(iter([table]), path)
+            print(f"{args.output} holds the scores of {len(table)} substitutions.")
+
+        settings = {name: getattr(args, name) for name in _OPTIONS}
+        settings |= {"places": regions, "keep_case": model.reads.keep_case}
+        write_job(args, job, model.model, settings, join)
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_table_output(args.output, MAP_OUTPUTS if args.dependencies else TABLE_OUTPUTS)
+    check_scores(args)
+    for name, default in _NOT_OF_MAPS.items() if args.dependencies else ():
+        if getattr(args, name) != default:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is for scores, and --dependencies writes a map: leave one of them out")
+    if args.dependencies and len(args.places) > 1:
+        raise ValueError("--dependencies writes the map of one region: give one region")
+    if args.regions is not None and args.by_region is None:
+        raise ValueError("--regions is for --by-region: give --by-region, or leave --regions out")
+
+
+def _job(
+    args: argparse.Namespace, model: SequenceModel, genome: Genome, regions: list[Region]
+) -> tuple[TableJob[Region], Sequence[str]]:
+    """The table of all substitutions, and the columns that compare both bases."""
+    is_classifier = model.head in ("class", "tokens") and args.scores is None
+    if is_classifier or args.target is not None:
+        scorer = scorer_of(args, model, genome)
+        blocks = _blocks(regions, genome)
+        job = TableJob(
+            lambda: blocks,
+            lambda block: scorer.table(list(_substitutions(genome, *block[0]))),
+            *(model.model, lambda block: block[2] - block[1], "base"),
+            total=sum(last - first for _, first, last in blocks),
+            most_items=1,
+        )
+        return job, scorer.evaluated
+    for name, default in _OF_TARGETS.items():
+        if getattr(args, name) != default:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} is for effects on predictions (--target), and not for {args.checkpoint!r}")
+    args.window, horizon = args.window or SCORE_WINDOW, args.horizon or SATURATION_HORIZON
+    options = {"scores": args.scores, "window": args.window, "horizon": horizon}
+    saturation = Saturation(model, both_strands=not args.one_strand, **options)
+    reach = max(args.window, horizon)
+
+    def table(region: list[Region]) -> pa.Table:
+        ((contig, first, last),) = region
         begin, end = max(0, first - reach), min(genome.length(contig), last + reach)
         scored = saturation.table(genome.fetch(contig, begin, end), first - begin, last - begin)
         positions = [begin + place + 1 for place in scored["position"].to_pylist()]
         place = {"chrom": pa.array([contig] * len(scored), pa.string()), "pos": pa.array(positions, pa.int64())}
         return pa.table(place | {name: scored[name] for name in scored.column_names if name != "position"})
 
-    def join(tables: Iterator[pa.Table], path: Path) -> None:
-        table = pa.concat_tables(tables)
-        with plotting.also_svg(args.svg):
-            for picture in _pictures(args.output, table, regions, saturation.columns):
-                print(f"{picture} shows the scores.")
-        if track_names:
-            bases = effect_tracks(table, saturation.columns, args.track)
-            (contig, first, last), *_ = regions
-            tracks.write(entries_of_rows(bases, track_names, genome), f"{contig}:{first + 1}-{last}")
-        join_table(iter([table]), path)
-        print(f"{args.output} holds the scores of {len(table)} substitutions.")
-
-    blocks = saturation.blocks(regions) if isinstance(saturation, TargetSaturation) else regions
-    with_bar = with_progress(blocks, "regions", len(blocks))
-    write_in_parts(args.output, with_bar, compute, settings, part_size=1, overwrite=args.overwrite_output, join=join)
+    total = sum(last - first for _, first, last in regions)
+    size = lambda region: region[2] - region[1]  # noqa: E731
+    return TableJob(lambda: regions, table, model.model, size, "base", total, most_items=1), saturation.columns
 
 
-def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tuple[str, ...]) -> Iterator[Path]:
+def _blocks(regions: Iterable[Region], genome: Genome) -> list[Region]:
+    """Parts of regions that are computed, and stored, one after the other; those without a base are left out."""
+    blocks = [
+        (contig, start, min(start + _BLOCK, last))
+        for contig, first, last in regions
+        for start in range(first, last, _BLOCK)
+    ]
+    blocks = [block for block in blocks if set(genome.fetch(*block).upper()) & set(_BASES)]
+    if not blocks:
+        raise ValueError("the regions have no base A, C, G or T: give other regions")
+    return blocks
+
+
+def _substitutions(genome: Genome, contig: str, first: int, last: int) -> Iterator[Variant]:
+    """The three of each base A, C, G or T from number `first` to before `last`, counted from 0."""
+    for place, ref in enumerate(genome.fetch(contig, first, last).upper(), start=first):
+        for alt in _BASES if ref in _BASES else "":
+            if alt != ref:
+                columns = {"chrom": contig, "pos": place + 1, "ref": ref, "alt": alt}
+                yield Variant(columns, contig, place, ref, alt)
+
+
+def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: Sequence[str]) -> Iterator[Path]:
     if not can_draw("pictures"):
         return
     frame = table.to_pandas().rename(columns={"pos": "position"})
@@ -98,19 +166,19 @@ def _pictures(output: Path, table: pa.Table, regions: list[Region], scores: tupl
             yield path
 
 
-def parse_regions(texts: list[str], genome: Any, option: str) -> list[Region]:
-    """Contig, first base counted from 0, and the one after the last."""
+def _parsed(texts: list[str], genome: Genome) -> list[Region]:
+    """Contig, first base counted from 0, and the one after the last, of each region."""
     regions = []
     for text in texts:
         parsed = _REGION.fullmatch(text)
         if parsed is None:
-            raise ValueError(f"{option} {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
+            raise ValueError(f"region {text!r}: give CONTIG:FIRST-LAST, such as chr1:1,001-2,000")
         first, last = (int(parsed[name].replace(",", "") or 0) for name in ("first", "last"))
         contig = genome.contig(parsed["contig"]) or parsed["contig"]
         size = genome.length(contig)
         if not 1 <= first <= last <= size:
-            raise ValueError(f"{option} {text!r}: {contig!r} has the positions 1 to {size}; give a region inside it")
-        if note := changed_contigs([parsed["contig"]], option, genome):
+            raise ValueError(f"region {text!r}: {contig!r} has the positions 1 to {size}; give a region inside it")
+        if note := changed_contigs([parsed["contig"]], "the command", genome):
             print(note, file=sys.stderr)
         regions.append((contig, first - 1, last))
     return regions

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,219 +12,141 @@ import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 
-from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.dependencies import MAP_OUTPUTS, write_dependencies
-from hf_ssm.cli.effects import scorer_options
-from hf_ssm.cli.options.sequences import BASE_TRACKS, EFFECT_TRACKS, INFO_PREFIX, SCORE_WINDOW
-from hf_ssm.cli.saturate import parse_regions, saturate_regions
+from hf_ssm.cli.options.sequences import INFO_PREFIX, SCORE_WINDOW
 from hf_ssm.cli.sequences import (
-    checkpoint_facts,
-    is_own_model,
-    keeps_case,
     load_sequence_model,
     model_words,
-    with_progress,
+    print_contig_notes,
+    print_reasons,
+    write_job,
 )
 from hf_ssm.cli.summary import command, suggest
-from hf_ssm.cli.tracks import regions_of, run_base_tracks
-from hf_ssm.cli.variants import print_contig_notes, print_reasons
+from hf_ssm.cli.tracks import regions_of
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.regions import Regions, in_regions
+from hf_ssm.data.regions import in_regions
 from hf_ssm.data.variants import Variant, read_variants
 from hf_ssm.data.vcf import VCF_OUTPUTS, AnnotatedVcf, is_vcf
 from hf_ssm.inference.evaluation import check_evaluation, evaluate_scores
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.parts import TABLE_OUTPUTS, check_table_output, file_facts, join_table, write_in_parts
 from hf_ssm.inference.score import REASONS, VariantScorer
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.inference.table_job import TABLE_OUTPUTS, check_new_columns, check_table_output, join_table
 from hf_ssm.utils.files import check_not_input, write_text_atomically
 
-_SETTINGS = (
-    *("scores", "window", "horizon", "one_strand", "keep_case", "label_column", "by", "match_group"),
-    *("target", "shifts", "flank", "per_strand", "info_prefix", "feature"),
-)
-_VARIANTS, _SATURATE, _TRACK, _MAP = "VARIANTS", "--saturate", "--track", "--dependencies"
-# Options for some uses of the command.
-_USES = {
-    **dict.fromkeys(("label_column", "positive", "by", "match_group", "info_prefix"), (_VARIANTS,)),
-    **dict.fromkeys(("scores", "target", "horizon", "shifts", "flank", "per_strand"), (_VARIANTS, _SATURATE)),
-    **dict.fromkeys(("session", "by_region"), (_SATURATE, _TRACK)),
-    **dict.fromkeys(("regions", "feature"), (_VARIANTS, _SATURATE, _TRACK)),
-    "svg": (_SATURATE, _MAP),
-}
-_DEFAULTS = {"shifts": [0], "info_prefix": INFO_PREFIX, "per_strand": False, "svg": False}
+_OPTIONS = ("scores", "target", "horizon", "shifts", "flank", "per_strand")
+_EVALUATION = ("label_column", "positive", "by", "match_group")
 # Columns of each record of a VCF file.
 _VCF_COLUMNS = ("chrom", "pos", "id", "ref", "alt")
 # Suffix of the metrics beside the scores.
 _METRICS = ".metrics.json"
-# Variants of a part of the output; of those that are read once for each token, a sixteenth.
-_PART = 64
+
+
+def scorer_of(args: argparse.Namespace, model: SequenceModel, genome: Genome | None) -> VariantScorer:
+    """The scorer of the options; sets `args.window`, by default the length of the training for classifiers."""
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    if args.window is None:
+        is_classifier = model.head in ("class", "tokens")
+        args.window = (is_classifier and model.training_letters) or SCORE_WINDOW
+        if is_classifier and model.training_letters:
+            print(f"Windows have {args.window} bases, as the training sequences (--window).", file=sys.stderr)
+    return VariantScorer(model, genome, window=args.window, both_strands=not args.one_strand, **options)
+
+
+def check_scores(args: argparse.Namespace) -> None:
+    """Raise `ValueError` for options of scores that exclude each other."""
+    if args.target is not None and args.scores is not None:
+        raise ValueError("--target and --scores exclude each other: give one of them")
 
 
 def run_score(args: argparse.Namespace) -> None:
-    """`hf-ssm score`: scores of variants, of all substitutions of regions, a dependency map, or tracks."""
-    use = _use(args)
-    if use == _TRACK:
-        run_base_tracks(args)
-        return
-    texts = {_SATURATE: args.saturate, _MAP: [args.dependencies]}.get(use)
-    formats = {_VARIANTS: (*TABLE_OUTPUTS, *VCF_OUTPUTS), _MAP: MAP_OUTPUTS}.get(use, TABLE_OUTPUTS)
-    check_table_output(args.output, formats)
-    check_not_input(args.output.with_suffix(_METRICS), args.variants)
+    """`hf-ssm score`: scores of variants."""
+    _check(args)
     with ExitStack() as stack:
         genome = None if args.genome is None else stack.enter_context(Genome(args.genome))
-        regions = None if texts is None else parse_regions(texts, genome, use)
-        within = regions_of(args, genome)
-        args.keep_case = keeps_case(args)
-        model = load_sequence_model(args)
-        stack.enter_context(evaluating(model.model))
-        if is_own_model(args.checkpoint):
-            warn_of_chance(args.checkpoint, model.tokenizer)
-        settings = {
-            **{name: getattr(args, name) for name in _SETTINGS},
-            "regions": regions,
-            "checkpoint": checkpoint_facts(args, model.model),
-            "files": [file_facts(path) for path in (args.variants, args.genome, args.regions) if path is not None],
-        }
+        regions = regions_of(args, genome)
+        model = load_sequence_model(args, warns_of_chance=True)
+        scorer = scorer_of(args, model, genome)
+        info = _info_fields(args)
+        # Read once: the rows are checked before any is scored, and then scored.
+        variants = list(read_variants(args.variants, info))
         if regions is not None:
-            assert genome is not None
-            if args.dependencies is None:
-                saturate_regions(args, model, genome, regions, settings, within)
-            else:
-                write_dependencies(args, model, genome, regions[0], settings | {"kind": "dependencies"})
-        else:
-            _score(args, model, genome, settings, within)
-            can_saturate = args.target is not None or model.head in ("causal", "masked")
-            if args.genome is not None and can_saturate:
-                region = ("--saturate", "CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv")
-                # The model reads half a window, the region and the horizon at once.
-                horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
-                window = [] if args.window == SCORE_WINDOW else ["--window", args.window, "--horizon", horizon]
-                target = [] if args.target is None else ["--target", *args.target]
-                window = window[:2] if target else window
-                line = command("score", args.checkpoint, *region, *window, *target, *model_words(args))
-                suggest((line, "every substitution of a region, with a figure"))
+            variants = list(in_regions(variants, regions))
+            if not variants:
+                raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} is in a region")
+        _check_variants(args, scorer, variants)
+        _write_scores(args, scorer, variants, info)
+        if args.genome is not None and model.head is not None:
+            _suggest_saturate(args, model)
 
 
-def _use(args: argparse.Namespace) -> str:
-    """The use of the command, after a check that the options suit it."""
-    is_given = {
-        _VARIANTS: args.variants is not None,
-        _SATURATE: args.saturate is not None,
-        _TRACK: args.track is not None and args.saturate is None,
-        _MAP: args.dependencies is not None,
-    }
-    if sum(is_given.values()) != 1:
-        raise ValueError(
-            "give one of these: the file VARIANTS, --saturate CONTIG:FIRST-LAST, --track likelihood, or "
-            "--dependencies CONTIG:FIRST-LAST"
-        )
-    use = next(name for name, is_use in is_given.items() if is_use)
-    for name, uses in _USES.items():
-        if use not in uses and getattr(args, name) != _DEFAULTS.get(name):
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} is for {' and '.join(uses)}, not for {use}: leave {option} out")
-    if args.genome is None and (use != _VARIANTS or args.regions is not None):
-        raise ValueError(f"{use if use != _VARIANTS else '--regions'} needs the sequence: give --genome FASTA")
-    for track in args.track or ():
-        if track not in (BASE_TRACKS if use == _TRACK else EFFECT_TRACKS):
-            purpose = "without" if track in BASE_TRACKS else "with"
-            raise ValueError(f"--track {track} is for a command {purpose} --saturate: choose another track")
-    if args.label_column is None and any(value is not None for value in (args.positive, args.by, args.match_group)):
+def _check(args: argparse.Namespace) -> None:
+    check_table_output(args.output, (*TABLE_OUTPUTS, *VCF_OUTPUTS))
+    check_not_input(args.output.with_suffix(_METRICS), args.variants)
+    check_scores(args)
+    if args.regions is not None and args.genome is None:
+        raise ValueError("--regions needs the genome: give --genome FASTA")
+    if args.label_column is None and any(getattr(args, name) is not None for name in _EVALUATION):
         raise ValueError("--positive, --by and --match-group need the labels: give --label-column")
-    if args.target is not None and args.scores is not None:
-        raise ValueError("--target and --scores exclude each other: give one of them")
-    if args.target is None and args.flank is not None:
-        raise ValueError("--flank is for --target with a classifier of tokens: leave --flank out")
-    if args.target is None and use == _SATURATE and (args.per_strand or args.shifts != [0]):
-        raise ValueError("--per-strand and --shifts are for VARIANTS or --target: leave them out with --saturate")
     if args.info_prefix != INFO_PREFIX and not is_vcf(args.output):
         raise ValueError(
             f"--info-prefix is for an --output .vcf or .vcf.gz, not for {str(args.output)!r}: leave --info-prefix out"
         )
-    if args.regions is not None and use == _SATURATE and args.by_region is None:
-        raise ValueError("--regions with --saturate is for --by-region: give --by-region, or leave --regions out")
     if args.regions is not None and is_vcf(args.output):
         raise ValueError(
             "--regions leaves out variants, but a VCF output keeps all variants: give a csv, tsv or parquet file "
             "as --output"
         )
-    return use
 
 
-def _score(
-    args: argparse.Namespace,
-    model: SequenceModel,
-    genome: Genome | None,
-    settings: dict[str, Any],
-    within: Regions | None,
+def _labels(args: argparse.Namespace) -> list[str]:
+    """Columns for the evaluation."""
+    return [name for name in (args.label_column, args.by, args.match_group) if name is not None]
+
+
+def _info_fields(args: argparse.Namespace) -> list[str]:
+    return [name for name in _labels(args) if name not in _VCF_COLUMNS]
+
+
+def _check_variants(args: argparse.Namespace, scorer: VariantScorer, variants: Sequence[Variant]) -> None:
+    """Check all that the table and the metrics need besides the scores, before anything is scored."""
+    columns = {name for variant in variants for name in variant.columns}
+    check_new_columns(columns, scorer.columns, args.variants.name)
+    print_contig_notes(dict.fromkeys(variant.chrom for variant in variants), args.variants, scorer.genome)
+    names = _labels(args)
+    if not names or not variants:
+        return
+    if missing := [name for name in names if name not in columns]:
+        raise ValueError(
+            f"{args.variants.name} has no column {missing[0]!r}; its columns are {', '.join(sorted(columns))}"
+        )
+    labels = {name: [variant.columns.get(name) for variant in variants] for name in names}
+    check_evaluation(pd.DataFrame(labels, dtype=object), *(getattr(args, name) for name in _EVALUATION))
+
+
+def _write_scores(
+    args: argparse.Namespace, scorer: VariantScorer, variants: Sequence[Variant], info: Sequence[str]
 ) -> None:
-    scorer = VariantScorer(model, genome, **scorer_options(args))
-    info = [name for name in (args.label_column, args.by, args.match_group) if name not in (None, *_VCF_COLUMNS)]
-
-    def read() -> Iterator[Variant]:
-        variants = read_variants(args.variants, info)
-        return variants if within is None else in_regions(variants, within)
-
-    total = _checked(args, scorer, read())
-    if within is not None and not total:
-        raise ValueError(f"--regions {str(args.regions)!r}: no variant of {args.variants.name} lies in a region")
-    variants = with_progress(read(), "variants", total)
     write = join_table
     if is_vcf(args.output):
         texts = {name: f"{text} (model {args.checkpoint})" for name, text in scorer.descriptions.items()} | REASONS
-        write = AnnotatedVcf(args.variants, args.output, texts, genome, args.info_prefix).write
+        write = AnnotatedVcf(args.variants, args.output, texts, scorer.genome, args.info_prefix).write
 
     def join(tables: Iterator[pa.Table], path: Path) -> None:
+        table = pa.concat_tables(tables)
+        if not variants:
+            empty = {name: pa.array([], pa.int64() if name == "pos" else pa.string()) for name in _VCF_COLUMNS}
+            empty |= {name: pa.array([], pa.string()) for name in info}
+            table = pa.table(empty | dict(zip(table.column_names, table.columns, strict=True)))
         # Before the output: it exists only with its metrics.
-        table = Dataset(pa.concat_tables(tables))
-        _summarise(args, table, scorer.evaluated)
-        write(iter([table.data.table]), path)
+        _summarise(args, Dataset(table), scorer.evaluated)
+        write(iter([table]), path)
 
-    is_slow = any("pseudo" in name for name in args.scores or ())
-    size = max(1, _PART // 16) if is_slow else _PART
+    names = (*_OPTIONS, "window", "one_strand", "label_column", "by", "match_group", "info_prefix")
+    settings = {name: getattr(args, name) for name in names} | {"keep_case": scorer.model.reads.keep_case}
     # A VCF file of a sample or region may have no records.
-    options = {
-        "part_size": size,
-        "overwrite": args.overwrite_output,
-        "may_be_empty": bare_suffix(args.variants) == ".vcf",
-    }
-
-    def compute(variants: list[Variant]) -> pa.Table:
-        scores = scorer.table(variants)
-        if variants:
-            return scores
-        no_columns = {
-            name: pa.array([], pa.int64() if name == "pos" else pa.string()) for name in (*_VCF_COLUMNS, *info)
-        }
-        return pa.table(no_columns | dict(zip(scores.column_names, scores.columns, strict=True)))
-
-    write_in_parts(args.output, variants, compute, settings, **options, join=join)
-
-
-def _checked(args: argparse.Namespace, scorer: VariantScorer, variants: Iterable[Variant]) -> int:
-    """Number of variants, after a check of all that the table and the metrics need besides the scores."""
-    names = [name for name in (args.label_column, args.by, args.match_group) if name is not None]
-    read: dict[str, list[Any]] = {name: [] for name in names}
-    count, columns, contigs = 0, set[str](), dict[str, None]()
-    for variant in variants:
-        count += 1
-        contigs[variant.chrom] = None
-        if not columns.issuperset(variant.columns):
-            columns.update(variant.columns)
-            scorer.check_columns(variant.columns)
-        for name in names:
-            read[name].append(variant.columns.get(name))
-    print_contig_notes(contigs, args.variants, scorer.genome)
-    if names and count:
-        missing = [name for name in names if name not in columns]
-        if missing:
-            raise ValueError(
-                f"{args.variants.name} has no column {missing[0]!r}; its columns are {', '.join(sorted(columns))}"
-            )
-        check_evaluation(pd.DataFrame(read, dtype=object), args.label_column, args.positive, args.by, args.match_group)
-    return count
+    may_be_empty = bare_suffix(args.variants) == ".vcf"
+    job = scorer.job(lambda: variants, total=len(variants), may_be_empty=may_be_empty)
+    write_job(args, job, scorer.model.model, settings, join)
 
 
 def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
@@ -233,14 +155,11 @@ def _summarise(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) 
     print(f"{args.output} holds {len(table)} alleles, {usable} of them with all scores.")
     print_reasons(reasons, "alleles without scores")
     print_reasons(missing, "alleles without a score")
-    if args.label_column is not None:
-        _print_metrics(args, table, scores)
-
-
-def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[str]) -> None:
+    if args.label_column is None:
+        return
     try:
-        options = {"by": args.by, "match_group": args.match_group}
-        rows = evaluate_scores(table, args.label_column, args.positive, scores=scores, **options).to_list()
+        options: dict[str, Any] = {"by": args.by, "match_group": args.match_group, "scores": scores}
+        rows = evaluate_scores(table, args.label_column, args.positive, **options).to_list()
     except ValueError as error:
         # The scores themselves are complete.
         print(f"hf-ssm: the metrics cannot be computed: {error}", file=sys.stderr)
@@ -253,3 +172,15 @@ def _print_metrics(args: argparse.Namespace, table: Dataset, scores: Sequence[st
     path = args.output.with_suffix(_METRICS)
     write_text_atomically(path, json.dumps(rows, indent=1) + "\n")
     print(f"{path} holds these metrics.")
+
+
+def _suggest_saturate(args: argparse.Namespace, model: SequenceModel) -> None:
+    words: list[object] = ["CONTIG:FIRST-LAST", "--genome", args.genome, "--output", "region.csv"]
+    if model.head in ("class", "tokens"):
+        words += ["--window", args.window, *([] if args.target is None else ["--target", *args.target])]
+    elif args.window != SCORE_WINDOW:
+        # The model reads half a window, the region and the horizon at once.
+        horizon = max(1, args.window // 4) if args.horizon is None else args.horizon
+        words += ["--window", args.window, "--horizon", horizon]
+    line = command("saturate", args.checkpoint, *words, *model_words(args))
+    suggest((line, "every substitution of a region, with a figure"))

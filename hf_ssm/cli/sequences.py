@@ -1,14 +1,15 @@
-"""Parts that the commands from sequences to tables share: options, the model, progress."""
+"""Parts that the commands from sequences to tables share: the model, the reader, the job."""
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import logging
 
 from hf_ssm.cli.checkpoints import (
     check_positive,
@@ -17,17 +18,21 @@ from hf_ssm.cli.checkpoints import (
     load_model,
     on_accelerator,
     stored_settings,
+    stored_value,
+    warn_of_chance,
 )
 from hf_ssm.data.columns import usual_column
+from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.genome import Genome, changed_contigs, listed
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import Record, read_records, table_columns
 from hf_ssm.hub.sources import check_source
 from hf_ssm.inference.model import SequenceModel
-from hf_ssm.inference.parts import file_facts
+from hf_ssm.inference.table_job import Join, TableJob, file_facts
 from hf_ssm.models.registry import FAMILIES, HEADS
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
+from hf_ssm.training.folder import FINGERPRINT_NAME
 from hf_ssm.training.loading import model_type_of, read_tokenizer, reading
-
-T = TypeVar("T")
 
 _TOKENIZERS: dict[str, Callable[[], Any]] = {"dna": build_dna_tokenizer, "byte": build_byte_tokenizer}
 # Suffixes of class names, and the Auto class that loads them.
@@ -36,14 +41,32 @@ _AUTO_CLASSES = {"LMHeadModel": "AutoModelForCausalLM", **HEADS}
 _OWN_TYPES = frozenset(entry.config_class.model_type for entry in FAMILIES.values())
 
 
-def load_sequence_model(args: argparse.Namespace) -> SequenceModel:
-    """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer."""
+def load_sequence_model(args: argparse.Namespace, *, warns_of_chance: bool = False) -> SequenceModel:
+    """The model of the options of `add_model_options`, in evaluation mode, with its tokenizer.
+
+    Args:
+        args: The options.
+        warns_of_chance: Whether a line on stderr says so if the model has learnt nothing.
+    """
     check_positive(args, "max_tokens_per_batch")
     if is_own_model(args.checkpoint):
         model: Any = load_model(args.checkpoint, load_config(args.checkpoint), **_dtype_options(args))
     else:
         model = on_accelerator(_load_foreign(args))
-    return SequenceModel(model.eval(), load_tokenizer(args), args.max_tokens_per_batch)
+    tokenizer = load_tokenizer(args)
+    if warns_of_chance and is_own_model(args.checkpoint):
+        warn_of_chance(args.checkpoint, tokenizer)
+    return SequenceModel(model.eval(), tokenizer, args.max_tokens_per_batch, read_options(args))
+
+
+def read_options(args: argparse.Namespace) -> ReadOptions:
+    """How the training of the checkpoint read its sequences, as far as the options do not say otherwise."""
+    stored = stored_data(args.checkpoint)
+    longest = None
+    if stored:
+        longest = stored_value(args.checkpoint, FINGERPRINT_NAME, lambda splits: int(splits["train"]["longest"]), None)
+    lengths = {"max_length": stored.get("max_length") or longest}
+    return ReadOptions.of_training(stored | lengths, keep_case=getattr(args, "keep_case", False) or None)
 
 
 def is_own_model(checkpoint: str) -> bool:
@@ -111,13 +134,9 @@ def sequence_column(args: argparse.Namespace) -> str:
         print(f"Sequences are read from the column {chosen!r} of {args.input.name}.", file=sys.stderr)
     column = str(chosen or stored or "sequence")
     if columns and column not in columns:
-        next(read_records(args.input, column))  # raises the error before the model is loaded
+        # Raises the error before the model is loaded.
+        next(read_records(args.input, ReadOptions(sequence_column=column)))
     return column
-
-
-def keeps_case(args: argparse.Namespace) -> bool:
-    """Whether lower-case bases stay so: by the option, or because the model was trained on them."""
-    return bool(args.keep_case or stored_data(args.checkpoint).get("keep_case"))
 
 
 def model_words(args: argparse.Namespace) -> list[object]:
@@ -130,30 +149,79 @@ def model_words(args: argparse.Namespace) -> list[object]:
     return [*words, "--trust-remote-code"] if args.trust_remote_code else words
 
 
-def reader_of(
-    args: argparse.Namespace, column: str, model: SequenceModel
-) -> tuple[Callable[[], Iterator[Record]], Any]:
-    """A function that reads the sequences of INPUT, and what identifies the input and the model."""
-    # A tokenizer for which the case makes no difference needs no line about it.
-    keep_case = keeps_case(args) or not model.needs_capitals
-    facts = {
-        "sequence_column": column,
-        "keep_case": keep_case,
-        "checkpoint": checkpoint_facts(args, model.model),
-        "input": file_facts(args.input),
-        "genome": args.genome and file_facts(args.genome),
-    }
-    return lambda: read_records(args.input, column, args.genome, keep_case), facts
+def reader_of(args: argparse.Namespace, column: str, model: SequenceModel) -> Callable[[], Iterator[Record]]:
+    """A function that reads the sequences of INPUT as the model reads them."""
+    options = ReadOptions(model.reads.keep_case, column)
+    return lambda: read_records(args.input, options, args.genome)
 
 
-def checkpoint_facts(args: argparse.Namespace, model: Any) -> list[Any]:
-    """Facts that identify the model and tokenizer of a command that continues: files of folders, commit of the Hub."""
-    names = [name for name in (args.checkpoint, args.tokenizer) if name is not None]
+def write_job(
+    args: argparse.Namespace,
+    job: TableJob[Any],
+    model: Any,
+    settings: Mapping[str, Any],
+    join: Join | None = None,
+) -> None:
+    """Write the table of a job to `--output`, where an interrupted command with the same settings continues.
+
+    Args:
+        args: Options of `add_model_options` and `add_table_options`, and the files that are read.
+        job: The table.
+        model: The loaded model.
+        settings: Other options that the table depends on.
+        join: As for `TableJob.write`.
+    """
+    names = [name for name in (args.checkpoint, getattr(args, "tokenizer", None)) if name is not None]
     files = [path for name in names if Path(name).is_dir() for path in sorted(Path(name).iterdir()) if path.is_file()]
-    commit = getattr(model.config, "_commit_hash", None)
-    return [*names, commit, getattr(args, "dtype", "auto"), *map(file_facts, files)]
+    inputs = (getattr(args, name, None) for name in ("input", "variants", "genome", "regions"))
+    facts = {
+        # The files of folders, or the commit on the Hub.
+        "checkpoint": [*names, getattr(model.config, "_commit_hash", None), args.dtype, *map(file_facts, files)],
+        "files": [path and file_facts(path) for path in inputs],
+        "feature": getattr(args, "feature", None),
+    }
+    job.write(args.output, {**settings, **facts}, overwrite=args.overwrite_output, join=join)
 
 
-def with_progress(items: Iterable[T], unit: str, total: int | None = None) -> Iterator[T]:
-    """The items, with a progress bar on stderr."""
-    yield from logging.tqdm(items, unit=unit, total=total)
+_CONTIG = re.compile(r"##contig=<(?=[^>]*\bID=([^,>]+))[^>]*\blength=(\d+)")
+
+
+def print_contig_notes(names: Iterable[str], path: Path, genome: Genome | None) -> None:
+    """Print on stderr which contigs have another name in the genome, and which another length, by the header of a VCF.
+
+    Args:
+        names: Contigs of the variants.
+        path: The file of the variants.
+        genome: The reference; None for variants that need none.
+    """
+    if genome is None:
+        return
+    if note := changed_contigs(names, path.name, genome):
+        print(note, file=sys.stderr)
+    differing = []
+    if bare_suffix(path) == ".vcf":
+        with opened(path) as file:
+            for match in map(_CONTIG.match, takewhile(lambda line: line.startswith("#"), file)):
+                contig = match and genome.contig(match[1])
+                if match and contig and genome.length(contig) != int(match[2]):
+                    differing.append(f"{match[1]} has {int(match[2]):,} bases, not {genome.length(contig):,}")
+    if differing:
+        print(
+            f"By its header, {path.name} belongs to another genome than {genome.path.name}: {listed(differing)}.",
+            file=sys.stderr,
+        )
+
+
+def print_reasons(reasons: Iterable[str], what: str) -> None:
+    """Print why alleles have no result: for each kind of reason the number of alleles, and the first reason in full.
+
+    Args:
+        reasons: The reasons of the alleles without a result.
+        what: Name of such alleles, for several.
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        # Reasons of a kind differ in names, letters and numbers.
+        kinds.setdefault(re.sub(r"'.*?'| at [^ ]+:|\d+", "", reason), []).append(reason)
+    for texts in sorted(kinds.values(), key=len, reverse=True):
+        print(f"  1 allele: {texts[0]}" if len(texts) == 1 else f"  {len(texts)} {what}, the first: {texts[0]}")

@@ -1,4 +1,4 @@
-"""Tracks, sessions and statistics of regions beside the output of a command, and `hf-ssm score --track`."""
+"""Tracks, sessions and statistics of regions beside the output of a command, and `hf-ssm tracks`."""
 
 import argparse
 import sys
@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from hf_ssm.cli.checkpoints import warn_of_chance
-from hf_ssm.cli.sequences import checkpoint_facts, is_own_model, keeps_case, load_sequence_model, with_progress
+from hf_ssm.cli.sequences import load_sequence_model, write_job
 from hf_ssm.data.files import compression
 from hf_ssm.data.genome import Genome
 from hf_ssm.data.regions import Regions, RegionStatistics, read_regions
@@ -25,10 +24,9 @@ from hf_ssm.data.tracks import (
     write_track,
 )
 from hf_ssm.inference.model import MOST_UNKNOWN
-from hf_ssm.inference.parts import Parts, check_table_output, file_facts, join_table, write_in_parts
-from hf_ssm.inference.tracks import BaseTracks, Chunk, entries_of_chunks
+from hf_ssm.inference.table_job import Parts, check_table_output, join_table
+from hf_ssm.inference.tracks import BaseTracks, entries_of_chunks
 from hf_ssm.inference.windows import GENOME_SPAN
-from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import replacing
 
 
@@ -172,8 +170,8 @@ def effect_tracks(table: pa.Table, scores: Iterable[str], statistics: Iterable[s
     return pa.table(columns)
 
 
-def run_base_tracks(args: argparse.Namespace) -> None:
-    """`hf-ssm score --track`: likelihood and entropy of each base of a genome, or of regions."""
+def run_tracks(args: argparse.Namespace) -> None:
+    """`hf-ssm tracks`: likelihood and entropy of each base of a genome, or of regions."""
     check_track(args.output, "output")
     with Genome(args.genome) as genome:
         regions = regions_of(args, genome)
@@ -181,34 +179,17 @@ def run_base_tracks(args: argparse.Namespace) -> None:
         # The output proper; the other files are complete when it exists.
         args.output = paths[args.track[0]]
         files = TrackFiles(args, genome, regions, paths)
-        args.keep_case = keeps_case(args)
-        model = load_sequence_model(args)
-        options = {"window": args.window, "both_strands": not args.one_strand, "keep_case": args.keep_case}
-        tracks = BaseTracks(model, **options)
-        if is_own_model(args.checkpoint):
-            warn_of_chance(args.checkpoint, model.tokenizer)
-        settings = {
-            **options,
-            "tracks": args.track,
-            "feature": args.feature,
-            "checkpoint": checkpoint_facts(args, model.model),
-            "files": [file_facts(path) for path in (args.genome, args.regions) if path is not None],
-        }
-
-        def compute(chunks: list[Chunk]) -> pa.Table:
-            return tracks.table(chunks, genome)
+        model = load_sequence_model(args, warns_of_chance=True)
+        options = {"window": args.window, "both_strands": not args.one_strand}
+        job = BaseTracks(model, **options).job(genome, regions)
 
         def join(tables: Iterator[pa.Table], path: Path) -> None:
             table = pa.concat_tables(tables)
             entries = {name: _entries_of(table, name, regions) for name in args.track}
             files.write(entries, _locus(regions, genome), args.output, path)
 
-        with evaluating(model.model):
-            total = sum(1 for _ in tracks.chunks(genome, regions))
-            chunks = with_progress(tracks.chunks(genome, regions), "chunks", total)
-            size = tracks.chunks_per_call
-            replace = {"part_size": size, "overwrite": args.overwrite_output, "join": join}
-            write_in_parts(args.output, chunks, compute, settings, **replace)
+        settings = options | {"tracks": args.track, "keep_case": model.reads.keep_case}
+        write_job(args, job, model.model, settings, join)
 
 
 def _entries_of(table: pa.Table, name: str, regions: Regions | None) -> Callable[[], Iterator[Entries]]:

@@ -2,20 +2,23 @@
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 import transformers
+from tqdm import tqdm
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+from transformers.utils import logging
 
 from hf_ssm import __version__, plotting
-from hf_ssm.cli.checkpoints import chance_note
+from hf_ssm.cli.checkpoints import chance_note, public_name
 from hf_ssm.cli.figures import draw_run
 from hf_ssm.cli.options.sequences import SCORE_WINDOW
-from hf_ssm.cli.options.train import FAMILY_NAMES, OPTIONS
 from hf_ssm.cli.parser import build_parser, options_of
-from hf_ssm.cli.progress import TrainingProgress
 from hf_ssm.cli.settings import print_settings
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.verify import push
@@ -23,24 +26,128 @@ from hf_ssm.data.streaming import is_local
 from hf_ssm.hub import pushing
 from hf_ssm.hub.card import CardFacts, reads_dna, write_card
 from hf_ssm.hub.eval_results import write_eval_results
+from hf_ssm.metrics.functional import wilson_interval
 from hf_ssm.modules.roles import QUANTITIES
+from hf_ssm.tokenization import reads_only_dna
 from hf_ssm.training import folder, launch, run
-from hf_ssm.training import settings as run_settings
+from hf_ssm.training.arguments import (
+    DATA_DEFAULTS,
+    DATA_PATHS,
+    FIELD_ALIASES,
+    ModelArguments,
+    data_types,
+    parse_assignments,
+    parse_value,
+    read_settings_file,
+    training_types,
+)
+from hf_ssm.training.baselines import COUNT_BASELINE
 from hf_ssm.training.folder import PICTURE_NAME, RESPONSE_PICTURE_NAME
-from hf_ssm.training.run import RunResult
-from hf_ssm.training.settings import DATA_DEFAULTS, DATA_PATHS, RunSettings, family_of
+from hf_ssm.training.run import RunProgress, RunResult
+from hf_ssm.training.settings import RunSettings, check_same_run, config_fields, family_of, resolve
+from hf_ssm.utils.families import TRAINABLE
 from hf_ssm.utils.files import staged_files
 from hf_ssm.utils.hints import closest_name
 
 Sections = dict[str, dict[str, Any]]
 
-_COMMAND_NOTE = (
-    "`hf-ssm train --config train_config.yaml --output DIR`, with the file beside this card, prints these values."
-)
 _CHOSEN_NOTE = "The checkpoint is the best one on the validation split; the test split was evaluated once, at the end."
 _UNTRAINED_NOTE = "The model is not trained: the run has no steps, and the weights are random."
 _LAST_NOTE = "The checkpoint is the last one; no split was used to choose it."
+_PREDICTED = {
+    "sequence-classification": "classes of other sequences",
+    "token-classification": "classes of other sequences",
+    "sequence-regression": "values of other sequences",
+}
+# Parts of the names of measurements of time.
+_TIMINGS = ("runtime", "per_second", "preparation_time")
 _VERSIONS = {"hf_ssm": __version__, "transformers": transformers.__version__, "torch": torch.__version__}
+
+
+class TrainingProgress(RunProgress, ProgressCallback):
+    """A line for each evaluation during training, below one of chance, and in a terminal the bars of transformers.
+
+    Without a validation split there is a line for each epoch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_terminal = sys.stderr.isatty()
+        self.loss: float | None = None
+        self.columns: list[str] | None = None
+
+    def __enter__(self) -> "TrainingProgress":
+        # The bars of saving a checkpoint would overwrite this one.
+        self.others_enabled = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for bar in (self.training_bar, self.prediction_bar):
+            if bar is not None:
+                bar.close()
+        if self.others_enabled:
+            logging.enable_progress_bar()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.loss, self.columns = None, None
+        if self._has_bars(args):
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
+    ) -> None:
+        self.loss = logs.get("loss", self.loss)
+        if self.training_bar is not None and self.loss is not None:
+            self.training_bar.set_postfix_str(f"loss {self.loss:.4g}")
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        if self._has_bars(args):
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        super().on_evaluate(args, state, control, **kwargs)
+        # Evaluations after training have other prefixes; their results are printed with those of the run.
+        metrics = {name.removeprefix("eval_"): v for name, v in kwargs["metrics"].items() if name.startswith("eval_")}
+        if metrics and state.is_world_process_zero:
+            self._line(state, metrics)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if args.eval_strategy == "no" and state.is_world_process_zero:
+            self._line(state, {})
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+
+    def _has_bars(self, args: TrainingArguments) -> bool:
+        return self.is_terminal and not args.disable_tqdm
+
+    def _line(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
+        """Print a row of the table of evaluations, and before the first one its head."""
+        values = {name: value for name, value in metrics.items() if not name.endswith(_TIMINGS)}
+        names = ["validation loss" if name == "loss" else name for name in values]
+        if names != self.columns:
+            self.columns = names
+            self._row(["epoch", "step", "train loss", *names])
+            if self.chance and values:
+                shown = (f"{self.chance[name]:.4f}" if name in self.chance else "-" for name in values)
+                self._row(["chance", "-", "-", *shown])
+        loss = "-" if self.loss is None else f"{self.loss:.4f}"
+        shown = (f"{value:.4f}" for value in values.values())
+        self._row([f"{state.epoch or 0:.2f}", str(state.global_step), loss, *shown])
+
+    def _row(self, cells: Sequence[str]) -> None:
+        names = ("epoch", "step", "train loss", *(self.columns or ()))
+        # Above the bars, if there are any.
+        tqdm.write("".join(f"{cell:>{max(len(name), 7) + 2}}" for name, cell in zip(names, cells, strict=True)))
+        sys.stdout.flush()
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -51,7 +158,7 @@ def run_train(args: argparse.Namespace) -> None:
     stored: Sections = {}
     if args.resume:
         folder.last_checkpoint(args.output)
-        stored = run_settings.read_settings_file(args.output / folder.SETTINGS_NAME)
+        stored = read_settings_file(args.output / folder.SETTINGS_NAME)
     settings = resolved(args, stored)
     launch.begin(settings)
     if args.dry_run:
@@ -95,28 +202,35 @@ def _dry_run(args: argparse.Namespace, settings: RunSettings) -> None:
 
 def _next_steps(settings: RunSettings, result: RunResult, args: argparse.Namespace) -> list[tuple[str, str]]:
     """Commands that suit the model."""
-    output, task = args.output, settings.task
+    output, tokenizer = args.output, result.data.tokenizer
     steps = []
-    if result.data.tokenizer is not None:
-        if task in ("sequence-classification", "token-classification", "sequence-regression"):
-            predict = command("predict", output, "sequences.fa", "--output", "predictions.csv")
-            what = "values" if task == "sequence-regression" else "classes"
-            steps.append((predict, f"{what} of other sequences"))
-        if task == "sequence-classification":
-            splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
-            chosen = [] if splits[0] == "test" else ["--split", splits[0]]
-            probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
-            steps.append((probe, "which tokens a prediction needs"))
-        if task in ("causal-lm", "masked-lm"):
-            limit, added = result.model.config.longest_input, result.data.tokenizer.num_special_tokens_to_add()
-            window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
-            score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
-            steps.append((score, "effects of variants"))
+    is_dna = tokenizer is not None and reads_only_dna(tokenizer)
+    if tokenizer is not None and settings.task in _PREDICTED:
+        file = "sequences.fa" if is_dna else "texts.csv"
+        steps.append((command("predict", output, file, "--output", "predictions.csv"), _PREDICTED[settings.task]))
+    if tokenizer is not None and settings.task == "sequence-classification":
+        splits = [name for name in ("test", "validation", "train") if name in result.data.splits]
+        chosen = [] if splits[0] == "test" else ["--split", splits[0]]
+        probe = command("probe", output, *chosen, "--rows", "4", "--output", output / "probe")
+        steps.append((probe, "which tokens a prediction needs"))
+    if tokenizer is not None and is_dna and settings.task in ("causal-lm", "masked-lm"):
+        limit, added = result.model.config.longest_input, tokenizer.num_special_tokens_to_add()
+        window = [] if limit is None or limit >= SCORE_WINDOW + added else ["--window", limit - added]
+        score = command("score", output, "variants.vcf", "--genome", "genome.fa", *window, "--output", "scores.csv")
+        steps.append((score, "effects of variants"))
     steps.append((command("app", output), "a page on which to try the model"))
     steps.append((command("report", output), "theory report of the model on its data"))
-    if not args.push_to_hub:
+    if not is_better_than_chance(result):
+        diagnosis = command("tune", "--config", output / folder.SETTINGS_NAME, "--diagnose")
+        steps.append((diagnosis, "what the data let a model learn, instead of sharing this one"))
+    elif not args.push_to_hub:
         steps.append((command("push", output, f"USER/{output.resolve().name}"), "share it"))
     return steps
+
+
+def is_better_than_chance(result: RunResult) -> bool:
+    """Whether a model beats a constant prediction on the splits on which it was evaluated, if there are any."""
+    return not any(chance_note(split, values, result.chance[split]) for split, values in result.results.items())
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -127,39 +241,40 @@ def _check(args: argparse.Namespace) -> None:
         folder.check_output(args.output, args.overwrite_output)
 
 
-def layers_of(args: argparse.Namespace) -> list[Sections]:
-    """The settings file, the options and --set, later ones winning."""
-    options: Sections = {
-        section: {key: value for key in keys if (value := getattr(args, f"{section}.{key}")) is not None}
-        for section, keys in OPTIONS.items()
-    }
-    for name, text in args.fields.items():
-        _check_field(name)
-        options["training"][name] = run_settings.parse_value(text, run_settings.training_types()[name])
-    assignments = run_settings.parse_assignments(args.assignments)
-    return [run_settings.read_settings_file(args.config) if args.config else {}, options, assignments]
-
-
 def resolved(args: argparse.Namespace, stored: Sections) -> RunSettings:
     """The settings of a run; `stored`: those with which it began, if it is resumed."""
-    settings = run_settings.resolve(stored, *layers_of(args))
+    config = read_settings_file(args.config) if args.config else {}
+    settings = resolve(stored, config, _options(args), parse_assignments(args.assignments))
     if args.resume:
-        run_settings.check_same_run(settings, stored)
+        check_same_run(settings, stored)
     return settings
 
 
-def _check_field(name: str) -> None:
-    """Refuse an option that is neither one of the command nor a field of the training arguments."""
-    training_fields = run_settings.training_types()
-    if name in training_fields:
-        return
+def _options(args: argparse.Namespace) -> Sections:
+    """The settings that options give."""
+    types = {"data": data_types(), "model": get_type_hints(ModelArguments), "training": training_types()}
+    given = {name: text for name, text in vars(args).items() if "." in name and text is not None}
+    given |= {f"{_section(name, types)}.{name}": text for name, text in args.fields.items()}
+    options: Sections = {section: {} for section in types}
+    for setting, text in given.items():
+        section, _, name = setting.partition(".")
+        texts = [text] if isinstance(text, str) else text
+        values = [parse_value(each, types[section][name]) for each in texts]
+        options[section][name] = values[0] if len(values) == 1 else values
+    return options
+
+
+def _section(name: str, types: Mapping[str, Mapping[str, Any]]) -> str:
+    """The section of an option that is a setting; an error for an option that is none."""
+    for section in ("training", "data"):
+        if name in types[section]:
+            return section
     option = f"--{name.replace('_', '-')}"
-    of_models = {field.name for family in FAMILY_NAMES for field in run_settings.config_fields(family)}
-    if name in of_models | run_settings.ALIASES.keys():
+    of_models = {field.name for family in TRAINABLE for field in config_fields(family)}
+    if name in of_models | FIELD_ALIASES.keys():
         raise ValueError(f"unknown option {option}: a field of the model is set by --set model.{name}=VALUE")
-    near = closest_name(
-        option, [*options_of(build_parser("train"), "train"), *(f"--{field}" for field in training_fields)]
-    )
+    declared = options_of(build_parser("train"), "train")
+    near = closest_name(option, [*declared, *(f"--{field}" for section in types.values() for field in section)])
     if near == option:
         raise ValueError(f"{option} is an option of `hf-ssm train` only: leave {option} out")
     raise ValueError(f"unknown option {option}: {f'did you mean {near}?' if near else 'see `hf-ssm train --help`'}")
@@ -173,10 +288,17 @@ def finish(
         chance = result.chance[split]
         for name, numbers in ((split, values), ("chance", chance)):
             print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
+        if split == list(result.results)[-1] and result.baseline:
+            numbers = "  ".join(f"{metric} {value:.4f}" for metric, value in result.baseline.items())
+            print(f"{'counts':>10}: {numbers}  ({COUNT_BASELINE})")
         if note := chance_note(split, values, chance):
             print(f"{'':>10}  {note}")
+    if (interval := _interval(result)) is not None:
+        print(f"The 95 % interval of the last accuracy is {interval[0]:.4f} to {interval[1]:.4f}.")
     if _is_untrained(settings, result):
         print(f"{_UNTRAINED_NOTE} Choose more --epochs or --max-steps.", file=sys.stderr)
+    elif result.steps == 0:
+        print("Nothing was trained, as the run has no steps: these are the results of the model that was loaded.")
     facts = replace(_facts(settings, result, repo_id or output.resolve().name), licence=licence)
     with staged_files(output, replaces=folder.FIGURES) as scratch:
         write_card(scratch, facts)
@@ -188,13 +310,22 @@ def finish(
     print(f"The model, its card and its log are in {output}")
 
 
+def _interval(result: RunResult) -> tuple[float, float] | None:
+    """95 % interval of the accuracy on the last split, of independent sequences; `None` for other results."""
+    if not result.results or result.data.label_kind != "class":
+        return None
+    split, values = list(result.results.items())[-1]
+    rows = result.data.num_rows.get(split)
+    return wilson_interval(values["accuracy"], rows) if rows and "accuracy" in values else None
+
+
 def _is_untrained(settings: RunSettings, result: RunResult) -> bool:
     return result.steps == 0 and settings.model["checkpoint"] is None
 
 
 def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
     """The facts on the card, without local paths; `name` is USER/NAME on the Hub, or that of the folder."""
-    source, checkpoint, tokenizer = str(settings.data["dataset"]), settings.model["checkpoint"], result.data.tokenizer
+    source, checkpoint, tokenizer = settings.data["dataset"], settings.model["checkpoint"], result.data.tokenizer
     on_hub = "/" in source and not is_local(source)
     training = settings.training
     evaluated = "validation" in result.data.splits and training["eval_strategy"] != "no"
@@ -206,7 +337,7 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
         family=str(family_of(result.model.config)),
         task=settings.task,
         num_parameters=sum(parameter.numel() for parameter in result.model.parameters()),
-        dataset_name=source if on_hub else Path(source).name,
+        dataset_name=source if on_hub else public_name(source),
         dataset_id=source if on_hub else None,
         dataset_description=result.data.description,
         splits={split: rows for split, rows in result.data.num_rows.items() if rows is not None},
@@ -221,8 +352,12 @@ def _facts(settings: RunSettings, result: RunResult, name: str) -> CardFacts:
             },
             **{f"training.{name}": value for name, value in training.items()},
         },
+        chance=list(result.chance.values())[-1] if result.chance else {},
+        baseline=(COUNT_BASELINE, result.baseline) if result.baseline else None,
+        interval=_interval(result),
         tau=result.tau,
-        selection_note=f"{_COMMAND_NOTE} {note}",
+        selection_note=note,
+        training_note="`hf-ssm train --config train_config.yaml --output DIR` repeats the run.",
         environment=f"The training took {result.steps} steps and {result.seconds / 60:.1f} minutes with {versions}.",
         repo_id=name if "/" in name else None,
         base_model=checkpoint if checkpoint and not Path(checkpoint).exists() else None,

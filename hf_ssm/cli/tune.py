@@ -13,7 +13,8 @@ from hf_ssm.cli.checkpoints import check_positive
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.cli.train import resolved
 from hf_ssm.training import folder, run
-from hf_ssm.training.settings import RunSettings, read_settings_file
+from hf_ssm.training.arguments import read_settings_file
+from hf_ssm.training.settings import RunSettings
 from hf_ssm.tuning.diagnosis import diagnose
 from hf_ssm.tuning.report import lines_of, write_report
 from hf_ssm.tuning.runs import Outcome, check_validation

@@ -1,22 +1,20 @@
 """Data sets of sequences: a generator, and a loader of Hub data sets, tables, FASTA files and images."""
 
-from hf_ssm.data.augment import with_random_reverse_complement, with_random_unknown_bases
-from hf_ssm.data.features import SignalFeatureExtractor
-from hf_ssm.data.loading import GENERATORS, label_names, load_sequences
-from hf_ssm.data.motifs import planted_motifs
-from hf_ssm.data.streaming import stream_sequences
-from hf_ssm.data.tokenized import PairCollator, align_labels, tokenize
+from hf_ssm.utils.lazy import lazy_names
 
-__all__ = [
-    "GENERATORS",
-    "PairCollator",
-    "SignalFeatureExtractor",
-    "align_labels",
-    "label_names",
-    "load_sequences",
-    "planted_motifs",
-    "stream_sequences",
-    "tokenize",
-    "with_random_reverse_complement",
-    "with_random_unknown_bases",
-]
+_MODULES = {
+    "GENERATORS": "hf_ssm.data.loading",
+    "PairCollator": "hf_ssm.data.tokenized",
+    "SignalFeatureExtractor": "hf_ssm.data.features",
+    "align_labels": "hf_ssm.data.tokenized",
+    "label_names": "hf_ssm.data.loading",
+    "load_sequences": "hf_ssm.data.loading",
+    "planted_motifs": "hf_ssm.data.motifs",
+    "stream_sequences": "hf_ssm.data.streaming",
+    "tokenize": "hf_ssm.data.tokenized",
+    "with_random_reverse_complement": "hf_ssm.data.augment",
+    "with_random_unknown_bases": "hf_ssm.data.augment",
+}
+
+__all__ = sorted(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

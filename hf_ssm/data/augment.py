@@ -35,7 +35,6 @@ def with_random_reverse_complement(
         ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the probability is out
             of range.
     """
-    check_column("tokens", "input_ids", tokens.column_names, "the data set")
     return _with_change(tokens, random_reverse_complement(tokenizer, probability))
 
 
@@ -71,10 +70,8 @@ def with_random_unknown_bases(tokens: Dataset, tokenizer: PreTrainedTokenizerBas
         The rows with the transform, which runs when rows are read, after an earlier one.
 
     Raises:
-        ValueError: The tokenizer lacks a token for A, C, G, T or N, there are no `input_ids`, or the share is out of
-            range.
+        ValueError: As `with_random_reverse_complement`.
     """
-    check_column("tokens", "input_ids", tokens.column_names, "the data set")
     return _with_change(tokens, random_unknown_bases(tokenizer, share))
 
 
@@ -83,15 +80,12 @@ def random_unknown_bases(tokenizer: PreTrainedTokenizerBase, share: float = 0.5)
     ids = _checked(tokenizer, "share", share)
     unknown, bases = ids["N"], set(ids.values())
 
+    def replace(row: list[int], row_share: float) -> list[int]:
+        hidden = (torch.rand(len(row)) < row_share).tolist()
+        return [unknown if hide and token in bases else token for token, hide in zip(row, hidden, strict=True)]
+
     def change(rows: list[list[int]]) -> list[list[int]]:
-        shares = (share * torch.rand(len(rows))).tolist()
-        return [
-            [
-                unknown if hide and token in bases else token
-                for token, hide in zip(row, (torch.rand(len(row)) < row_share).tolist(), strict=True)
-            ]
-            for row, row_share in zip(rows, shares, strict=True)
-        ]
+        return list(map(replace, rows, (share * torch.rand(len(rows))).tolist()))
 
     return change
 
@@ -112,6 +106,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase, argument: str, value: float) ->
 
 def _with_change(tokens: Dataset, change: Change) -> Dataset:
     """The rows with changed `input_ids` when they are read, after an earlier transform."""
+    check_column("tokens", "input_ids", tokens.column_names, "the data set")
     earlier = tokens.format["format_kwargs"].get("transform", dict)
 
     def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:

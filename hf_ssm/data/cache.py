@@ -14,8 +14,6 @@ from datasets.fingerprint import Hasher
 from hf_ssm.data.files import opened
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["FORMAT", "batch_size", "cache_folder", "cached_rows", "content_hash", "values_of"]
-
 FORMAT = 1
 """A part of every key of the cache: increase it when the same arguments make other rows."""
 
@@ -32,11 +30,8 @@ def content_hash(path: Path) -> str:
     """
     with opened(path, "rb"):  # for its errors: the bytes are hashed as they are, compressed or not
         pass
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def batch_size(data: Dataset, most_bytes: int = 2**24) -> int:

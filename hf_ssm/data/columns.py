@@ -1,11 +1,12 @@
 """Which columns of a table hold the sequences and the labels: usual names, and one error for all missing columns."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hf_ssm.utils.hints import closest_name
 
-__all__ = ["USUAL_NAMES", "MissingColumns", "check_columns", "usual_column", "usual_columns"]
+logger = logging.getLogger(__name__)
 
 USUAL_NAMES = {
     "sequence_column": ("sequence", "seq", "text"),
@@ -56,6 +57,15 @@ def usual_columns(needed: Mapping[str, str], columns: Collection[str]) -> dict[s
     return renamed
 
 
+def find_columns(needed: Mapping[str, str], columns: Mapping[str, Sequence[Any]], source: str) -> dict[str, str]:
+    """Log and return the `usual_columns` of a table; raise `MissingColumns` for what it lacks all the same."""
+    renamed = usual_columns(needed, columns)
+    for column, name in renamed.items():
+        logger.warning("%s: the column %r is read as %r.", source, column, name)
+    check_columns(needed, {renamed.get(column, column): values for column, values in columns.items()}, source)
+    return renamed
+
+
 def check_columns(needed: Mapping[str, str], columns: Mapping[str, Sequence[Any]], source: str) -> None:
     """Raise `MissingColumns` for all required columns that a table lacks.
 
@@ -76,23 +86,15 @@ def check_columns(needed: Mapping[str, str], columns: Mapping[str, Sequence[Any]
 
 
 def _likely_column(argument: str, name: str, columns: Mapping[str, Sequence[Any]]) -> str | None:
-    """A column of a usual or similar name, or a guess.
-
-    The guess for sequences is the column of the longest texts, that for labels the one with the fewest values.
-    """
+    """A column of a usual or similar name, or else that of the longest texts, or of the fewest values for labels."""
     named = usual_column(argument, columns) or closest_name(name, columns, cutoff=0.6)
     if named is not None or argument not in USUAL_NAMES:
         return named
-    if argument == "label_column":
-        counts = {column: len(set(map(str, values))) for column, values in reversed([*columns.items()])}
-        # Texts that are all different are names.
-        classes = {
-            column: count
-            for column, count in counts.items()
-            if count < len(columns[column]) or not all(isinstance(value, str) for value in columns[column])
-        }
-        return min(classes, key=lambda column: classes[column], default=None)
-    texts = {
-        column: values for column, values in columns.items() if len(values) and all(isinstance(v, str) for v in values)
-    }
-    return max(texts, key=lambda column: sum(map(len, texts[column])), default=None)
+    filled = {column: list(values) for column, values in columns.items() if len(values)}
+    texts = {column: values for column, values in filled.items() if all(isinstance(v, str) for v in values)}
+    if argument == "sequence_column":
+        return max(texts, key=lambda column: sum(map(len, texts[column])), default=None)
+    counts = {column: len(set(map(str, values))) for column, values in reversed(filled.items())}
+    # Texts that are all different are names.
+    classes = [column for column, count in counts.items() if column not in texts or count < len(texts[column])]
+    return min(classes, key=lambda column: counts[column], default=None)

@@ -1,26 +1,28 @@
-"""FASTA records, cut into windows."""
+"""FASTA records: whole, with labels in their headers, or cut into windows."""
 
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from datasets import Dataset, Features, Value
 
 from hf_ssm.data.cache import cached_rows, content_hash
 from hf_ssm.data.files import opened
+from hf_ssm.data.options import note_capitals
 
 logger = logging.getLogger(__name__)
 
 FASTA_SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn")
 _SEQUENCE_LINE = re.compile(r"[A-Za-z*.-]+")
+_LABEL = re.compile(r"\s(?:label|class)=(\S+)")
+# Names of sequences in databases, such as "lcl|seq1", have bars too.
+_BARS = re.compile(r"(?!(?:gb|gi|gnl|lcl|pdb|ref|sp|tr)\|)([^|]+)\|([^|]+)(?:\|(train\w*|val\w*|dev|test\w*))?")
 _MOSTLY_UNKNOWN = 0.5
-_PIECE = 2**20  # letters of a record that are read at a time
-_RECORD = itemgetter(0, 1)
+_PIECE = 2**20  # letters of a record that wait to be cut
 
 
 def read_fasta(path: Path, distinct: bool = False) -> Iterator[tuple[str, str]]:
@@ -29,81 +31,88 @@ def read_fasta(path: Path, distinct: bool = False) -> Iterator[tuple[str, str]]:
     The name is the first word of the header; with `distinct`, the whole header if first words are equal. Lower-case
     letters (soft-masked repeats) are kept. Blank lines and lines that begin with ";" are skipped.
     """
-    headers: list[str] = []
+    is_repeated = False
     if distinct:
         with opened(path) as file:
             headers = [line[1:].strip() for line in file if line.startswith(">")]
-        words = {header.split()[0] for header in headers if header}
-        if len(words) < len(headers) and len(set(headers)) < len(headers):
-            logger.warning(
-                "%s: %d records have the header of another one.", path.name, len(headers) - len(set(headers))
-            )
-        headers = headers if len(words) < len(headers) else []
-    for (number, name), lines in groupby(_lines(path), key=_RECORD):
-        yield headers[number - 1] if headers else name, "".join(letters for *_, letters in lines)
+        is_repeated = len({header.split()[0] for header in headers if header}) < len(headers)
+        copies = len(headers) - len(set(headers))
+        if copies:
+            logger.warning("%s: %d records have the header of another one.", path.name, copies)
+    for (_, header), lines in groupby(_lines(path), key=itemgetter(0, 1)):
+        yield header if is_repeated else header.split()[0], "".join(letters for *_, letters in lines)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Number and name of the record, and letters, of each line of letters, or of each piece of a long line."""
-    record, name, is_empty = 0, "", False
+    """Number and header of the record, and letters, of each line of letters."""
+    record, header, is_empty = 0, "", False
     with opened(path) as file:
-        for number, is_rest, line in _pieces(file):
-            if not line or (line.startswith(";") and not is_rest):
+        for number, line in enumerate(map(str.strip, file), start=1):
+            if not line or line.startswith(";"):
                 continue
-            if line.startswith(">") and not is_rest:
-                if is_empty:
-                    raise _empty_record(name)
-                if not line[1:].split():
+            if line.startswith(">"):
+                _check_letters(is_empty, header)
+                record, header, is_empty = record + 1, line[1:].strip(), True
+                if not header:
                     raise ValueError(f"line {number}: the header has no name.")
-                record, name, is_empty = record + 1, line[1:].split()[0], True
-            elif not name or not _SEQUENCE_LINE.fullmatch(line):
-                expected = "a line of sequence letters" if name else "a header, '>' and a name"
+            elif not header or not _SEQUENCE_LINE.fullmatch(line):
+                expected = "a line of sequence letters" if header else "a header, '>' and a name"
                 raise ValueError(f"line {number}: {line[:40]!r} is not {expected}.")
             else:
                 is_empty = False
-                yield record, name, line
-        if not name:
+                yield record, header, line
+        if not header:
             raise ValueError("the file has no FASTA record.")
-        if is_empty:
-            raise _empty_record(name)
+        _check_letters(is_empty, header)
 
 
-def _pieces(file: IO[str]) -> Iterator[tuple[int, bool, str]]:
-    """Number of the line, whether its beginning came before, and text: a line may be as long as a chromosome."""
-    number, is_rest = 1, False
-    while piece := file.readline(_PIECE):
-        yield number, is_rest, piece.strip()
-        is_rest = not piece.endswith("\n")
-        number += not is_rest
+def _check_letters(is_empty: bool, header: str) -> None:
+    if is_empty:
+        raise ValueError(f"the record {header.split()[0]!r} has no sequence.")
 
 
-def _empty_record(name: str) -> ValueError:
-    return ValueError(f"the record {name!r} has no sequence.")
+def has_labels(path: Path) -> bool:
+    """Whether the header of the first record of a FASTA file has a label, see `labelled_records`."""
+    return _fields(next(_lines(path))[1]).get("label") is not None
 
 
-def in_capitals(sequence: str, path: Path) -> str:
-    """A sequence of a file in capitals; if that changes a letter, one line of the log says so."""
-    capitals = sequence.upper()
-    if capitals != sequence:
-        _note_capitals(path)
-    return capitals
+def labelled_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a FASTA file with labels in their headers, as `sequence`, `name`, `label` and perhaps `split`.
+
+    The label is the word `label=...` (or `class=...`) behind the name, as in `>seq1 label=enhancer`; or it follows the
+    name after a bar, as in `>seq1|1`, and the split may follow the label, as in `>seq1|1|training` (the format of
+    iLearn).
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is malformed, or a record has no label.
+    """
+    for (_, header), lines in groupby(_lines(path), key=itemgetter(0, 1)):
+        fields = _fields(header)
+        if "label" not in fields:
+            raise ValueError(
+                f"source={str(path)!r}: the header {header[:60]!r} has no label: write '>name label=1', '>name|1' or "
+                "'>name|1|training'."
+            )
+        yield {"sequence": "".join(letters for *_, letters in lines), **fields}
 
 
-@lru_cache
-def _note_capitals(path: Path) -> None:
-    # Files are read several times.
-    logger.warning(
-        "%s: lower-case (soft-masked) letters are read as capitals; keep_case=True (--keep-case, or --set "
-        "data.keep_case=true for hf-ssm train) keeps them.",
-        path.name,
-    )
+def _fields(header: str) -> dict[str, str]:
+    """The name, and the label and the split if there are any."""
+    name, *_ = header.split()
+    if match := _LABEL.search(header):
+        return {"name": name, "label": match[1]}
+    if match := _BARS.fullmatch(name):
+        split = {} if match[3] is None else {"split": match[3]}
+        return {"name": match[1], "label": match[2], **split}
+    return {"name": name}
 
 
 def load_fasta(path: Path, window: int, stride: int, min_window: int, keep_case: bool = False) -> Dataset:
     """Cut every record into windows of `window` bases, the last of at least `min_window` bases.
 
-    The file is read once, in pieces of some megabytes, and its windows are written to the Arrow cache of `datasets`;
-    later calls, also of other processes, map them as long as the file has the same bytes.
+    The file is read once, line by line, and its windows are written to the Arrow cache of `datasets`; later calls, also
+    of other processes, map them as long as the file has the same bytes.
 
     Args:
         path: The file, optionally gzipped.
@@ -121,44 +130,41 @@ def load_fasta(path: Path, window: int, stride: int, min_window: int, keep_case:
         ValueError: The file is malformed, or no window is left.
     """
     arguments = (window, stride, min_window, keep_case)
-    data, facts = cached_rows(
-        lambda facts: fasta_rows(path, *arguments, facts),
-        Features({"sequence": Value("string"), "name": Value("string"), "start": Value("int64")}),
-        ("fasta", content_hash(path), *arguments),
-        row_bytes=window,
-    )
+
+    def rows(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from fasta_windows(path, *arguments, facts)
+        if not facts["count"]:
+            raise ValueError(
+                f"source={str(path)!r}: there is no window of at least min_window={min_window} bases of which half "
+                f"are known; the longest record has {facts['longest']} bases. Lower min_window (command: --set "
+                "data.min_window=1)."
+            )
+
+    features = Features({"sequence": Value("string"), "name": Value("string"), "start": Value("int64")})
+    data, facts = cached_rows(rows, features, ("fasta", content_hash(path), *arguments), row_bytes=window)
     log_facts(path, facts)
     return data
-
-
-def fasta_rows(
-    path: Path, window: int, stride: int, min_window: int, keep_case: bool, facts: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """The rows of `load_fasta`; `facts` receives the number of windows that were skipped, and the change of case."""
-    yield from _known_windows(path, window, stride, min_window, keep_case, facts)
-    longest = facts.pop("longest")
-    if not facts.pop("count"):
-        raise ValueError(
-            f"source={str(path)!r}: there is no window of at least min_window={min_window} bases of which half are "
-            f"known; the longest record has {longest} bases. Lower min_window (command: --set data.min_window=1)."
-        )
 
 
 def stream_windows(path: Path, window: int, min_window: int, keep_case: bool = False) -> Iterator[str]:
     """The windows of `load_fasta` that do not overlap, with few of them in memory; there may be none."""
     facts: dict[str, Any] = {}
-    for row in _known_windows(path, window, window, min_window, keep_case, facts):
+    for row in fasta_windows(path, window, window, min_window, keep_case, facts):
         yield row["sequence"]
     log_facts(path, facts)
 
 
-def _known_windows(
+def fasta_windows(
     path: Path, window: int, stride: int, min_window: int, keep_case: bool, facts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of `fasta_rows`; `facts` also receives their number and the number of bases of the longest record."""
+    """The rows of `load_fasta`, one after the other.
+
+    `facts` receives the number of rows (`count`), of windows that were skipped, the bases of the longest record and
+    whether letters became capitals.
+    """
     count = skipped = longest = 0
     in_lower_case = False
-    for (_, name), lines in groupby(_lines(path), key=_RECORD):
+    for (_, header), lines in groupby(_lines(path), key=itemgetter(0, 1)):
         for start, letters in _cut((letters for *_, letters in lines), window, stride):
             longest = max(longest, start + len(letters))
             capitals = letters.upper()
@@ -169,31 +175,29 @@ def _known_windows(
                 skipped += 1
                 continue
             count += 1
-            yield {"sequence": letters if keep_case else capitals, "name": name, "start": start}
+            yield {"sequence": letters if keep_case else capitals, "name": header.split()[0], "start": start}
     facts.update(skipped=skipped, in_lower_case=in_lower_case, count=count, longest=longest)
 
 
 def log_facts(path: Path, facts: dict[str, Any]) -> None:
-    """Log what `fasta_rows` found."""
+    """Log what `fasta_windows` found."""
     if facts.get("in_lower_case"):
-        _note_capitals(path)
+        note_capitals(path)
     if facts.get("skipped"):
         logger.warning("%s: skipped %d windows that consist of more than half N.", path.name, facts["skipped"])
 
 
-def _cut(pieces: Iterable[str], window: int, stride: int) -> Iterator[tuple[int, str]]:
-    """First base and letters of the windows of a sequence, given in pieces, of which few are in memory at a time."""
+def _cut(lines: Iterable[str], window: int, stride: int) -> Iterator[tuple[int, str]]:
+    """First base and letters of the windows of a sequence, given in lines, of which few are in memory at a time."""
     start, waiting, size = 0, list[str](), 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
+    for line in lines:
+        waiting.append(line)
+        size += len(line)
         if size >= window + _PIECE:
             letters = "".join(waiting)
-            count = (size - window) // stride + 1
-            for first in range(0, count * stride, stride):
-                yield start + first, letters[first : first + window]
-            start += count * stride
-            waiting, size = [letters[count * stride :]], size - count * stride
+            end = (size - window) // stride * stride + stride
+            yield from ((start + first, letters[first : first + window]) for first in range(0, end, stride))
+            start, waiting, size = start + end, [letters[end:]], size - end
     letters = "".join(waiting)
     # The previous window contains the first `window - stride` letters of the rest.
     if not start or len(letters) > window - stride:

@@ -68,15 +68,19 @@ class SignalFeatureExtractor(FeatureExtractionMixin):
                 )
         if not rows:
             raise ValueError("signals is empty: give at least one signal.")
-        lengths = np.array([len(row) for row in rows])
-        values = np.zeros((len(rows), lengths.max(), len(self.mean)), dtype=np.float32)
         mean, std = np.asarray(self.mean, dtype=np.float32), np.asarray(self.std, dtype=np.float32)
-        for target, row in zip(values, rows, strict=True):
-            target[: len(row)] = (row - mean) / std
-        batch = {"input_values": values}
+        batch = {"input_values": _padded([(row - mean) / std for row in rows], np.float32, 0.0)}
+        lengths = np.array(list(map(len, rows)))
         if lengths.min() < lengths.max():
             batch["attention_mask"] = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
         return BatchFeature(batch, tensor_type=return_tensors)
+
+
+def _padded(rows: Sequence[np.ndarray], dtype: Any, filler: float) -> np.ndarray:
+    padded = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), filler, dtype=dtype)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded
 
 
 def fit_extractor(train: Dataset, column: str, normalization: str | None = None) -> SignalFeatureExtractor:
@@ -94,7 +98,13 @@ def fit_extractor(train: Dataset, column: str, normalization: str | None = None)
     if chosen not in NORMALIZATIONS:
         raise ValueError(f"normalization={normalization!r}: choose from {', '.join(NORMALIZATIONS)}.")
     if chosen == "train":
-        return _standardising(train, column)
+        # Two passes, for accuracy.
+        count = sum(map(len, signal_rows(train, column)))
+        total: Any = sum(row.sum(axis=0, dtype=np.float64) for row in signal_rows(train, column))
+        mean = total / count
+        deviation = np.sqrt(sum(((row - mean) ** 2).sum(axis=0) for row in signal_rows(train, column)) / count)
+        # A constant channel is mapped to 0.
+        return SignalFeatureExtractor(mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
     if chosen == "fixed" and not pixels:
         raise ValueError(
             "normalization='fixed' maps pixels from 0..255 to -1..1, but the data are not pixels; choose 'train' or "
@@ -107,21 +117,6 @@ def fit_extractor(train: Dataset, column: str, normalization: str | None = None)
 def default_normalization(pixels: bool) -> str:
     """The meaning of `normalization=None`."""
     return "fixed" if pixels else "none"
-
-
-def _standardising(train: Dataset, column: str) -> SignalFeatureExtractor:
-    """Mean and standard deviation of each channel, in two passes for accuracy."""
-    count, total = 0, np.zeros(num_channels(train, column))
-    for row in signal_rows(train, column):
-        count += len(row)
-        total += row.sum(axis=0, dtype=np.float64)
-    mean = total / count
-    squares = np.zeros_like(mean)
-    for row in signal_rows(train, column):
-        squares += ((row - mean) ** 2).sum(axis=0)
-    deviation = np.sqrt(squares / count)
-    # A constant channel is mapped to 0.
-    return SignalFeatureExtractor(mean.tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
 
 
 class SignalCollator:
@@ -142,22 +137,11 @@ class SignalCollator:
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         signals = [np.asarray(row["input_values"]) for row in rows]
         batch = dict(self.extractor([signal[: self.max_length] for signal in signals]))
-        if "labels" not in rows[0]:
-            return batch
-        labels = [np.asarray(row["labels"]) for row in rows]
-        if labels[0].ndim and all(len(label) == len(signal) for label, signal in zip(labels, signals, strict=True)):
-            labels = [label[: self.max_length] for label in labels]
-        batch["labels"] = _stack(labels)
+        if "labels" in rows[0]:
+            labels = [np.asarray(row["labels"]) for row in rows]
+            if labels[0].ndim and all(len(label) == len(signal) for label, signal in zip(labels, signals, strict=True)):
+                labels = [label[: self.max_length] for label in labels]
+            dtype, filler = (np.int64, -100) if labels[0].dtype.kind in "iu" else (np.float32, np.nan)
+            stacked = _padded(labels, dtype, filler) if labels[0].ndim else np.array(labels, dtype=dtype)
+            batch["labels"] = torch.from_numpy(stacked)
         return batch
-
-
-def _stack(labels: list[np.ndarray]) -> torch.Tensor:
-    is_class = labels[0].dtype.kind in "iu"
-    dtype, filler = (np.int64, -100) if is_class else (np.float32, np.nan)
-    if not labels[0].ndim:
-        return torch.from_numpy(np.array(labels, dtype=dtype))
-    longest = max(len(label) for label in labels)
-    stacked = np.full((len(labels), longest, *labels[0].shape[1:]), filler, dtype=dtype)
-    for target, label in zip(stacked, labels, strict=True):
-        target[: len(label)] = label
-    return torch.from_numpy(stacked)

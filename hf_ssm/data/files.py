@@ -1,12 +1,14 @@
 """Reading files that may be compressed, with one-line errors."""
 
 import bz2
+import glob
 import gzip
 import io
 import lzma
+import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -19,9 +21,9 @@ _DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {
     ".zst": lambda path: pyarrow.input_stream(str(path), compression="zstd"),
 }
 _COMPRESSED = (".gz", ".bgz", *_DECOMPRESSORS)
+_MARKS = {b"\xef\xbb": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # Lists of peaks (ENCODE) are BED files with more columns.
 _SAME_FORMAT = {".narrowpeak": ".bed", ".broadpeak": ".bed"}
-_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @contextmanager
@@ -50,13 +52,7 @@ def _open_gzip_or_plain(path: Path) -> Any:
 
 def _encoding(file: Any) -> str | None:
     """The encoding that a byte order mark tells; None without one."""
-    head = file.peek(3)
-    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)
-
-
-def is_compressed(path: Path) -> bool:
-    """Whether the suffix is that of a compressed file."""
-    return path.suffix.lower() in _COMPRESSED
+    return _MARKS.get(file.peek(2)[:2])
 
 
 def compression(path: Path) -> str | None:
@@ -78,15 +74,34 @@ def needs_copy(path: Path) -> bool:
 def decompress(path: Path, target: Path) -> None:
     """Write the contents of a file to another one, decompressed and without a byte order mark; errors as `opened`."""
     with opened(path, "rb") as source, target.open("wb") as copy:
-        encoding = _encoding(source)
-        if encoding is None:
-            shutil.copyfileobj(source, copy, 1 << 20)
+        if encoding := _encoding(source):
+            copy.writelines(line.encode() for line in io.TextIOWrapper(source, encoding=encoding, newline=""))
         else:
-            with io.TextIOWrapper(source, encoding=encoding, newline="") as text:
-                copy.writelines(line.encode() for line in text)
+            shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def bare_suffix(path: Path) -> str:
     """The lower-case suffix before that of a compressed file: ".csv" for "a.CSV.gz", and ".bed" for lists of peaks."""
-    stem = path.with_suffix("") if is_compressed(path) else path
+    stem = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
     return _SAME_FORMAT.get(stem.suffix.lower(), stem.suffix.lower())
+
+
+def source_files(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files of a path, of a glob (sorted by name), or of a list of both; a path that does not exist stays."""
+    paths: list[Path] = []
+    for name in [source] if isinstance(source, (str, os.PathLike)) else source:
+        text = os.path.expanduser(name)
+        matches = [] if Path(text).exists() else sorted(glob.glob(text, recursive=True))
+        paths += map(Path, matches or [text])
+    return paths
+
+
+def common_suffix(paths: Sequence[Path]) -> str:
+    """The `bare_suffix` of files that are read together; raises a `ValueError` if they differ."""
+    others = [path.name for path in paths if bare_suffix(path) != bare_suffix(paths[0])]
+    if others:
+        raise ValueError(
+            f"source: {paths[0].name!r} and {others[0]!r} have different formats: give files of one kind, such as "
+            "'folder/*.csv.gz'."
+        )
+    return bare_suffix(paths[0])

@@ -1,17 +1,13 @@
-"""A reference genome by pysam (htslib): random access to a FASTA file, and intervals of BED files."""
+"""A reference genome by pysam (htslib): random access to a FASTA file, and names of its contigs."""
 
 import gzip
 import logging
 import os
-import re
-import subprocess
-import sys
 import tempfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -20,12 +16,7 @@ from typing import Any
 import numpy as np
 
 from hf_ssm.data.checks import did_you_mean
-from hf_ssm.data.files import compression, decompress, needs_copy, opened
-
-__all__ = [
-    *("Genome", "Interval", "changed_contigs", "import_pysam", "index_suffix", "listed", "log_once", "quiet"),
-    *("read_bed", "spellings", "write_index"),
-]
+from hf_ssm.data.files import compression, needs_copy, opened
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +24,6 @@ logger = logging.getLogger(__name__)
 _LAST_BLOCK = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 # Larger positions need another index than .tbi (tabix specification).
 _LAST_OF_TBI = 2**29
-_DIGIT = re.compile("[0-9]")
-# The log of htslib bypasses Python's stderr; in a process of its own it can be read.
-_INDEX = "import sys, pysam; pysam.faidx(*sys.argv[1:])"
 _MITOCHONDRION = ("MT", "chrM", "M", "chrMT")
 # Contigs that are named in a message, and those of an index that are compared with the file.
 _MOST_NAMES, _COMPARED = 5, 1000
@@ -113,15 +101,13 @@ class Genome:
             raise FileNotFoundError(f"{str(self.path)!r}: there is no such file; check the path.")
         self._folder = tempfile.TemporaryDirectory(prefix="hf_ssm_genome_")
         try:
-            source, indices = _prepared(self.path, Path(self._folder.name))
-            try:
-                with quiet():
-                    self._file: Any = pysam.FastaFile(str(source.absolute()), **indices)
-            except (OSError, ValueError) as error:
-                index = indices["filepath_index"]
-                raise ValueError(f"{str(self.path)!r}: the index {index!r} cannot be read: {error}.") from error
-        except BaseException:
+            with quiet():
+                file, indices = _indexed(self.path, Path(self._folder.name))
+                self._file: Any = pysam.FastaFile(str(file.absolute()), **indices)
+        except BaseException as error:
             self._folder.cleanup()
+            if isinstance(error, OSError | pysam.SamtoolsError):
+                raise ValueError(f"{str(self.path)!r} cannot be indexed by faidx of htslib: {error}.") from error
             raise
         self.contigs: dict[str, int] = dict(zip(self._file.references, self._file.lengths, strict=True))
 
@@ -214,134 +200,54 @@ def log_once(text: str) -> None:
         logger.warning("%s", text)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A line of a BED file.
-
-    Attributes:
-        chrom: Name of the contig in the genome.
-        start: First letter, counted from 0.
-        stop: The one after the last letter.
-        strand: "+", "-" or "." (none).
-        columns: The fields of the line: `chrom`, `chrom_start`, `chrom_end`, `name`, `score` and `strand`, as far as
-            a line of the file has them.
-    """
-
-    chrom: str
-    start: int
-    stop: int
-    strand: str
-    columns: dict[str, Any]
-
-
-def read_bed(path: Path, genome: Genome) -> list[tuple[int, Interval]]:
-    """The intervals of a BED file of 3 to 6 fields, optionally gzipped, each with the number of its line.
-
-    Fields are separated by tabs, or in lines without tabs by spaces. Empty lines, comments ("#"), lines "track" and
-    "browser" and a first line of names are left out, and so are fields after the sixth. Scores stay texts.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: A line is malformed, an interval is not in the genome, or there is none.
-    """
-    intervals, is_first = list[tuple[int, Interval]](), True
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            words = line.split()
-            if not words or words[0].startswith("#") or words[0] in ("track", "browser"):
-                continue
-            fields = line.rstrip("\r\n").split("\t") if "\t" in line else words
-            has_names = is_first and len(fields) > 2 and not any(_DIGIT.search(field) for field in fields[1:3])
-            is_first = False
-            if has_names:
-                continue
-            try:
-                interval = _interval(fields)
-                interval = replace(interval, chrom=genome.contig(interval.chrom) or interval.chrom)
-                genome.check(interval.chrom, interval.start, interval.stop)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
-            intervals.append((number, interval))
-        if not intervals:
-            raise ValueError("the file has no interval.")
-    log_once(changed_contigs((str(interval.columns["chrom"]) for _, interval in intervals), path.name, genome))
-    names = max((interval.columns for _, interval in intervals), key=len)
-    return [
-        (number, replace(interval, columns={name: interval.columns.get(name) for name in names}))
-        for number, interval in intervals
-    ]
-
-
-def _interval(fields: Sequence[str]) -> Interval:
-    if len(fields) < 3:
-        raise ValueError(f"{' '.join(fields)[:40]!r} has fewer than 3 fields (contig, start and end).")
-    columns: dict[str, Any] = {"chrom": fields[0]}
-    for name, text in zip(("chrom_start", "chrom_end"), fields[1:], strict=False):
-        if not text.strip().isdecimal():
-            raise ValueError(
-                f"{name} {text!r} is not a whole number: write it in digits, such as 100000 for 1e+05 "
-                "(in R, after options(scipen = 99))."
-            )
-        columns[name] = int(text)
-    columns |= dict(zip(("name", "score", "strand"), fields[3:], strict=False))
-    strand = columns.get("strand", ".")
-    if strand not in ("+", "-", "."):
-        raise ValueError(f"the strand {strand!r} is not '+', '-' or '.'; correct the line.")
-    return Interval(fields[0], columns["chrom_start"], columns["chrom_end"], strand, columns)
-
-
-def _prepared(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
-    """A file with an index, and the arguments of `FastaFile` for the index."""
-    kind, copied = compression(path), needs_copy(path)
+def _indexed(path: Path, folder: Path) -> tuple[Path, dict[str, str]]:
+    """A FASTA file that faidx can read, and its index: those beside the file, or else new ones in a folder."""
+    is_bgzip = compression(path) == "bgzip"
     with path.open("rb") as binary:
         binary.seek(-min(len(_LAST_BLOCK), path.stat().st_size), os.SEEK_END)
-        if kind == "bgzip" and binary.read() != _LAST_BLOCK:
+        if is_bgzip and binary.read() != _LAST_BLOCK:
             raise ValueError(f"{str(path)!r} is truncated: the last block of bgzip is missing.")
-    indices = {"filepath_index": Path(f"{path}.fai")}
-    if kind == "bgzip":
-        indices["filepath_index_compressed"] = Path(f"{path}.gzi")
-    changed = path.stat().st_mtime
-    is_new = all(index.is_file() and index.stat().st_mtime >= changed for index in indices.values())
-    # Copies keep the time of another file.
-    if not copied and is_new and _is_index(path, *indices.values()):
-        return path, {name: str(index) for name, index in indices.items()}
-    file = folder / "genome.fa" if copied else path
-    if copied:
-        decompress(path, file)
-    with gzip.open(file) if kind == "bgzip" and not copied else file.open("rb") as lines:
-        has_blank_lines = _check_headers(lines, path)
-    if has_blank_lines:
-        # Not in a file that faidx takes.
-        with opened(file, "rb") as lines, (folder / "lines.fa").open("wb") as copy:
+    suffixes = {"filepath_index": ".fai", **({"filepath_index_compressed": ".gzi"} if is_bgzip else {})}
+    indices = {argument: f"{path}{suffix}" for argument, suffix in suffixes.items()}
+    if not needs_copy(path) and _is_index(path, *map(Path, indices.values())):
+        return path, indices
+    with opened(path) as lines:
+        has_blank_lines = _check_records(lines)
+    if has_blank_lines or needs_copy(path):
+        suffixes = {"filepath_index": ".fai"}
+        with opened(path) as lines, (folder / "genome.fa").open("w", encoding="utf-8") as copy:
             copy.writelines(line for line in lines if line.strip())
-        file = folder / "lines.fa"
-    if file != path:
-        indices = {"filepath_index": indices["filepath_index"]}
-    built = {name: str(folder / index.name) for name, index in indices.items()}
-    _build_index(file, path, list(built.values()))
-    return file, built
+        path = folder / "genome.fa"
+    indices = {argument: str(folder / f"genome.fa{suffix}") for argument, suffix in suffixes.items()}
+    options = [word for pair in zip(("--fai-idx", "--gzi-idx"), indices.values(), strict=False) for word in pair]
+    # An absolute path is neither an option nor, as "data:" is, a protocol of htslib.
+    import_pysam().faidx(str(path.absolute()), *options)
+    return path, indices
 
 
 def _is_index(path: Path, fai: Path, gzi: Path | None = None) -> bool:
-    """Whether an index has the contigs of a FASTA file at their places; of many contigs, some are compared."""
+    """Whether an index has the contigs of a FASTA file at their places; of many contigs, some are compared.
+
+    Copies keep the time of another file, so that times alone do not tell.
+    """
     try:
+        if min(index.stat().st_mtime for index in (fai, gzi) if index is not None) < path.stat().st_mtime:
+            return False
         rows = [line.split("\t") for line in fai.read_text(encoding="utf-8").splitlines()]
         contigs = [(name.encode(), [int(number) for number in numbers]) for name, *numbers in (row[:5] for row in rows)]
         blocks = [(0, 0)]
         if gzi is not None:
-            pairs = np.fromfile(gzi, "<u8")[1:].reshape(-1, 2)[:, ::-1]
-            blocks += [(int(start), int(place)) for start, place in pairs]
+            blocks += [tuple(pair) for pair in np.fromfile(gzi, "<u8")[1:].reshape(-1, 2)[:, ::-1].tolist()]
         with path.open("rb") as file:
 
             def read(start: int, size: int) -> bytes:
-                if gzi is None:
-                    file.seek(start)
-                    return file.read(size)
-                before, place = blocks[bisect_right(blocks, start, key=lambda block: block[0]) - 1]
+                before, place = (start, start)
+                if gzi is not None:
+                    before, place = blocks[bisect_right(blocks, start, key=lambda block: block[0]) - 1]
                 file.seek(place)
-                with gzip.GzipFile(fileobj=file) as letters:
-                    letters.read(start - before)
-                    return letters.read(size)
+                letters: Any = file if gzi is None else gzip.GzipFile(fileobj=file)
+                letters.read(start - before)
+                return bytes(letters.read(size))
 
             step = max(1, len(contigs) // _COMPARED)
             for number in {*range(0, len(contigs), step), len(contigs) - 1}:
@@ -362,58 +268,40 @@ def _end(length: int, start: int, bases: int, width: int) -> int:
     return start + length // bases * width + length % bases
 
 
-def _check_headers(lines: Iterable[bytes], path: Path) -> bool:
-    """Refuse what faidx takes without an error: it omits repeated names and empty contigs, and reads FASTQ.
+def _check_records(lines: Iterable[str]) -> bool:
+    """Raise an error for what faidx takes without one: repeated names, contigs without letters, and FASTQ.
 
     Returns:
-        Whether there are blank lines, which faidx refuses within a contig.
+        Whether there are blank lines, which faidx does not take within a contig.
     """
-    names, name, awaits_letters, has_blank_lines = set[str](), "", False, False
-    for number, line in enumerate(lines, start=1):
-        is_header = line.startswith(b">")
-        if is_header:
-            _check_letters(awaits_letters, path, name)
-            name = line[1:].split()[0].decode(errors="replace") if line[1:].split() else ""
-            if not name or line[1:2].isspace():
-                raise ValueError(f"{str(path)!r}, line {number}: the header has no name.")
+    names, name, has_blank_lines = set[str](), "", False
+    length, is_last = 0, False  # of the first line of a contig; whether a shorter one has ended it
+    for number, line in enumerate(map(str.rstrip, lines), start=1):
+        if line.startswith(">"):
+            _check_letters(name, length)
+            name, length, is_last = line[1:].split(None, 1)[0] if line[1:2].strip() else "", 0, False
+            if not name:
+                raise ValueError(f"line {number}: the header has no name.")
             if name in names:
-                raise ValueError(
-                    f"{str(path)!r}, line {number}: the file has a second contig {name!r}; rename or remove this "
-                    "contig."
-                )
+                raise ValueError(f"line {number}: the file has a second contig {name!r}; rename or remove this contig.")
             names.add(name)
-        elif number == 1:
-            raise ValueError(f"{str(path)!r}, line 1: {line[:40]!r} is not a header of FASTA ('>' and a name).")
-        is_blank = not line.strip()
-        has_blank_lines |= is_blank
-        awaits_letters = is_header or (awaits_letters and is_blank)
-    _check_letters(awaits_letters, path, name)
+        elif not line:
+            has_blank_lines = True
+        elif not name:
+            raise ValueError(f"line {number}: {line[:40]!r} is not a header of FASTA ('>' and a name).")
+        elif is_last or (length and len(line) > length):
+            raise ValueError(
+                f"line {number}: the lines of the contig {name!r} have different lengths, which an index (faidx of "
+                "htslib) does not allow: write lines of one length."
+            )
+        else:
+            length, is_last = length or len(line), bool(length) and len(line) < length
+    _check_letters(name, length)
     if not names:
-        raise ValueError(f"{str(path)!r} has no FASTA record.")
+        raise ValueError("the file has no FASTA record.")
     return has_blank_lines
 
 
-def _check_letters(missing: bool, path: Path, name: str) -> None:
-    if missing:
-        raise ValueError(f"{str(path)!r}: the contig {name!r} has no sequence: remove the contig.")
-
-
-def _build_index(file: Path, path: Path, indices: Sequence[str]) -> None:
-    options = [
-        word for pair in zip(("--fai-idx", "--gzi-idx"), map(os.path.abspath, indices), strict=False) for word in pair
-    ]
-    # An absolute path is neither an option nor, as "data:" is, a protocol of htslib.
-    done = subprocess.run(
-        [sys.executable, "-c", _INDEX, str(file.absolute()), *options],
-        # Python looks for modules in the working directory: this one has nothing of others in it.
-        cwd=Path(indices[0]).parent,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        # The first line of the log is the cause, as in "[E::fai_build_core] Different line length in ...".
-        cause = next((line for line in done.stderr.splitlines() if line.startswith("[E::")), done.stderr[-200:])
-        text = re.sub(r"^\[E::\w*\] ", "", " ".join(cause.split()))
-        raise ValueError(f"{str(path)!r} cannot be indexed: {text} (faidx of htslib).")
+def _check_letters(name: str, length: int) -> None:
+    if name and not length:
+        raise ValueError(f"the contig {name!r} has no sequence: remove the contig.")

@@ -5,7 +5,7 @@ Legend: `n` images, `L` = height times width pixels, `C` channels (1 for gray, 3
 Pixels are stored as bytes from 0 to 255; `SignalFeatureExtractor` scales them batch by batch.
 """
 
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,11 +16,8 @@ from datasets.exceptions import DatasetsError
 
 from hf_ssm.data.files import opened
 
-_GRAY_MODES = ("1", "L")
-_DEEP_MODES = ("I", "F")  # more than eight bits per pixel; also "I;16"
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ImageOptions:
     """Conversion of images to pixels.
 
@@ -57,12 +54,9 @@ def load_idx(path: Path, sequence_column: str, label_column: str | None, options
     """
     images = read_idx(path, 3)
     if options.image_size is not None:
-        pillow = _pillow()
-        images = np.stack([pixels(pillow.fromarray(image), options) for image in images])
-    images = images.reshape(len(images), -1)
-    table = Dataset.from_dict(
-        {sequence_column: images}, features=Features({sequence_column: pixel_feature(images.shape[1], 1)})
-    )
+        images = np.stack([_pixels(_pillow().fromarray(image), options) for image in images])
+    rows, feature = images.reshape(len(images), -1), List(Value("uint8"), length=images[0].size)
+    table = Dataset.from_dict({sequence_column: rows}, features=Features({sequence_column: feature}))
     if label_column is None:
         return table
     labels_path = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
@@ -106,49 +100,37 @@ def images_to_pixels(splits: dict[str, Dataset], column: str, options: ImageOpti
 
     All images must have the size and channels of the first one, and at most eight bits per pixel.
     """
-    _pillow()
     image = splits["train"].features[column]
     encoded = {name: split.cast_column(column, Image(decode=False)) for name, split in splits.items()}
     first = _decoded(image, encoded["train"][0][column], options, "row 1 of 'train'")
-    feature = pixel_feature(first.shape[0] * first.shape[1], first.shape[2])
-    converted = {}
-    for name, split in encoded.items():
-        converted[name] = split.map(
-            _to_pixels,
+    length, gray = first.shape[0] * first.shape[1], first.ndim == 2
+    feature = List(Value("uint8"), length=length) if gray else Array2D((length, 3), "uint8")
+
+    def convert(value: Any, index: int, name: str) -> dict[str, np.ndarray]:
+        row = _decoded(image, value, options, where := f"row {index + 1} of {name!r}")
+        if row.shape != first.shape:
+            raise ValueError(
+                f"sequence_column={column!r}: the image of {where} has the shape {row.shape} (height, width, "
+                f"channels), but the first image has the shape {first.shape}; make the shapes equal with "
+                "image_size=... or grayscale=true."
+            )
+        return {column: row.reshape(-1) if gray else row.reshape(-1, 3)}
+
+    return {
+        name: split.map(
+            convert,
             with_indices=True,
-            batched=True,
-            fn_kwargs={"column": column, "image": image, "options": options, "name": name, "shape": first.shape},
+            input_columns=column,
+            fn_kwargs={"name": name},
             features=Features({**split.features, column: feature}),
             desc=f"Reading images of {name}",
         )
-    return converted
-
-
-def _to_pixels(
-    batch: dict[str, list[Any]],
-    indices: list[int],
-    column: str,
-    image: Image,
-    options: ImageOptions,
-    name: str,
-    shape: tuple[int, int, int],
-) -> dict[str, np.ndarray]:
-    rows = []
-    for index, encoded in zip(indices, batch[column], strict=True):
-        where = f"row {index + 1} of {name!r}"
-        row = _decoded(image, encoded, options, where)
-        if row.shape != shape:
-            raise ValueError(
-                f"sequence_column={column!r}: the image of {where} has the shape {row.shape} (height, width, "
-                f"channels), but the first image has the shape {shape}; make the shapes equal with image_size=... "
-                "or grayscale=true."
-            )
-        rows.append(row.reshape(-1) if shape[2] == 1 else row.reshape(-1, shape[2]))
-    return {column: np.stack(rows)}
+        for name, split in encoded.items()
+    }
 
 
 def _decoded(image: Image, encoded: Any, options: ImageOptions, where: str) -> np.ndarray:
-    """The pixels `(height, width, C)` of one row."""
+    """The pixels of one row, `(height, width)` or `(height, width, 3)`."""
     if encoded is None:
         raise ValueError(f"{where} has no image; remove the row.")
     pillow = _pillow()
@@ -158,27 +140,21 @@ def _decoded(image: Image, encoded: Any, options: ImageOptions, where: str) -> n
     # Pillow's decoders raise these.
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise ValueError(f"{where}: the image cannot be decoded ({error}); repair or remove the image.") from error
-    if decoded.mode.startswith(_DEEP_MODES):
+    if decoded.mode.startswith(("I", "F")):
         raise ValueError(
             f"{where}: the image has more than eight bits per pixel (mode {decoded.mode!r}); convert the image to "
             "eight bits."
         )
-    array = pixels(decoded, options)
-    return array[:, :, None] if array.ndim == 2 else array
+    return _pixels(decoded, options)
 
 
-def pixels(image: Any, options: ImageOptions) -> np.ndarray:
+def _pixels(image: Any, options: ImageOptions) -> np.ndarray:
     """Bytes `(height, width)` of a gray Pillow image, `(height, width, 3)` of a coloured one."""
-    image = image.convert("L" if options.grayscale or image.mode in _GRAY_MODES else "RGB")
+    image = image.convert("L" if options.grayscale or image.mode in ("1", "L") else "RGB")
     if options.image_size is not None:
         # Pillow's bilinear filter averages when it shrinks an image.
         image = image.resize((options.image_size, options.image_size), _pillow().Resampling.BILINEAR)
     return np.asarray(image)
-
-
-def pixel_feature(length: int, channels: int) -> Any:
-    """The feature of a column of images with `length` pixels; gray images are stored without nested lists."""
-    return List(Value("uint8"), length=length) if channels == 1 else Array2D((length, channels), "uint8")
 
 
 def _pillow() -> Any:

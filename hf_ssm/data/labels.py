@@ -52,26 +52,27 @@ def read_labels(
     flags = _read_flags(column, values, source, row_name) if multi_label else None
     if flags is not None:
         return flags, List(Value("float32"), length=len(flags[0]))
-    if not any(isinstance(value, list | tuple | np.ndarray) for value in values):
+    if not any(map(_is_list, values)):
         return _read_classes(column, values, source, row_name)
     for row, value in enumerate(values):
-        if not isinstance(value, list | tuple | np.ndarray) or not len(value):
+        if not _is_list(value) or not len(value):
             raise ValueError(
                 f"label_column={column!r}: {source} has lists of labels, but {row_name(row)} has {value!r}; "
                 "give every row a list with the class of each position."
             )
-    flat = [entry for value in values for entry in value]
-    owners = [row for row, value in enumerate(values) for _ in value]
-    counted = [index for index, entry in enumerate(flat) if not (isinstance(entry, int) and entry == IGNORED_LABEL)]
-    if not counted:
+    entries = [(row, entry) for row, value in enumerate(values) for entry in value if entry != IGNORED_LABEL]
+    if not entries:
         raise ValueError(f"label_column={column!r}: {source} has no position with a class; label at least two classes.")
     ids, kind = _read_classes(
-        column, [flat[index] for index in counted], source, lambda index: row_name(owners[counted[index]])
+        column, [entry for _, entry in entries], source, lambda index: row_name(entries[index][0])
     )
-    all_ids = np.full(len(flat), IGNORED_LABEL)
-    all_ids[counted] = ids
-    ends = np.cumsum([len(value) for value in values])[:-1]
-    return [row_ids.tolist() for row_ids in np.split(all_ids, ends)], List(kind)
+    rest = iter(ids)
+    labels = [[entry if entry == IGNORED_LABEL else next(rest) for entry in value] for value in values]
+    return labels, List(kind)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray)
 
 
 def label_columns(label_column: str | Sequence[str] | None) -> dict[str, str]:
@@ -93,13 +94,14 @@ def label_kind(split: Dataset, column: str) -> str:
 
 def label_kind_of(feature: Any) -> str:
     """The same of the feature of a column."""
-    plural = False
     if isinstance(feature, List) and feature.length > 0 and str(getattr(feature.feature, "dtype", "")) == "float32":
         return "flags"  # regression targets are lists of any length
+    is_list = isinstance(feature, List)
     while isinstance(feature, List):
-        feature, plural = feature.feature, True
-    is_class = isinstance(feature, ClassLabel) or not str(getattr(feature, "dtype", "")).startswith("float")
-    return ("class" if is_class else "number") + ("es" if is_class and plural else "s" if plural else "")
+        feature = feature.feature
+    if isinstance(feature, ClassLabel) or not str(getattr(feature, "dtype", "")).startswith("float"):
+        return "classes" if is_list else "class"
+    return "numbers" if is_list else "number"
 
 
 def classes_in(split: Dataset, column: str) -> set[int]:
@@ -154,16 +156,17 @@ def _as_lists(values: Sequence[Any], per_position: bool) -> list[Any]:
 
 def _read_flags(column: str, values: Sequence[Any], source: str, row_name: RowName) -> list[list[float]] | None:
     """Labels of which each holds (1) or does not (0), NaN if it is unknown; None for values of another kind."""
-    if any(isinstance(value, str) and _FLAGS.fullmatch(value.strip()) for value in values):
+    are_texts = [isinstance(value, str) and bool(_FLAGS.fullmatch(value.strip())) for value in values]
+    if any(are_texts):
         check_no_missing(column, values, source, row_name)
-        for row, value in enumerate(values):
-            if not (isinstance(value, str) and _FLAGS.fullmatch(value.strip())):
-                raise ValueError(
-                    f"label_column={column!r}: {source} has {_short(value)} in {row_name(row)}, but other rows have "
-                    "several labels, such as '0|1'; give every row as many labels."
-                )
+        if not all(are_texts):
+            row = are_texts.index(False)
+            raise ValueError(
+                f"label_column={column!r}: {source} has {_short(values[row])} in {row_name(row)}, but other rows have "
+                "several labels, such as '0|1'; give every row as many labels."
+            )
         values = _as_lists(values, per_position=False)
-    elif not all(isinstance(value, list | tuple | np.ndarray) and len(value) for value in values):
+    elif not all(_is_list(value) and len(value) for value in values):
         return None
     texts = [list(map(canonical, value)) for value in values]
     if not {entry for row in texts for entry in row} <= {"0", "1", ""}:
@@ -183,8 +186,7 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
     kind: Any = Value("int64")
     if all(isinstance(value, str) for value in values):
         kind = ClassLabel(names=sorted(set(values)))
-        index = {name: number for number, name in enumerate(kind.names)}
-        ids = [index[value] for value in values]
+        ids = kind.str2int(values)
     else:
         for row, value in enumerate(values):
             if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
@@ -209,39 +211,32 @@ def _read_classes(column: str, values: Sequence[Any], source: str, row_name: Row
 
 def _read_targets(column: str, values: Sequence[Any], source: str, row_name: RowName) -> tuple[list[Any], Any]:
     check_no_missing(column, values, source, row_name)
-    shape: tuple[int, ...] | None = None
-    targets, missing, total = [], 0, 0
+    targets = list[np.ndarray]()
     for row, value in enumerate(values):
         try:
-            numbers = np.asarray(_with_nan(value))
-        except ValueError:  # lists of different lengths
-            numbers = np.asarray(None)
+            numbers = np.asarray(value, dtype=np.float64)  # None becomes NaN
+        except (TypeError, ValueError):  # texts, or lists of different lengths
+            numbers = np.array(np.nan)
         where = f"label_column={column!r}: {source} has {_short(value)} in {row_name(row)}"
-        is_number = numbers.dtype.kind in "iuf" and numbers.ndim <= 2 and numbers.size
-        if not is_number or np.isinf(numbers).any() or np.isnan(numbers).all():
+        if isinstance(value, str) or numbers.ndim > 2 or np.isinf(numbers).any() or np.isnan(numbers).all():
             raise ValueError(
                 f"{where}; a regression target is a finite number, a list of numbers, or a list of equally long lists."
             )
         # The first dimension may differ between rows.
-        if shape is not None and (numbers.ndim != len(shape) or numbers.shape[1:] != shape[1:]):
+        if targets and (numbers.ndim, numbers.shape[1:]) != (targets[0].ndim, targets[0].shape[1:]):
             raise ValueError(
                 f"{where}, which has another shape than {_short(values[0])} in {row_name(0)}; give all "
                 "labels the same shape."
             )
-        shape = numbers.shape
-        missing, total = missing + int(np.isnan(numbers).sum()), total + numbers.size
-        targets.append(numbers.astype(np.float32).tolist())
+        targets.append(numbers)
+    missing = sum(int(np.isnan(numbers).sum()) for numbers in targets)
     if missing:
+        total = sum(numbers.size for numbers in targets)
         logger.warning("%s: %d of the %d numbers of %r are missing; they do not count.", source, missing, total, column)
     feature: Any = Value("float32")
-    for _ in shape or ():
+    for _ in targets[0].shape:
         feature = List(feature)
-    return targets, feature
-
-
-def _with_nan(value: Any) -> Any:
-    """A number, or lists of numbers, with NaN for None."""
-    return list(map(_with_nan, value)) if isinstance(value, list | tuple) else math.nan if value is None else value
+    return [numbers.astype(np.float32).tolist() for numbers in targets], feature
 
 
 def _short(value: Any) -> str:

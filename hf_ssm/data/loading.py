@@ -4,24 +4,25 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, List, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, List, concatenate_datasets, load_dataset
 
 from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column, check_integer, did_you_mean
-from hf_ssm.data.fasta import FASTA_SUFFIXES, load_fasta
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.fasta import FASTA_SUFFIXES, has_labels, load_fasta
+from hf_ssm.data.files import common_suffix, source_files
 from hf_ssm.data.images import ImageOptions, is_idx, load_folder, load_idx
 from hf_ssm.data.labels import classes_in, label_columns, label_kind, merged_name
 from hf_ssm.data.motifs import planted_motifs
-from hf_ssm.data.preparation import prepare
+from hf_ssm.data.options import ReadOptions
+from hf_ssm.data.preparation import prepare, split_rows
 from hf_ssm.data.signals import is_signal, row_keys
-from hf_ssm.data.splits import SPLITS, Windows, check_fractions, cut, cut_windows, sequence_keys
-from hf_ssm.data.tables import SPLIT_COLUMN, TABLE_SUFFIXES, load_tables
+from hf_ssm.data.splits import SPLITS, check_fractions, cut, cut_windows, sequence_keys
+from hf_ssm.data.tables import READ_SUFFIXES, SPLIT_COLUMN, load_tables
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,12 @@ GENERATORS: dict[str, Callable[..., DatasetDict]] = {"planted-motifs": planted_m
 _ALSO_IN_TRAIN = (
     "%s: %d sequences of split %r also occur in 'train' (in DNA also in the other case, or on the other strand)."
 )
+_FORMATS = f"{', '.join(READ_SUFFIXES + FASTA_SUFFIXES)}, all but .parquet optionally with .gz"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def load_sequences(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | list[str],
     sequence_column: str = "sequence",
     label_column: str | list[str] | None = "label",
     split_column: str | None = SPLIT_COLUMN,
@@ -65,7 +67,8 @@ def load_sequences(
     """Load sequences, and labels if there are any, in splits.
 
     **Sources**, in order of precedence: the name of a generator ("planted-motifs"); a table (`.csv`, `.tsv`, `.json`,
-    `.jsonl`) or a FASTA file (`.fa`, `.fasta`, `.fna`), each also with `.gz`; an idx file of images
+    `.jsonl`), a text file with a sequence in each line (`.txt`) or a FASTA file (`.fa`, `.fasta`, `.fna`), each also
+    with `.gz`; a `.parquet` file; a glob or a list of such files of one format; an idx file of images
     ("...images-idx3-ubyte") with its labels in the same folder; a folder of images, in subfolders by class or with a
     `metadata.jsonl`; the id of a Hub data set, "user/name".
 
@@ -86,19 +89,19 @@ def load_sequences(
     **Columns.** In data without the column "sequence", the only one of "seq" and "text" stands for it, and in data
     without "label" the only one of "labels", "class" and "target", in upper or lower case; it gets the default name.
 
-    **FASTA** records have no labels; they are cut into windows for language modelling. The windows of a file are
-    written to the Arrow cache of `datasets` once, and mapped by all processes that load the same bytes with the same
-    arguments. Windows that overlap (`stride`) are split by blocks of the genome, and those that overlap a block of
-    another split are dropped.
-
-    Other local files are never cached.
+    **FASTA** records without labels, and all if `label_column` is None, are cut into windows for language modelling.
+    The windows of a file are written to the Arrow cache of `datasets` once, and mapped by all processes that load the
+    same bytes with the same arguments. Windows that overlap (`stride`) are split by blocks of the genome, and those
+    that overlap a block of another split are dropped. Records with labels in their headers, `>name label=1`, `>name|1`
+    or, with the split, `>name|1|training`, are rows of a table with the columns `sequence`, `name`, `label` and
+    perhaps `split`.
 
     Args:
         source: See above.
         sequence_column: Column of the sequences (texts, signals or images).
         label_column: Column of the labels; None for unlabelled data. A list of columns, with `targets` or
             `multi_label`: each row gets one value for each column, and the data get one column of lists, named "a, b"
-            for the columns "a" and "b". Not used for FASTA.
+            for the columns "a" and "b".
         split_column: Column of the split. A table without a column "split" (the default) is split randomly, and so is
             any table if `split_column` is None; a column of another name must exist.
         validation_fraction: Share of the training rows for a missing validation split; 0 for no such split.
@@ -137,7 +140,6 @@ def load_sequences(
         ValueError: An argument or the data are invalid; the message gives the argument, its value and the rows
             (`MissingColumns` names all missing columns).
     """
-    name = os.fspath(source)
     if isinstance(label_column, list) and not (label_column and (targets or multi_label)):
         raise ValueError(
             f"label_column={label_column!r}: several label columns are numbers or labels of 0 and 1; set targets=True "
@@ -145,8 +147,10 @@ def load_sequences(
             "column."
         )
     check_fractions(validation_fraction, test_fraction)
-    if name in GENERATORS:
-        return _generate(name, seed, generator_options)
+    if source in [*GENERATORS]:
+        return _generate(str(source), seed, generator_options)
+    paths = source_files(source)
+    name = ", ".join(map(str, paths)) if isinstance(source, list) else os.fspath(source)
     if generator_options:
         unknown = next(iter(generator_options))
         arguments = list(inspect.signature(load_sequences).parameters)[:-1]
@@ -154,37 +158,46 @@ def load_sequences(
             f"{unknown}={generator_options[unknown]!r}: load_sequences has no such "
             f"argument{did_you_mean(unknown, arguments)}, and source={name!r} is not a generator with that option."
         )
+    files = {"train": paths, **_split_files(validation_file=validation_file, test_file=test_file)}
+    shares = {"validation": validation_fraction, "test": test_fraction}
+    contigs = {"validation_contigs": validation_contigs, "test_contigs": test_contigs}
+    of_tables: dict[str, Any] = {f"{split}_file": str(each[0]) for split, each in files.items() if split != "train"}
+    of_tables |= {} if column_names is None else {"column_names": column_names}
+    of_tables |= {} if quoted else {"quoted": quoted}
+    suffix = common_suffix(paths)
+    is_labelled = suffix in FASTA_SUFFIXES and label_column is not None and has_labels(paths[0])
+    is_table = is_labelled or suffix in READ_SUFFIXES
+    if not is_table:
+        _check_unused(name, "tables", "a table", of_tables)
+    if suffix in FASTA_SUFFIXES and not is_labelled:
+        rows = _load_windows(paths, window, stride, min_window, keep_case)
+        chosen = {key.removesuffix("_contigs"): names for key, names in contigs.items() if names}
+        return _split_windows(rows, chosen, shares, seed, name)
+    formats = f"FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz)"
+    _check_unused(name, formats, "a FASTA file", {"stride": stride, **contigs})
     images = ImageOptions(grayscale, image_size)
-    kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
-    path = Path(name).expanduser()
-    suffix = bare_suffix(path)
     labels = None if label_column is None else merged_name(label_column)
     texts = {"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})}
-    files = _split_files(validation_file=validation_file, test_file=test_file)
-    if suffix not in TABLE_SUFFIXES:
-        _refuse_table_options(name, files, column_names, quoted)
-    shares = {"validation": validation_fraction, "test": test_fraction}
-    contigs = {"validation": validation_contigs, "test": test_contigs}
-    if suffix in FASTA_SUFFIXES:
-        rows = _load_windows(path, window, stride, min_window, keep_case)
-        return _split_windows(rows, {split: names for split, names in contigs.items() if names}, shares, seed, name)
-    _refuse_fasta_options(name, stride=stride, **{f"{split}_contigs": contigs[split] for split in contigs})
-    if suffix in TABLE_SUFFIXES:
-        of_labels = label_columns(label_column)
-        # Digits may be the classes of positions.
-        needed, numbers = {**texts, **of_labels}, [] if per_position else list(of_labels.values())
-        loaded, places = load_tables(path, files, needed, numbers, split_column, column_names, quoted)
-        names = " and ".join(file.name for file in (path, *files.values()))
-        splits = prepare(names, loaded, texts, label_column, images, kind, places)
-    elif is_idx(path):
-        splits = {"train": load_idx(path, sequence_column, labels, images)}
-    elif path.is_dir():
-        splits = prepare(path.name, load_folder(path, sequence_column), texts, label_column, images, kind)
-    elif _HUB_ID.fullmatch(name) and not path.exists():
-        loaded = load_dataset(name, config_name, revision=revision)
-        splits = prepare(name, loaded, texts, label_column, images, kind)
+    if is_idx(paths[0]):
+        splits = {"train": load_idx(paths[0], sequence_column, labels, images)}
     else:
-        raise _unknown_source(name, path)
+        stored: Mapping[str, Dataset]
+        title = " and ".join(path.name for each in files.values() for path in each)
+        if is_table:
+            of_labels = label_columns(label_column)
+            # Digits may be the classes of positions.
+            numbers = [] if per_position else list(of_labels.values())
+            needed, options = {**texts, **of_labels}, ReadOptions(keep_case)
+            stored = load_tables(files, needed, numbers, split_column, column_names, quoted, options)
+            stored = split_rows(stored, split_column, title)
+        elif paths[0].is_dir():
+            stored = load_folder(paths[0], sequence_column)
+        elif _HUB_ID.fullmatch(name) and not paths[0].exists():
+            title, stored = name, load_dataset(name, config_name, revision=revision)
+        else:
+            raise _unknown_source(name, paths[0])
+        kind = {"targets": targets, "multi_label": multi_label, "per_position": per_position}
+        splits = prepare(title, stored, texts, label_column, images, kind)
     return cut_missing_splits(splits, list(texts.values()), labels, shares, seed, name)
 
 
@@ -219,53 +232,43 @@ def _generate(name: str, seed: int, options: dict[str, Any]) -> DatasetDict:
     return generator(seed=seed, **options)
 
 
-def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, Path]:
-    """Split name to its table; the keywords are arguments of `load_sequences`."""
-    tables = {argument: Path(file).expanduser() for argument, file in files.items() if file is not None}
-    for argument, file in tables.items():
-        if bare_suffix(file) not in TABLE_SUFFIXES:
-            raise ValueError(f"{argument}={str(file)!r}: give a table ({', '.join(TABLE_SUFFIXES)}, optionally .gz).")
-    return {argument.removesuffix("_file"): file for argument, file in tables.items()}
+def _split_files(**files: str | os.PathLike[str] | None) -> dict[str, list[Path]]:
+    """Split name to its tables; the keywords are arguments of `load_sequences`."""
+    tables = {argument: source_files(file) for argument, file in files.items() if file is not None}
+    for argument, paths in tables.items():
+        if common_suffix(paths) not in (*READ_SUFFIXES, *FASTA_SUFFIXES):
+            raise ValueError(f"{argument}={str(paths[0])!r}: give a table ({_FORMATS}).")
+    return {argument.removesuffix("_file"): paths for argument, paths in tables.items()}
 
 
-def _refuse_table_options(
-    source: str, files: dict[str, Path], column_names: Sequence[str] | None, quoted: bool
-) -> None:
-    options: dict[str, Any] = {f"{split}_file": str(file) for split, file in files.items()}
-    options |= {} if column_names is None else {"column_names": column_names}
-    options |= {} if quoted else {"quoted": quoted}
+def _check_unused(source: str, kinds: str, kind: str, options: dict[str, Any]) -> None:
+    """Raise a `ValueError` for an option that is given, but is for sources of another kind."""
     for argument, value in options.items():
-        raise ValueError(f"{argument}={value!r} is for tables, but source={source!r} is not a table; omit {argument}.")
-
-
-def _refuse_fasta_options(source: str, **options: Any) -> None:
-    for argument, value in options.items():
-        if value:
+        if value not in (None, []):
             raise ValueError(
-                f"{argument}={value!r} is for FASTA files ({', '.join(FASTA_SUFFIXES)}, optionally .gz), but "
-                f"source={source!r} is not a FASTA file; omit {argument}."
+                f"{argument}={value!r} is for {kinds}, but source={source!r} is not {kind}; omit {argument}."
             )
 
 
-def _load_windows(path: Path, window: int, stride: int | None, min_window: int | None, keep_case: bool) -> Dataset:
+def _load_windows(
+    paths: list[Path], window: int, stride: int | None, min_window: int | None, keep_case: bool
+) -> Dataset:
     check_integer("window", window, 1)
     step = window if stride is None else stride
     check_integer("stride", step, 1, window)
     least = max(1, window // 2) if min_window is None else min_window
     check_integer("min_window", least, 1, window)
-    return load_fasta(path, window, step, least, keep_case)
+    return concatenate_datasets([load_fasta(path, window, step, least, keep_case) for path in paths])
 
 
 def _split_windows(
     rows: Dataset, contigs: dict[str, list[str]], shares: dict[str, float], seed: int, source: str
 ) -> DatasetDict:
     """Splits of the windows of a FASTA file."""
-    starts = rows.with_format("numpy", columns=["start"])["start"][:]
-    lengths = np.fromiter(map(len, values_of(rows, "sequence")), dtype=np.int64)
-    places = Windows(np.asarray(rows["name"][:]), starts, starts + lengths, _keys(rows, ["sequence"]))
-    splits = cut_windows(places, contigs, shares, seed)
+    keys = _keys(rows, ["sequence"])
+    splits = cut_windows(rows, keys, contigs, shares, seed)
     for name in SPLITS[1:]:
-        seen = int(np.isin(places.keys[splits[name]], places.keys[splits["train"]]).sum()) if name in splits else 0
+        seen = int(np.isin(keys[splits[name]], keys[splits["train"]]).sum()) if name in splits else 0
         if seen:
             logger.warning(_ALSO_IN_TRAIN, source, seen, name)
     return DatasetDict({name: rows.select(indices) for name, indices in splits.items()})
@@ -312,7 +315,7 @@ def _keys(split: Dataset, columns: Sequence[str]) -> np.ndarray:
 
 def _unknown_source(name: str, path: Path) -> Exception:
     """The error for a source that is not a generator, a file of a known format or a Hub id."""
-    formats = f"the suffix of a file must be one of {', '.join(TABLE_SUFFIXES + FASTA_SUFFIXES)} (optionally with .gz)"
+    formats = f"the suffix of a file must be one of {_FORMATS}"
     if path.exists():
         return ValueError(f"source={name!r} has an unknown file format; {formats}.")
     if os.sep in name or path.suffix:

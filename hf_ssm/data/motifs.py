@@ -84,27 +84,29 @@ def planted_motifs(
     rng = np.random.default_rng(setup)
     table = _transition_table(order, rng)
     motifs = _motifs(motif, num_labels, motif_length, rng)
-    _check_fit(motifs, copies, length)
-    plan = _Plan(table, motifs, order, length, copies, mutation_rate, gc_spread)
-    features = Features(
-        {
-            "sequence": Value("string"),
-            "label": ClassLabel(names=["decoy", *motifs]),
-            "motif_positions": List(Value("int32")),
-        }
-    )
+    needed = copies * sum(map(len, motifs))
+    if isinstance(length, bool) or not isinstance(length, int) or length < needed:
+        raise ValueError(
+            f"length={length!r}: {copies} site(s) for each of {len(motifs)} motif(s) need {needed} bases. "
+            "Use a larger length or fewer copies."
+        )
+    codes = [np.array([_LETTERS.index(letter) for letter in motif], dtype=np.int8) for motif in motifs]
+    plan = _Plan(table, codes, order, length, copies, mutation_rate, gc_spread)
+    names, positions = ClassLabel(names=["decoy", *motifs]), List(Value("int32"))
     seen: set[str] = set()
-
-    def columns_of(split: str, size: int, rng: np.random.Generator) -> dict[str, Any]:
-        return _rows(plan, size, rng, seen)
-
     description = (
         f"The rows are generated sequences of {length} bases: a Markov background of order {order} with the motifs "
         f"{', '.join(motifs)} (classes 1 to {len(motifs)}; class 0: shuffled decoys), {copies} site(s) per motif and "
         f"row, mutation rate {mutation_rate}, GC spread {gc_spread}, seed {seed}."
     )
-    sizes = num_train, num_validation, num_test
-    return generated(sizes, streams, columns_of, features, description, least=num_labels)
+    return generated(
+        (num_train, num_validation, num_test),
+        streams,
+        lambda split, size, rng: _rows(plan, size, rng, seen),
+        Features({"sequence": Value("string"), "label": names, "motif_positions": positions}),
+        description,
+        least=num_labels,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,57 +114,45 @@ class _Plan:
     """Parameters shared by all rows."""
 
     table: np.ndarray  # (4**order, 4), weights of the next letter
-    motifs: list[str]
+    codes: list[np.ndarray]  # of the motifs, 0 to 3
     order: int
     length: int
     copies: int
     mutation_rate: float
     gc_spread: float
 
-    @property
-    def codes(self) -> list[np.ndarray]:
-        """The motifs as letter codes 0 to 3."""
-        return [np.array([_LETTERS.index(letter) for letter in motif], dtype=np.int8) for motif in self.motifs]
-
 
 def _rows(plan: _Plan, size: int, rng: np.random.Generator, seen: set[str]) -> dict[str, Any]:
     """Columns of one split; adds its sequences to `seen`, those of the previous splits."""
-    labels = rng.permutation(np.arange(size) % (len(plan.motifs) + 1))
-    sequences = [""] * size
-    positions: list[list[int]] = [[] for _ in range(size)]
+    labels = rng.permutation(np.arange(size) % (len(plan.codes) + 1))
+    sequences, positions = [""] * size, [list[int]() for _ in range(size)]
     open_rows = np.arange(size)
     for _ in range(_MAX_ROUNDS):
         letters, starts = _draw(plan, labels[open_rows], rng)
         clean = _without_accidental_copies(plan, letters, starts, labels[open_rows])
-        text = _text(letters)
         left = []
-        for index, row in enumerate(open_rows):
-            if clean[index] and text[index] not in seen:
-                seen.add(text[index])
-                sequences[row] = text[index]
-                if labels[row]:
-                    positions[row] = sorted(starts[index, labels[row] - 1].tolist())
-            else:
+        for index, (row, text) in enumerate(zip(open_rows, _text(letters), strict=True)):
+            if not clean[index] or text in seen:
                 left.append(row)
+                continue
+            seen.add(text)
+            sequences[row] = text
+            if labels[row]:
+                positions[row] = sorted(starts[index, labels[row] - 1].tolist())
         if not left:
             return {"sequence": sequences, "label": labels.tolist(), "motif_positions": positions}
         open_rows = np.array(left)
     raise ValueError(
-        f"motif={plan.motifs}, length={plan.length}, mutation_rate={plan.mutation_rate}: after {_MAX_ROUNDS} "
-        f"draws {len(open_rows)} of {size} rows still have an accidental motif or a repeated sequence. Use a "
-        "longer motif, a smaller length, or a lower mutation rate."
+        f"motif={[_text(code[None])[0] for code in plan.codes]}, length={plan.length}, "
+        f"mutation_rate={plan.mutation_rate}: after {_MAX_ROUNDS} draws {len(open_rows)} of {size} rows still have an "
+        "accidental motif or a repeated sequence. Use a longer motif, a smaller length, or a lower mutation rate."
     )
 
 
 def _draw(plan: _Plan, labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw one row per label.
-
-    Returns:
-        Letters as codes 0 to 3, `(rows, length)`, and the starts of the sites, `(rows, motifs, copies)`.
-    """
+    """Letters of one row per label as codes, `(rows, length)`, and starts of the sites, `(rows, motifs, copies)`."""
     rows = len(labels)
-    letters = _background(plan, rows, rng)
-    starts = _site_starts(plan, rows, rng)
+    letters, starts = _background(plan, rows, rng), _site_starts(plan, rows, rng)
     every_row = np.arange(rows)[:, None]
     for index, code in enumerate(plan.codes):
         for copy in range(plan.copies):
@@ -226,20 +216,12 @@ def _without_accidental_copies(plan: _Plan, letters: np.ndarray, starts: np.ndar
     """Whether each row holds the motifs only at their sites, `(rows,)` bool."""
     clean = np.ones(len(letters), dtype=bool)
     for index, code in enumerate(plan.codes):
-        mismatches = _mismatches(letters, code)
+        windows = np.lib.stride_tricks.sliding_window_view(letters, len(code), axis=1)
+        mismatches = sum((windows[..., offset] != letter).astype(np.int16) for offset, letter in enumerate(code))
         mine = np.flatnonzero(labels == index + 1)
         mismatches[mine[:, None], starts[mine, index]] = len(code)
         clean &= mismatches.min(axis=1) > round(plan.mutation_rate * len(code))
     return clean
-
-
-def _mismatches(letters: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Hamming distance of each window from `code`, `(rows, length - len(code) + 1)`."""
-    windows = letters.shape[1] - len(code) + 1
-    mismatches = np.zeros((len(letters), windows), dtype=np.int16)
-    for offset, letter in enumerate(code):
-        mismatches += letters[:, offset : offset + windows] != letter
-    return mismatches
 
 
 def _transition_table(order: int, rng: np.random.Generator) -> np.ndarray:
@@ -253,9 +235,14 @@ def _transition_table(order: int, rng: np.random.Generator) -> np.ndarray:
 def _motifs(
     motif: str | Sequence[str] | None, num_labels: int, motif_length: int, rng: np.random.Generator
 ) -> list[str]:
-    """The given motifs, or drawn ones."""
+    """The given motifs, or drawn ones of one balanced composition that differ pairwise in half of the letters."""
     if motif is None:
-        return _drawn_motifs(num_labels - 1, motif_length, rng)
+        check_integer("motif_length", motif_length, 4, 1000)
+        first = rng.permutation(np.arange(motif_length) % 4)
+        codes = [first]
+        for _ in range(num_labels - 2):
+            codes.append(_decoys(first, codes, 1, rng)[0])
+        return _text(np.stack(codes))
     motifs = [motif] if isinstance(motif, str) else list(motif)
     if len(motifs) != num_labels - 1 or len(set(motifs)) != len(motifs):
         raise ValueError(
@@ -266,26 +253,6 @@ def _motifs(
         if len(one) < 4 or set(one) - set(_LETTERS):
             raise ValueError(f"motif={one!r}: give at least 4 letters of A, C, G and T, in capitals.")
     return motifs
-
-
-def _drawn_motifs(number: int, motif_length: int, rng: np.random.Generator) -> list[str]:
-    """Motifs of one balanced composition that differ pairwise in half of the letters."""
-    check_integer("motif_length", motif_length, 4, 1000)
-    first = rng.permutation(np.arange(motif_length) % 4)
-    codes = [first]
-    for _ in range(number - 1):
-        codes.append(_decoys(first, codes, 1, rng)[0])
-    return _text(np.stack(codes))
-
-
-def _check_fit(motifs: list[str], copies: int, length: int) -> None:
-    """Check that all sites fit into a row."""
-    needed = copies * sum(len(motif) for motif in motifs)
-    if isinstance(length, bool) or not isinstance(length, int) or length < needed:
-        raise ValueError(
-            f"length={length!r}: {copies} site(s) for each of {len(motifs)} motif(s) need {needed} bases. "
-            "Use a larger length or fewer copies."
-        )
 
 
 def _text(letters: np.ndarray) -> list[str]:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.columns import check_columns
-from hf_ssm.data.fasta import FASTA_SUFFIXES, in_capitals, read_fasta
+from hf_ssm.data.fasta import FASTA_SUFFIXES, read_fasta
 from hf_ssm.data.files import bare_suffix
-from hf_ssm.data.genome import Genome, read_bed
+from hf_ssm.data.genome import Genome
 from hf_ssm.data.letters import AMBIGUOUS_LETTERS, DNA_LETTERS, is_dna, reverse_complement
-from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
+from hf_ssm.data.options import DEFAULTS, ReadOptions
+from hf_ssm.data.regions import read_bed
+from hf_ssm.data.tables import READ_SUFFIXES, row_noun, table_rows
 
 __all__ = [
     "AMBIGUOUS_LETTERS",
@@ -30,7 +32,7 @@ __all__ = [
     "unknown_share",
 ]
 
-INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, FASTA, BED"
+INPUT_FORMATS = "csv, tsv, json, jsonl, parquet, txt, FASTA, BED"
 
 # About a third of a protein are letters without a meaning in DNA: E, F, I, L, P, Q.
 _MOST_FOREIGN = 0.2
@@ -105,20 +107,17 @@ def check_dna(record: Record) -> None:
         )
 
 
-def read_records(
-    path: Path, sequence_column: str = "sequence", genome: Path | None = None, keep_case: bool = False
-) -> Iterator[Record]:
+def read_records(path: Path, options: ReadOptions = DEFAULTS, genome: Path | None = None) -> Iterator[Record]:
     """The sequences of a file: FASTA, a table (csv, tsv, json, jsonl, parquet), or intervals (BED) of a genome.
 
     All but parquet may be gzipped. FASTA, csv, tsv and parquet are read bit by bit, other files at once.
 
     Args:
         path: The file; the suffix determines the format.
-        sequence_column: The column of the sequences in a table. All other columns are kept, of
-            csv and tsv files as the texts that they are.
+        options: The column of the sequences in a table, and whether lower-case letters of FASTA records and of BED
+            intervals stay; those of tables always do. All other columns are kept, of csv and tsv files as the texts
+            that they are.
         genome: FASTA file in which BED intervals are looked up; on strand "-" the reverse complement is taken.
-        keep_case: Whether lower-case letters of FASTA records and of BED intervals stay so. By default they are read as
-            capitals, and a line of the log says so. Those of tables always stay.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -127,25 +126,20 @@ def read_records(
     """
     suffix = bare_suffix(path)
     if (suffix == ".bed") != (genome is not None):
-        need = (
-            "a BED file needs a genome: give the FASTA file of the genome"
-            if genome is None
-            else "only a BED file takes a genome: leave the genome out"
-        )
-        raise ValueError(f"{str(path)!r}: {need} (`genome`, --genome).")
+        needs, alone = "a BED file needs a genome: give its FASTA file", "only a BED file takes a genome: leave it out"
+        raise ValueError(f"{str(path)!r}: {needs if genome is None else alone} (`genome`, --genome).")
     if genome is not None:
-        yield from _bed_records(path, genome, keep_case)
+        yield from _bed_records(path, genome, options)
     elif suffix in FASTA_SUFFIXES:
         for name, sequence in read_fasta(path, distinct=True):
-            letters = sequence if keep_case else in_capitals(sequence, path)
-            yield Record(letters, f"{path.name}, record {name!r}", {"name": name})
-    elif suffix in (*TABLE_SUFFIXES, ".parquet"):
-        for number, cells in _rows(path, sequence_column):
+            yield Record(options.letters(sequence, path), f"{path.name}, record {name!r}", {"name": name})
+    elif suffix in READ_SUFFIXES:
+        for number, cells in _rows(path, options.sequence_column):
             where = f"{path.name}, {row_noun(path)} {number}"
-            yield _checked(Record(cells.pop(sequence_column), where, cells))
+            yield _checked(Record(cells.pop(options.sequence_column), where, cells))
     else:
-        suffixes = ", ".join((*FASTA_SUFFIXES, *TABLE_SUFFIXES, ".bed"))
-        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, each also with .gz, or .parquet.")
+        suffixes = ", ".join((*FASTA_SUFFIXES, *READ_SUFFIXES, ".bed"))
+        raise ValueError(f"{str(path)!r}: the suffix must be one of {suffixes}, all but .parquet also with .gz.")
 
 
 def table_columns(path: Path) -> list[str]:
@@ -155,7 +149,7 @@ def table_columns(path: Path) -> list[str]:
         FileNotFoundError: The file does not exist.
         ValueError: It cannot be read.
     """
-    if bare_suffix(path) not in (*TABLE_SUFFIXES, ".parquet"):
+    if bare_suffix(path) not in READ_SUFFIXES:
         return []
     _, first = next(table_rows(path), (0, {}))
     return list(first)
@@ -172,15 +166,13 @@ def _rows(path: Path, sequence_column: str) -> Iterator[tuple[int, dict[str, Any
     yield from chain(head, rows)
 
 
-def _bed_records(path: Path, fasta: Path, keep_case: bool) -> Iterator[Record]:
+def _bed_records(path: Path, fasta: Path, options: ReadOptions) -> Iterator[Record]:
     with Genome(fasta) as genome:
-        for line, interval in read_bed(path, genome):
-            sequence = genome.fetch(interval.chrom, interval.start, interval.stop)
-            sequence = sequence if keep_case else in_capitals(sequence, fasta)
-            place = Place(interval.chrom, interval.start, interval.stop, interval.strand == "-")
-            if place.is_reversed:
-                sequence = reverse_complement(sequence)
-            yield Record(sequence, f"{path.name}, line {line}", interval.columns, place)
+        for region in read_bed(path, genome):
+            sequence = options.letters(genome.fetch(region.chrom, region.start, region.stop), fasta)
+            place = Place(region.chrom, region.start, region.stop, region.strand == "-")
+            sequence = reverse_complement(sequence) if place.is_reversed else sequence
+            yield Record(sequence, f"{path.name}, line {region.line}", region.columns, place)
 
 
 def as_records(inputs: Iterable[Any], sequence_column: str = "sequence") -> Iterator[Record]:

@@ -1,10 +1,9 @@
-"""Regions of a genome, from BED files or the genes of an annotation, and statistics of tracks within them."""
+"""Regions of a genome, from BED files or the features of an annotation, and statistics of tracks within them."""
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,13 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ssm.data.files import bare_suffix, opened
-from hf_ssm.data.genome import Genome, changed_contigs, listed, log_once, read_bed, spellings
+from hf_ssm.data.genome import Genome, changed_contigs, listed, log_once, spellings
 from hf_ssm.data.variants import Variant
 
-__all__ = ["REGION_FORMATS", "Region", "RegionStatistics", "Regions", "in_regions", "read_regions"]
-
 REGION_FORMATS = (".bed", ".gtf", ".gff", ".gff3")
-_GFF = (".gff", ".gff3")
+_BED = ("chrom", "chrom_start", "chrom_end", "name", "score", "strand")
 # Attributes that name a gene, the most readable first.
 _NAMES = ("gene_name", "Name", "gene_id", "ID")
 _GENE_ID = re.compile(r"(?:^|;)\s*ID=gene[-:]")
@@ -33,11 +30,14 @@ class Region:
     """An interval of a genome.
 
     Attributes:
-        chrom: Name of the contig.
+        chrom: Name of the contig in the genome.
         start: First letter, counted from 0.
         stop: The one after the last letter.
         name: Name of the gene or of the interval; `chrom:first-last`, counted from 1, for intervals without a name.
         strand: "+", "-" or ".".
+        columns: Of a BED file, the fields `chrom`, `chrom_start`, `chrom_end`, `name`, `score` and `strand`, as far as
+            a line of the file has them.
+        line: Number of the line.
     """
 
     chrom: str
@@ -45,6 +45,8 @@ class Region:
     stop: int
     name: str
     strand: str = "."
+    columns: dict[str, Any] = field(default_factory=dict)
+    line: int = 0
 
 
 class Regions:
@@ -56,18 +58,11 @@ class Regions:
 
     def __init__(self, regions: Sequence[Region]):
         self.regions = list(regions)
-        rows: dict[str, list[int]] = {}
+        rows: dict[str, list[tuple[int, int, int]]] = {}
         for number, region in enumerate(self.regions):
-            rows.setdefault(region.chrom, []).append(number)
-        self._merged: dict[str, list[tuple[int, int]]] = {}
+            rows.setdefault(region.chrom, []).append((number, region.start, region.stop))
         # For each contig, the numbers of its regions, their starts and their ends.
-        self._columns = {
-            chrom: tuple(
-                np.array(column, dtype=np.int64)
-                for column in zip(*((n, self.regions[n].start, self.regions[n].stop) for n in numbers), strict=True)
-            )
-            for chrom, numbers in rows.items()
-        }
+        self._columns = {chrom: np.array(of_contig).T for chrom, of_contig in rows.items()}
 
     def overlapping(self, chrom: str, start: int, stop: int) -> list[int]:
         """Numbers of the regions that share a letter with an interval."""
@@ -78,24 +73,20 @@ class Regions:
 
     def merged(self, chrom: str) -> list[tuple[int, int]]:
         """The regions of a contig as disjoint intervals, in ascending order."""
-        if chrom not in self._merged:
-            intervals: list[tuple[int, int]] = []
-            for start, stop in sorted((each.start, each.stop) for each in self.regions if each.chrom == chrom):
-                if intervals and start <= intervals[-1][1]:
-                    intervals[-1] = (intervals[-1][0], max(stop, intervals[-1][1]))
-                else:
-                    intervals.append((start, stop))
-            self._merged[chrom] = intervals
-        return self._merged[chrom]
+        intervals: list[tuple[int, int]] = []
+        for start, stop in sorted((each.start, each.stop) for each in self.regions if each.chrom == chrom):
+            if intervals and start <= intervals[-1][1]:
+                intervals[-1] = (intervals[-1][0], max(stop, intervals[-1][1]))
+            else:
+                intervals.append((start, stop))
+        return intervals
 
     def inside(self, chrom: str, start: int, stop: int) -> np.ndarray:
         """Whether each letter of an interval lies in a region, `(stop - start,)`."""
-        intervals = self.merged(chrom)
         is_inside = np.zeros(stop - start, dtype=bool)
-        for begin, end in intervals[bisect_right(intervals, start, key=lambda each: each[1]) :]:
-            if begin >= stop:
-                break
-            is_inside[max(0, begin - start) : end - start] = True
+        for number in self.overlapping(chrom, start, stop):
+            region = self.regions[number]
+            is_inside[max(0, region.start - start) : region.stop - start] = True
         return is_inside
 
 
@@ -123,20 +114,64 @@ def read_regions(path: Path, genome: Genome, features: Sequence[str] | None = No
             f"regions {str(path)!r}: the suffix must be one of {', '.join(REGION_FORMATS)}, also with .gz."
         )
     if suffix != ".bed":
-        return Regions(_features(path, genome, suffix in _GFF, features))
+        return Regions(_features(path, genome, suffix != ".gtf", features))
     if features is not None:
         raise ValueError(f"`features` (--feature) is for GTF and GFF3 files, not for {str(path)!r}: leave it out.")
-    regions = []
-    for _, each in read_bed(path, genome):
-        name = str(each.columns.get("name") or ".")
-        regions.append(
-            Region(each.chrom, each.start, each.stop, _named(name, each.chrom, each.start, each.stop), each.strand)
-        )
-    return Regions(regions)
+    return Regions(read_bed(path, genome))
 
 
-def _named(name: str, chrom: str, start: int, stop: int) -> str:
-    return f"{chrom}:{start + 1}-{stop}" if name == "." else name
+def read_bed(path: Path, genome: Genome) -> list[Region]:
+    """The intervals of a BED file of 3 to 6 fields, optionally gzipped.
+
+    Fields are separated by tabs, or in lines without tabs by spaces. Empty lines, comments ("#"), lines "track" and
+    "browser" and a first line of names are left out, and so are fields after the sixth. Scores stay texts.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: A line is malformed, an interval is not in the genome, or there is none.
+    """
+    regions, is_first = list[Region](), True
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            words = line.split()
+            if not words or words[0].startswith("#") or words[0] in ("track", "browser"):
+                continue
+            fields = line.rstrip("\r\n").split("\t") if "\t" in line else words
+            is_first, is_header = False, is_first and not re.search("[0-9]", "".join(fields[1:3])) and len(fields) > 2
+            if is_header:
+                continue
+            try:
+                regions.append(_interval(fields, genome, number))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+        if not regions:
+            raise ValueError("the file has no interval.")
+    log_once(changed_contigs((str(region.columns["chrom"]) for region in regions), path.name, genome))
+    names = max((region.columns for region in regions), key=len)
+    return [replace(each, columns={name: each.columns.get(name) for name in names}) for each in regions]
+
+
+def _interval(fields: Sequence[str], genome: Genome, number: int) -> Region:
+    if len(fields) < 3:
+        raise ValueError(f"{' '.join(fields)[:40]!r} has fewer than 3 fields (contig, start and end).")
+    columns: dict[str, Any] = dict(zip(_BED, fields, strict=False))
+    for name in ("chrom_start", "chrom_end"):
+        if not columns[name].strip().isdecimal():
+            raise ValueError(
+                f"{name} {columns[name]!r} is not a whole number: write it in digits, such as 100000 for 1e+05 "
+                "(in R, after options(scipen = 99))."
+            )
+        columns[name] = int(columns[name])
+    strand = columns.get("strand", ".")
+    if strand not in ("+", "-", "."):
+        raise ValueError(f"the strand {strand!r} is not '+', '-' or '.'; correct the line.")
+    chrom, start, stop = genome.contig(fields[0]) or fields[0], columns["chrom_start"], columns["chrom_end"]
+    genome.check(chrom, start, stop)
+    return Region(chrom, start, stop, _named(columns.get("name"), chrom, start, stop), strand, columns, number)
+
+
+def _named(name: str | None, chrom: str, start: int, stop: int) -> str:
+    return f"{chrom}:{start + 1}-{stop}" if name in (None, "", ".") else str(name)
 
 
 def _features(path: Path, genome: Genome, is_gff: bool, types: Sequence[str] | None) -> list[Region]:
@@ -157,14 +192,12 @@ def _features(path: Path, genome: Genome, is_gff: bool, types: Sequence[str] | N
                 left_out[cells[2]] += not is_part
                 continue
             chrom = genome.contig(cells[0])
-            if chrom is None:
-                foreign[cells[0]] = None
-                continue
-            contigs[cells[0]] = None
-            try:
-                regions += _parts(cells, chrom, genome, is_gff, cells[0] in circular)
-            except ValueError as error:
-                raise ValueError(f"line {number} is malformed: {error}") from error
+            (foreign if chrom is None else contigs)[cells[0]] = None
+            if chrom is not None:
+                try:
+                    regions += _parts(cells, chrom, genome, is_gff, cells[0] in circular)
+                except ValueError as error:
+                    raise ValueError(f"line {number} is malformed: {error}") from error
     kinds = ", ".join(f"{kind} {count}" for kind, count in left_out.most_common(_MOST_TYPES) if count)
     if not regions:
         wanted = " or ".join(map(repr, types or ("gene",)))
@@ -197,7 +230,7 @@ def _parts(cells: Sequence[str], chrom: str, genome: Genome, is_gff: bool, is_ci
         attributes = {name: unquote(value) for name, _, value in pairs}
     else:
         attributes = {match[1]: match[2] or match[3] for match in _GTF_ATTRIBUTE.finditer(cells[8])}
-    name = next((attributes[key] for key in _NAMES if attributes.get(key)), ".")
+    name = next((attributes[key] for key in _NAMES if attributes.get(key)), None)
     spans = [(start, stop)]
     # Such features end behind the last base (GFF3 1.26, "Circular genomes").
     if is_circular and start < size < stop <= start + size:

@@ -1,4 +1,4 @@
-"""Numeric series from tables: one for each column of values, and for each value of an id column."""
+"""Time series, from tables whose rows are steps."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_ssm.data.tables import read_rows, read_table
+from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.tables import as_numbers, read_cells
 from hf_ssm.utils.hints import closest_name
-
-__all__ = ["Series", "read_series", "series_of"]
 
 # Steps whose lengths differ by no more than this share are even: fractions of seconds are rounded in files.
 _EVEN = 1e-3
@@ -69,13 +68,11 @@ def read_series(
         ValueError: The file cannot be read; and as `series_of`.
     """
     path = Path(path)
+    cells = read_cells(path)[0]
+    if bare_suffix(path) in (".csv", ".tsv"):
+        cells = {name: values if name == id_column else as_numbers(values) for name, values in cells.items()}
     try:
-        if path.suffix == ".parquet":
-            table = pd.DataFrame([row for _, row in read_rows(path)])
-        else:
-            texts = [name for name in (id_column,) if name is not None]
-            table = pd.DataFrame(read_table(path, texts))
-        return series_of(table, value_columns, id_column, time_column)
+        return series_of(cells, value_columns, id_column, time_column)
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from error
 
@@ -104,7 +101,6 @@ def series_of(
     """
     table = pd.DataFrame(table)
     roles = {"id_column": id_column, "time_column": time_column}
-    others = [name for name in roles.values() if name is not None]
     for role, name in [*roles.items(), *(("value_columns", name) for name in value_columns or ())]:
         if name is not None and name not in table.columns:
             near = closest_name(name, table.columns)
@@ -113,14 +109,21 @@ def series_of(
     if not len(table):
         raise ValueError("the table has no rows.")
     if value_columns is None:
-        value_columns = [name for name in table.columns if name not in others and _numbers(table[name]) is not None]
+        numeric = table.columns.difference([*filter(None, roles.values())], sort=False)
+        value_columns = [name for name in numeric if _numbers(table[name]) is not None]
         if not value_columns:
             raise ValueError("the table has no column of numbers: name the columns of values (value_columns).")
     values = {name: _numbers(table[name]) for name in value_columns}
     for name, numbers in values.items():
         if numbers is None:
             raise ValueError(f"the column {name!r} does not hold numbers: leave this column out of value_columns.")
-    groups = {None: np.arange(len(table))} if id_column is None else _groups(table[id_column])
+    groups = {None: np.arange(len(table))}
+    if id_column is not None:
+        ids = table[id_column]
+        if ids.isna().any():
+            raise ValueError(f"the id column {id_column!r} has an empty value in row {int(ids.isna().argmax()) + 1}.")
+        groups = table.groupby(id_column, sort=False).indices
+        groups = {key: np.sort(groups[key]) for key in dict.fromkeys(ids)}
     found = []
     for key, rows in groups.items():
         times = None
@@ -133,22 +136,11 @@ def series_of(
 
 def _numbers(column: pd.Series) -> np.ndarray | None:
     """The values as float64, with NaN where they are missing; `None` for other types."""
-    if column.dtype == bool or not (column.dtype.kind in "iuf" or column.dtype == object):
-        return None
-    if column.dtype == object and not all(
-        value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)) for value in column
-    ):
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind not in ("integer", "floating", "mixed-integer-float"):
         return None
     numbers: np.ndarray = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return None if np.isnan(numbers).all() else numbers
-
-
-def _groups(column: pd.Series) -> dict[Any, np.ndarray]:
-    """The rows of each value, in the order of the table."""
-    if column.isna().any():
-        raise ValueError(f"the id column {column.name!r} has an empty value in row {int(column.isna().argmax()) + 1}.")
-    groups = column.groupby(column, sort=False).indices
-    return {key: np.sort(groups[key]) for key in dict.fromkeys(column)}
 
 
 def _times(column: pd.Series, name: str, key: Any) -> tuple[pd.Index, np.ndarray]:
@@ -156,21 +148,27 @@ def _times(column: pd.Series, name: str, key: Any) -> tuple[pd.Index, np.ndarray
     where = f"the column {name!r}" + ("" if key is None else f" of the series {key!r}")
     if column.isna().any():
         raise ValueError(f"{where} has an empty time.")
-    if column.dtype.kind in "iuf":
-        times = pd.Index(column)
-    else:
-        try:
-            # pandas warns of texts in no usual format before it refuses them.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                times = pd.DatetimeIndex(pd.to_datetime(column))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{where} holds neither numbers nor dates: {str(error).splitlines()[0]}") from error
+    try:
+        # pandas warns of texts in no usual format before it raises an error.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            times = pd.Index(column) if column.dtype.kind in "iuf" else pd.DatetimeIndex(pd.to_datetime(column))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where} holds neither numbers nor dates: {str(error).splitlines()[0]}") from error
     order = times.argsort()
     times = times[order]
     if not times.is_unique:
         raise ValueError(f"{where} has the time {times[times.duplicated()][0]} twice: name the id column (id_column).")
-    _check_even(times, where)
+    is_calendar = isinstance(times, pd.DatetimeIndex)
+    if len(times) > 2 and not (is_calendar and _calendar_step(times) is not None):
+        # Left out steps would shift seasons.
+        steps = np.diff(times.asi8 if is_calendar else times.to_numpy()).astype(np.float64)
+        uneven = np.abs(steps - np.median(steps)) > _EVEN * np.median(steps)
+        if uneven.any():
+            raise ValueError(
+                f"{where} is not evenly spaced after {times[int(uneven.argmax())]}: insert rows with empty values for "
+                "the missing steps."
+            )
     return times, order
 
 
@@ -183,17 +181,3 @@ def _calendar_step(times: pd.DatetimeIndex) -> Any:
         warnings.simplefilter("ignore")
         frequency: Any = pd.infer_freq(times)
     return None if frequency is None else pd.tseries.frequencies.to_offset(frequency)
-
-
-def _check_even(times: pd.Index, where: str) -> None:
-    """Raise `ValueError` for times that leave out steps, which would shift seasons."""
-    if len(times) < 3 or (isinstance(times, pd.DatetimeIndex) and _calendar_step(times) is not None):
-        return
-    steps = np.diff(times.asi8 if isinstance(times, pd.DatetimeIndex) else times.to_numpy()).astype(np.float64)
-    step = float(np.median(steps))
-    uneven = np.abs(steps - step) > _EVEN * step
-    if uneven.any():
-        raise ValueError(
-            f"{where} is not evenly spaced after {times[int(uneven.argmax())]}: insert rows with empty values for the "
-            "missing steps."
-        )

@@ -29,24 +29,15 @@ def is_signal(feature: Any) -> bool:
 
 def signal_rows(split: Dataset, column: str) -> Iterator[np.ndarray]:
     """The rows of a column of numbers, each `(L, C)`; rows `(L,)` have one channel."""
-    for values in _arrays(split, column):
-        ends = np.cumsum([0, *_lengths(values)])
-        values = values.flatten()
-        rows = int(ends[-1])
-        while pa.types.is_nested(values.type):
-            values = values.flatten()
-        numbers = values.to_numpy(zero_copy_only=False).reshape(rows, -1)
-        yield from (numbers[start:end] for start, end in pairwise(ends))
+    for lengths, *_, numbers in _batches(split, column):
+        ends = np.cumsum([0, *lengths])
+        values = numbers.reshape(int(ends[-1]), -1)
+        yield from (values[start:end] for start, end in pairwise(ends))
 
 
-def row_lengths(split: Dataset, column: str) -> np.ndarray:
-    """The length of each row of a column of lists, `(rows,)`."""
-    return np.concatenate([_lengths(values) for values in _arrays(split, column)])
-
-
-def inner_lengths(split: Dataset, column: str) -> np.ndarray:
-    """The lengths of the inner lists of all rows of a column of lists of lists, one after the other."""
-    return np.concatenate([_lengths(pc.list_flatten(values)) for values in _arrays(split, column)])
+def row_lengths(split: Dataset, column: str, depth: int = 0) -> np.ndarray:
+    """The length of each row of a column of lists, `(rows,)`; with `depth=1`, those of the lists in all rows."""
+    return np.concatenate([batch[depth] for batch in _batches(split, column)])
 
 
 def row_keys(split: Dataset, column: str) -> list[bytes]:
@@ -62,11 +53,9 @@ def fingerprint(split: Dataset) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for column in sorted(split.column_names):
         digest.update(f"{column}: {split.features[column]}\n".encode())
-        for values in _arrays(split, column):
-            while pa.types.is_nested(values.type):
-                digest.update(_lengths(values).tobytes())
-                values = values.flatten()
-            digest.update(values.to_numpy(zero_copy_only=False).tobytes())
+        for batch in _batches(split, column):
+            for array in batch:
+                digest.update(array.tobytes())
     return digest.hexdigest()
 
 
@@ -80,19 +69,18 @@ def is_pixels(split: Dataset, column: str) -> bool:
     return next(signal_rows(split.select([0]), column)).dtype == np.uint8
 
 
-def _arrays(split: Dataset, column: str) -> Iterator[Any]:
-    """A column of lists as Arrow arrays, one for each batch."""
+def _batches(split: Dataset, column: str) -> Iterator[list[np.ndarray]]:
+    """Each batch of a column of lists: the lengths of the rows, of the lists in them, ..., and at last all numbers."""
     chosen = split.select_columns([column])
     for table in chosen.with_format("arrow").iter(batch_size(chosen)):
-        values = table.column(0).combine_chunks()
+        values, arrays = table.column(0).combine_chunks(), list[np.ndarray]()
         # The result type of `combine_chunks` depends on the version of pyarrow.
         values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
-        yield values.storage if isinstance(values, pa.ExtensionArray) else values
-
-
-def _lengths(values: Any) -> np.ndarray:
-    lengths: np.ndarray = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    return lengths
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        while pa.types.is_nested(values.type):
+            arrays.append(pc.list_value_length(values).to_numpy(zero_copy_only=False))
+            values = values.flatten()
+        yield [*arrays, values.to_numpy(zero_copy_only=False)]
 
 
 def check_signals(column: str, values: Iterable[Any], source: str, row_name: RowName) -> Any:

@@ -4,12 +4,12 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features
 
+from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_integer, did_you_mean
 from hf_ssm.data.letters import AMBIGUOUS_LETTERS, is_dna, reverse_complement
 
@@ -28,6 +28,7 @@ _SPELLINGS = {
     "val": "validation",
     "dev": "validation",
     "test": "test",
+    "testing": "test",
 }
 
 
@@ -98,7 +99,9 @@ def cut(
     Raises:
         ValueError: There are too few rows for one in each split.
     """
-    group, leader = _groups(sequences)
+    # Groups of equal sequences are counted in the order of their first rows, which the permutations below follow.
+    _, first_rows, numbers = np.unique(np.asarray(sequences), return_index=True, return_inverse=True)
+    group, leader = np.argsort(np.argsort(first_rows))[numbers], np.sort(first_rows)
     kinds = np.zeros(len(leader), dtype=int) if labels is None else np.asarray(labels)[leader]
     rng = np.random.default_rng(seed)
     place = np.zeros(len(leader), dtype=int)
@@ -111,32 +114,20 @@ def cut(
             place[members[done : done + count]] = index
             done += count
     rows = {name: np.flatnonzero(place[group] == index) for index, name in enumerate(names)}
-    for name, indices in rows.items():
-        if not len(indices):
-            shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
-            count = 1 if labels is None else len(np.unique(labels))
-            if count > 1 and len(sequences) >= len(names) * 10:
-                raise ValueError(
-                    f"{shares}: the {len(sequences)} rows have {count} different labels, too many for a share of each "
-                    f"in {name!r}: check the label column (--label-column); to predict numbers, use --task "
-                    "sequence-regression (targets=True)."
-                )
+    for name in (name for name, indices in rows.items() if not len(indices)):
+        shares = ", ".join(f"{split}_fraction={share}" for split, share in fractions.items())
+        count = 1 if labels is None else len(np.unique(labels))
+        if count > 1 and len(sequences) >= len(names) * 10:
             raise ValueError(
-                f"{shares}: {len(sequences)} rows are too few to give {name!r} a row; set the fraction to 0, "
-                "or give more data."
+                f"{shares}: the {len(sequences)} rows have {count} different labels, too many for a share of each "
+                f"in {name!r}: check the label column (--label-column); to predict numbers, use --task "
+                "sequence-regression (targets=True)."
             )
+        raise ValueError(
+            f"{shares}: {len(sequences)} rows are too few to give {name!r} a row; set the fraction to 0, "
+            "or give more data."
+        )
     return rows
-
-
-def _groups(sequences: Sequence[Hashable] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The number of the group of equal sequences of each row, in order of appearance, and the first row of each."""
-    if isinstance(sequences, np.ndarray):
-        _, first_rows, numbers = np.unique(sequences, return_index=True, return_inverse=True)
-        appearance = np.argsort(np.argsort(first_rows))
-        return appearance[numbers], np.sort(first_rows)
-    first: dict[Hashable, int] = {}
-    group = np.array([first.setdefault(sequence, len(first)) for sequence in sequences])
-    return group, np.unique(group, return_index=True)[1]
 
 
 def sequence_keys(texts: Iterable[str | bytes]) -> np.ndarray:
@@ -160,24 +151,8 @@ def _canonical(text: str) -> str:
     return min(bases, reverse_complement(bases))
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Windows of the contigs of a genome.
-
-    Attributes:
-        contigs: Name of the contig of each window.
-        starts, ends: First base of each window, and the one after the last.
-        keys: `sequence_keys` of the letters of each window.
-    """
-
-    contigs: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    keys: np.ndarray
-
-
 def cut_windows(
-    windows: Windows, contigs: Mapping[str, Sequence[str]], fractions: dict[str, float], seed: int
+    windows: Dataset, keys: np.ndarray, contigs: Mapping[str, Sequence[str]], fractions: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
     """Split the windows of a genome into "train" and other splits.
 
@@ -186,7 +161,8 @@ def cut_windows(
     dropped with a warning, so that no base of a validation or test window is trained on.
 
     Args:
-        windows: The windows.
+        windows: The columns `name` (of the contig), `start` (first base) and `sequence`.
+        keys: `sequence_keys` of the sequences.
         contigs: Split name to the contigs of which it has all windows.
         fractions: Split name to its share of the other windows, or of their blocks; splits of `contigs` are ignored.
         seed: Seed of the random split.
@@ -197,27 +173,28 @@ def cut_windows(
     Raises:
         ValueError: There is no such contig, a contig is in two splits, or there are too few windows for a split.
     """
-    splits = _splits_of_contigs(windows.contigs, contigs)
-    rest = splits.pop("train")
+    columns = windows.with_format("numpy")
+    all_names, all_starts = columns["name"][:], columns["start"][:]
+    _check_contigs(contigs, np.unique(all_names).tolist())
+    splits = {split: np.flatnonzero(np.isin(all_names, list(members))) for split, members in contigs.items()}
+    rest = np.flatnonzero(~np.isin(all_names, [name for members in contigs.values() for name in members]))
     if not len(rest):
         raise ValueError(f"{_arguments(contigs)}: no contig is left for 'train'; omit one contig.")
     wanted = {name: share for name, share in fractions.items() if name not in contigs and share > 0.0}
-    names, starts, ends = windows.contigs[rest], windows.starts[rest], windows.ends[rest]
-    overlap = bool(((starts[1:] < ends[:-1]) & (names[1:] == names[:-1])).any())
-    if wanted and overlap:
-        rows = _cut_blocks(names, starts, ends, wanted, seed)
-    else:
-        rows = cut(windows.keys[rest], None, wanted, seed)
-    return {name: splits[name] if name in splits else rest[rows[name]] for name in SPLITS if name in {**rows, **splits}}
+    lengths = np.fromiter(map(len, values_of(windows, "sequence")), dtype=np.int64)
+    names, starts, ends = all_names[rest], all_starts[rest], (all_starts + lengths)[rest]
+    is_by_blocks = wanted and bool(((starts[1:] < ends[:-1]) & (names[1:] == names[:-1])).any())
+    rows = _cut_blocks(names, starts, ends, wanted, seed) if is_by_blocks else cut(keys[rest], None, wanted, seed)
+    splits |= {name: rest[indices] for name, indices in rows.items()}
+    return {name: splits[name] for name in SPLITS if name in splits}
 
 
 def _arguments(contigs: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{split}_contigs={list(names)!r}" for split, names in contigs.items())
 
 
-def _splits_of_contigs(names: np.ndarray, contigs: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
-    """Rows of each split, and of "train" those of the contigs that are in no other."""
-    existing = np.unique(names).tolist()
+def _check_contigs(contigs: Mapping[str, Sequence[str]], existing: list[str]) -> None:
+    """Raise an error for contigs that do not exist or are in two splits."""
     chosen = [name for members in contigs.values() for name in members]
     for split, members in contigs.items():
         for name in members:
@@ -228,8 +205,6 @@ def _splits_of_contigs(names: np.ndarray, contigs: Mapping[str, Sequence[str]]) 
                 )
             if chosen.count(name) > 1:
                 raise ValueError(f"{_arguments(contigs)}: the contig {name!r} is named twice; name it once.")
-    rows = {split: np.flatnonzero(np.isin(names, list(members))) for split, members in contigs.items()}
-    return {**rows, "train": np.flatnonzero(~np.isin(names, chosen))}
 
 
 def _cut_blocks(

@@ -1,11 +1,10 @@
 """Sequences that are read while a model trains: shards of tables or FASTA files, or a data set of the Hub."""
 
-import dataclasses
-import glob
 import inspect
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from datasets import ClassLabel, Dataset, Features, IterableDataset, List, Value
 from hf_ssm.data.checks import check_integer, check_sequences
 from hf_ssm.data.columns import check_columns, usual_columns
 from hf_ssm.data.fasta import FASTA_SUFFIXES, stream_windows
-from hf_ssm.data.files import bare_suffix, opened
+from hf_ssm.data.files import bare_suffix, common_suffix, opened, source_files
 from hf_ssm.data.labels import canonical, label_columns, merged_name
-from hf_ssm.data.tables import SPLIT_COLUMN, read_rows, row_noun
+from hf_ssm.data.tables import SPLIT_COLUMN, parquet_features, read_rows, row_noun
 
-SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", *FASTA_SUFFIXES)
+SHARD_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", ".parquet", *FASTA_SUFFIXES)
 """Files that can be read as a stream; all but parquet, which is compressed inside, may be compressed."""
 
 _WILDCARDS = frozenset("*?[")
@@ -28,7 +27,7 @@ _FILES = 10  # from which the buffer of the order is filled
 
 
 def stream_sequences(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | list[str],
     sequence_column: str = "sequence",
     label_column: str | list[str] | None = None,
     *,
@@ -53,9 +52,9 @@ def stream_sequences(
     all others are left out. `SSMTrainer` shares the rows among processes and workers.
 
     Args:
-        source: A file, a glob of files ("shards/*.jsonl.gz"; `**` stands for folders of any depth), or the id of a Hub
-            data set, "user/name". Files are csv, tsv, jsonl or FASTA, also compressed (`.gz`, `.bz2`, `.xz`, `.zst`),
-            or parquet.
+        source: A file, a glob of files ("shards/*.jsonl.gz"; `**` stands for folders of any depth), a list of both, or
+            the id of a Hub data set, "user/name". Files are csv, tsv, jsonl, txt or FASTA, also compressed (`.gz`,
+            `.bz2`, `.xz`, `.zst`), or parquet.
         sequence_column: Column of the sequences.
         label_column: Column of the labels; with `targets`, a list of columns gives a list for each row. None (the
             default) for language models. Not used for FASTA.
@@ -83,20 +82,26 @@ def stream_sequences(
     check_integer("window", window, 1)
     least = max(1, window // 2) if min_window is None else min_window
     check_integer("min_window", least, 1, window)
-    reading = _Reading(
+    rows = _Rows(
         texts={"sequence_column": sequence_column, **({} if pair_column is None else {"pair_column": pair_column})},
         labels=tuple(label_column) if isinstance(label_column, list) else label_column,
-        targets=targets,
-        classes=None if classes is None else tuple(map(str, classes)),
         split_column=split_column,
-        column_names=None if column_names is None else tuple(column_names),
-        quoted=quoted,
-        windows=(window, least, keep_case),
+        classes=None if classes is None else tuple(map(str, classes)),
     )
-    if is_local(source):
-        stream = _stream_files(shard_files(source), reading)
+    if not is_local(source):
+        splits = load_dataset(os.fspath(str(source)), config_name, revision=revision, streaming=True)
+        if split not in splits:
+            raise ValueError(f"split={split!r}: {source!r} has the splits {list(splits)}; choose one of them.")
+        stream = _converted(splits[split], rows, repr(source), targets)
     else:
-        stream = _stream_hub(os.fspath(source), config_name, revision, split, reading)
+        paths = shard_files(source)
+        files = [str(path) for path in paths]
+        if bare_suffix(paths[0]) == ".parquet":
+            needed = [*rows.columns([*parquet_features(paths)], paths[0].name).values()]
+            stored = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=needed)
+            stream = _converted(stored, rows, paths[0].name, targets)
+        else:
+            stream = _of_files(files, rows, targets, (column_names, quoted), (window, least, keep_case))
     if not shuffle_buffer:
         return stream
     options: dict[str, int] = {}
@@ -106,8 +111,10 @@ def stream_sequences(
     return stream.shuffle(seed, buffer_size=shuffle_buffer, **options)
 
 
-def is_local(source: str | os.PathLike[str]) -> bool:
-    """Whether a source is a file or a glob of files, and not the id of a data set on the Hub."""
+def is_local(source: str | os.PathLike[str] | list[str]) -> bool:
+    """Whether a source is a file, a glob of files or a list, and not the id of a data set on the Hub."""
+    if isinstance(source, list):
+        return True
     path = Path(source).expanduser()
     is_id = not path.is_absolute() and len(path.parts) == 2
     return is_glob(source) or bare_suffix(path) in SHARD_SUFFIXES or path.exists() or not is_id
@@ -118,24 +125,25 @@ def is_glob(source: str | os.PathLike[str]) -> bool:
     return bool(_WILDCARDS.intersection(os.fspath(source)))
 
 
-def shard_files(source: str | os.PathLike[str]) -> list[Path]:
-    """The files of a path or glob, sorted by name.
+def shard_files(source: str | os.PathLike[str] | list[str]) -> list[Path]:
+    """The files of a source, see `source_files`.
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: One of them has a format that cannot be streamed.
+        ValueError: Formats differ, or cannot be streamed.
     """
-    name = os.path.expanduser(os.fspath(source))
-    names = sorted(glob.glob(name, recursive=True)) if is_glob(name) and not Path(name).is_file() else [name]
-    paths = [path for path in map(Path, names) if path.is_file()]
-    if not paths and not Path(name).is_dir():
-        raise FileNotFoundError(f"source={name!r}: there is no such file; check the path.")
-    for path in paths or [Path(name)]:
+    paths = [path for path in source_files(source) if path.is_file() or not is_glob(path)]
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"source={str(path)!r}: there is no such file; check the path.")
         if bare_suffix(path) not in SHARD_SUFFIXES:
             raise ValueError(
-                f"source={name!r}: {path.name!r} cannot be read as a stream; the suffix must be one of "
+                f"source={str(path)!r}: {path.name!r} cannot be read as a stream; the suffix must be one of "
                 f"{', '.join(SHARD_SUFFIXES)} (for a folder, give a glob such as 'folder/*.jsonl')."
             )
+    if not paths:
+        raise FileNotFoundError(f"source={str(source)!r}: there is no such file; check the path.")
+    common_suffix(paths)
     return paths
 
 
@@ -145,13 +153,7 @@ def stored_num_rows(source: str | os.PathLike[str], stream: IterableDataset) -> 
         split = (stream.info.splits or {}).get(str(stream.split))
         return None if split is None else split.num_examples or None
     paths = shard_files(source)
-    if any(bare_suffix(path) != ".parquet" for path in paths):
-        return None
-    count = 0
-    for path in paths:
-        with opened(path, "rb") as file:
-            count += pyarrow.parquet.read_metadata(file).num_rows
-    return count
+    return sum(map(_stored_rows, paths)) if bare_suffix(paths[0]) == ".parquet" else None
 
 
 def first_rows(stream: IterableDataset, count: int | None = None) -> Dataset:
@@ -159,32 +161,25 @@ def first_rows(stream: IterableDataset, count: int | None = None) -> Dataset:
     return Dataset.from_list(list(islice(stream, count)), features=stream.features)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reading:
-    """How rows of files or of the Hub become rows of the stream.
+@dataclass(frozen=True)
+class _Rows:
+    """Converts rows of files or of the Hub to rows of the stream.
 
     Attributes:
         texts: Argument name to column of text.
         labels: Column, or columns, of the labels.
-        windows: Arguments of `stream_windows`.
-        targets, classes, split_column, column_names, quoted: As in `stream_sequences`.
+        split_column: As in `stream_sequences`.
+        classes: Names of the classes; None for numbers.
         holds_ids: Whether the labels are ids of the classes, and not their names.
+        found: Name in the stream to the column of the data, as far as it is known.
     """
 
     texts: dict[str, str]
     labels: str | tuple[str, ...] | None
-    targets: bool
-    classes: tuple[str, ...] | None
     split_column: str | None
-    column_names: tuple[str, ...] | None
-    quoted: bool
-    windows: tuple[int, int, bool]
+    classes: tuple[str, ...] | None
     holds_ids: bool = False
-
-    @property
-    def label_name(self) -> str:
-        """Column of the labels in the stream."""
-        return merged_name(self.labels or "label")
+    found: Mapping[str, str] | None = None
 
     def columns(self, held: Sequence[str], source: str) -> dict[str, str]:
         """Name in the stream -> column of the data, which may be one of a usual name."""
@@ -199,73 +194,43 @@ class _Reading:
             )
         return {name: standard.get(name, name) for name in needed.values()}
 
-    def row(self, raw: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
-        """The checked texts and the label of a row; `place` names it in messages."""
+    def __call__(self, raw: Mapping[str, Any], place: str | int) -> dict[str, Any]:
+        """The checked texts and the label of a row; `place` names it in messages, or counts it."""
+        columns, where = self.found or {}, f"row {place + 1}" if isinstance(place, int) else place
         row: dict[str, Any] = {}
         for argument, name in self.texts.items():
             row[name] = raw.get(columns[name])
-            check_sequences(name, [row[name]], "the stream", lambda _: place, argument)
-        if isinstance(self.labels, tuple):
-            row[self.label_name] = [self._label(raw.get(columns[name]), place) for name in self.labels]
-        elif self.labels is not None:
-            row[self.label_name] = self._label(raw.get(columns[self.labels]), place)
+            check_sequences(name, [row[name]], "the stream", lambda _: where, argument)
+        if self.labels is not None:
+            each = isinstance(self.labels, tuple)
+            values = [self._label(raw.get(columns[name]), where) for name in label_columns(self.labels).values()]
+            row[merged_name(self.labels)] = values if each else values[0]
         return row
 
-    def features(self, first: Mapping[str, Any]) -> Features:
-        """The types of the columns of the stream, given its first row."""
-        features: dict[str, Any] = {name: Value("string") for name in first}
-        if self.label_name in first and self.labels is not None:
-            number = Value("float32")
-            is_list = isinstance(first[self.label_name], list)
-            features[self.label_name] = (
-                (List(number) if is_list else number) if self.classes is None else ClassLabel(names=list(self.classes))
-            )
+    def features(self, row: Mapping[str, Any]) -> Features:
+        """The types of the columns of the stream, given one of its rows."""
+        features: dict[str, Any] = {name: Value("string") for name in row}
+        if self.labels is not None:
+            name, number = merged_name(self.labels), Value("float32")
+            numbers = List(number) if isinstance(row[name], list) else number
+            features[name] = numbers if self.classes is None else ClassLabel(names=list(self.classes))
         return Features(features)
 
-    def with_classes(self, feature: Any) -> "_Reading":
+    def with_classes(self, feature: Any, targets: bool) -> "_Rows":
         """The same with the classes of a label column, if its type names them; an error for unknown classes."""
-        if self.labels is None or self.targets or self.classes is not None:
+        if self.labels is None or targets or self.classes is not None:
             return self
         if not isinstance(feature, ClassLabel):
             raise ValueError(
                 f"label_column={self.labels!r}: a stream is not read in advance, so its classes are unknown: name "
                 "the classes with the argument classes (command: --set 'data.classes=[a, b]'), or do not stream."
             )
-        return dataclasses.replace(self, classes=tuple(feature.names), holds_ids=True)
-
-    def file_rows(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The rows of some files, one file after the other."""
-        for path in map(Path, paths):
-            if bare_suffix(path) in FASTA_SUFFIXES:
-                yield from ({"sequence": window} for window in stream_windows(path, *self.windows))
-            else:
-                yield from self._table_rows(path)
-
-    def _table_rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        columns: dict[str, str] = {}
-        if bare_suffix(path) == ".parquet":
-            schema = _schema(path)
-            columns = self.columns(schema.names, path.name)
-            self._check_classes(schema, columns, path)
-        for number, raw in read_rows(path, self.column_names, self.quoted, list(columns.values()) or None):
-            columns = columns or self.columns(list(raw), path.name)
-            yield self.row(raw, columns, f"{row_noun(path)} {number} of {path.name}")
-
-    def _check_classes(self, schema: Any, columns: Mapping[str, str], path: Path) -> None:
-        """Raise a `ValueError` if the ids in a parquet file stand for other classes than those of the first file."""
-        if self.holds_ids and isinstance(self.labels, str):
-            names = getattr(Features.from_arrow_schema(schema)[columns[self.labels]], "names", None)
-            if names != list(self.classes or ()):
-                raise ValueError(
-                    f"label_column={self.labels!r}: the classes of {path.name} are {names}, but those of the first "
-                    f"file are {list(self.classes or ())}: write all files with the same classes in the same order."
-                )
+        return replace(self, classes=tuple(feature.names), holds_ids=True)
 
     def _label(self, value: Any, place: str) -> Any:
         if self.classes is None:
-            numbers = value if isinstance(value, list) else [value]
             try:
-                numbers = [float(number) for number in numbers]
+                numbers = [float(number) for number in (value if isinstance(value, list) else [value])]
             except (TypeError, ValueError):
                 numbers = []
             if not numbers or not all(map(math.isfinite, numbers)):
@@ -281,65 +246,44 @@ class _Reading:
         return names.index(entry)
 
 
-def _rows_of_files(paths: list[str], reading: _Reading) -> Iterator[dict[str, Any]]:
-    # A function of the module, which worker processes load by its name; `datasets` shares the list among shards.
-    yield from reading.file_rows(paths)
+def _converted(stored: IterableDataset, rows: _Rows, source: str, targets: bool) -> IterableDataset:
+    """A stream of `datasets` with the columns of `rows`."""
+    first = next(iter(stored))
+    columns = rows.columns(list(first), source)
+    feature = (stored.features or {}).get(columns[rows.labels]) if isinstance(rows.labels, str) else None
+    rows = replace(rows.with_classes(feature, targets), found=columns)
+    row = rows(first, 0)
+    unused = [column for column in first if column not in row]
+    return stored.map(rows, with_indices=True, remove_columns=unused, features=rows.features(row))
 
 
-def _stream_files(paths: list[Path], reading: _Reading) -> IterableDataset:
-    of_fasta = [bare_suffix(path) in FASTA_SUFFIXES for path in paths]
-    if any(of_fasta) and not all(of_fasta):
-        raise ValueError(
-            f"source: {paths[of_fasta.index(True)].name!r} is a FASTA file, but "
-            f"{paths[of_fasta.index(False)].name!r} is a table: give a glob of files of one kind, such as "
-            "'folder/*.fa.gz'."
-        )
-    if all(of_fasta):
-        reading = dataclasses.replace(reading, texts={"sequence_column": "sequence"}, labels=None)
-    feature = None
-    if isinstance(reading.labels, str) and bare_suffix(paths[0]) == ".parquet":
-        schema = _schema(paths[0])
-        column = reading.columns(schema.names, paths[0].name)[reading.labels]
-        feature = Features.from_arrow_schema(schema)[column]
-    reading = reading.with_classes(feature)
-    files = [str(path) for path in paths]
-    first = next(reading.file_rows(files), None)
+def _of_files(
+    files: list[str], rows: _Rows, targets: bool, table: tuple[Any, ...], windows: tuple[int, int, bool]
+) -> IterableDataset:
+    if bare_suffix(Path(files[0])) in FASTA_SUFFIXES:
+        rows = replace(rows, texts={"sequence_column": "sequence"}, labels=None)
+    rows = rows.with_classes(None, targets)
+    first = next(_rows_of_files(files, rows, table, windows), None)
     if first is None:
         raise ValueError(f"source={files[0]!r}: the files have no rows (FASTA: no window of known bases).")
-    return IterableDataset.from_generator(
-        _rows_of_files, features=reading.features(first), gen_kwargs={"paths": files, "reading": reading}
-    )
+    arguments = {"paths": files, "rows": rows, "table": table, "windows": windows}
+    return IterableDataset.from_generator(_rows_of_files, features=rows.features(first), gen_kwargs=arguments)
 
 
-def _schema(path: Path) -> Any:
-    """The columns of a parquet file."""
+def _rows_of_files(
+    paths: list[str], rows: _Rows, table: tuple[Any, ...], windows: tuple[int, int, bool]
+) -> Iterator[dict[str, Any]]:
+    # A function of the module, which worker processes load by its name; `datasets` shares the list among shards.
+    for path in map(Path, paths):
+        if bare_suffix(path) in FASTA_SUFFIXES:
+            yield from ({"sequence": window} for window in stream_windows(path, *windows))
+            continue
+        found: dict[str, str] = {}
+        for number, raw in read_rows(path, *table):
+            found = found or rows.columns(list(raw), path.name)
+            yield replace(rows, found=found)(raw, f"{row_noun(path)} {number} of {path.name}")
+
+
+def _stored_rows(path: Path) -> int:
     with opened(path, "rb") as file:
-        return pyarrow.parquet.read_schema(file)
-
-
-def _stream_hub(
-    name: str, config_name: str | None, revision: str | None, split: str, reading: _Reading
-) -> IterableDataset:
-    splits = load_dataset(name, config_name, revision=revision, streaming=True)
-    if split not in splits:
-        raise ValueError(f"split={split!r}: {name!r} has the splits {list(splits)}; choose one of them.")
-    stream = splits[split]
-    first = next(iter(stream))
-    columns = reading.columns(list(first), repr(name))
-    if isinstance(reading.labels, str):
-        reading = reading.with_classes((stream.features or {}).get(columns[reading.labels]))
-    convert = _Conversion(reading, columns)
-    row = convert(first, 0)
-    unused = [column for column in first if column not in row]
-    return stream.map(convert, with_indices=True, remove_columns=unused, features=reading.features(row))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Conversion:
-    """Argument of `IterableDataset.map`: a row of the Hub to a row of the stream."""
-
-    reading: _Reading
-    columns: dict[str, str]
-
-    def __call__(self, raw: dict[str, Any], index: int) -> dict[str, Any]:
-        return self.reading.row(raw, self.columns, f"row {index + 1}")
+        return int(pyarrow.parquet.read_metadata(file).num_rows)

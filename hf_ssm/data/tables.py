@@ -1,13 +1,11 @@
-"""Tables from csv, tsv, json and jsonl files, split by a column or by file.
+"""Tables from csv, tsv, json, jsonl, txt and labelled FASTA files, split by a column or by file.
 
-`datasets.load_dataset("csv")` is not used: it reads the sequences "NA", "NAN" and "null" as missing values and caches
-the table.
+Cells of csv and tsv files are texts, byte for byte. `datasets.load_dataset("csv")` is not used: it fills short rows up
+without an error, and knows no numbers of lines.
 """
 
 import csv
 import json
-import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,13 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from datasets import Dataset
+from datasets import Dataset, Features, concatenate_datasets
 
-from hf_ssm.data.columns import check_columns, usual_columns
+from hf_ssm.data.columns import find_columns
+from hf_ssm.data.fasta import FASTA_SUFFIXES, labelled_records
 from hf_ssm.data.files import bare_suffix, opened
-from hf_ssm.data.splits import rows_of_splits
-
-logger = logging.getLogger(__name__)
+from hf_ssm.data.options import DEFAULTS, ReadOptions
 
 Columns = dict[str, list[Any]]
 """Column name to its values, all of one length."""
@@ -31,10 +28,15 @@ Columns = dict[str, list[Any]]
 SPLIT_COLUMN = "split"
 """The default split column, which a table may lack; a split column of any other name is required."""
 
-_ROWS = 64  # of a parquet file in memory
+TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl")
+READ_SUFFIXES = (*TABLE_SUFFIXES, ".parquet", ".txt")
+"""Files that `read_rows` reads, besides labelled FASTA; a txt file has a sequence in each line."""
+
+PLACE = "__place__"
+"""Column of the places of rows in their files, for messages."""
 
 _JSON_SUFFIXES = (".json", ".jsonl")
-TABLE_SUFFIXES = (".csv", ".tsv", *_JSON_SUFFIXES)
+_ROWS = 64  # of a parquet file in memory
 
 _MISSING = {"", "na", "n/a", "nan", "none", "null", "<na>"}
 # int() and float() also accept "1_000"; a number of more than 18 digits may exceed the int64 of an Arrow column. The
@@ -46,73 +48,112 @@ _NUMBERS = (
 
 
 def load_tables(
-    path: Path,
-    split_files: Mapping[str, Path],
+    files: Mapping[str, Sequence[Path]],
     needed: Mapping[str, str],
     number_columns: Sequence[str],
     split_column: str | None,
-    column_names: Sequence[str] | None,
-    quoted: bool,
-) -> tuple[dict[str, Dataset], dict[str, list[str]]]:
-    """Read one or several tables as splits.
+    column_names: Sequence[str] | None = None,
+    quoted: bool = True,
+    options: ReadOptions = DEFAULTS,
+) -> dict[str, Dataset]:
+    """Read tables as splits.
 
     Args:
-        path: The table of the training rows, and of other splits if it has a split column.
-        split_files: Split name to a further table with the rows of that split.
+        files: Split name to its tables.
         needed: Argument name to the required column it names, such as `sequence_column` to "text".
-        number_columns: Columns whose cells in csv and tsv files are read by `as_numbers`, unless one begins with 0 as
-            codes do; all others are texts.
-        split_column, column_names, quoted: As in `load_sequences`.
+        number_columns: Columns whose texts are read by `as_numbers`, unless one begins with 0 as codes do.
+        split_column: A column that is kept even if only some files have it; required of those of "train" unless it is
+            "split".
+        column_names, quoted: As in `load_sequences`.
+        options: The case of letters of FASTA files.
 
     Returns:
-        Split name to rows with the columns that all files share, and split name to the name of each row in messages,
-        such as "line 17 of a.csv".
+        Split name to rows with the columns that all files share, and `PLACE`, such as "line 17 of a.csv"; of parquet
+        files, the rows as they are.
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: A file cannot be read or lacks a column, or a split is in both `path` and `split_files`.
+        ValueError: A file cannot be read or lacks a column.
     """
-    needed = dict(needed)
-    if split_column is not None and split_column != SPLIT_COLUMN:
-        needed["split_column"] = split_column
-    columns, train_places = _read(path, needed, number_columns, column_names, quoted)
-    rows = {"train": np.arange(len(train_places))}
-    if split_column is not None and split_column in columns:
-        rows = rows_of_splits(columns.pop(split_column), path.name)
-    needed.pop("split_column", None)
-    split_columns = {
-        name: {column: [values[row] for row in at] for column, values in columns.items()} for name, at in rows.items()
+    if all(bare_suffix(path) == ".parquet" for paths in files.values() for path in paths):
+        return _load_parquet(files)
+    of_train = {} if split_column in (None, SPLIT_COLUMN) else {"split_column": str(split_column)}
+    tables, sizes = list[Columns](), dict[str, int]()
+    for split, paths in files.items():
+        required = {**needed, **of_train} if split == "train" else needed
+        parts = [_read(path, required, number_columns, column_names, quoted, options) for path in paths]
+        sizes[split] = sum(len(part[PLACE]) for part in parts)
+        tables += parts
+    names = [name for name in tables[0] if name == split_column or all(name in table for table in tables)]
+    columns = {name: [value for table in tables for value in _values(table, name)] for name in names}
+    _check_types(columns, " and ".join(path.name for paths in files.values() for path in paths))
+    rows, ends = Dataset.from_dict(columns), np.cumsum([*sizes.values()]).tolist()
+    return {name: rows.select(range(end - sizes[name], end)) for name, end in zip(sizes, ends, strict=True)}
+
+
+def _load_parquet(files: Mapping[str, Sequence[Path]]) -> dict[str, Dataset]:
+    """Read parquet files as splits, with the types that they declare, such as names of classes."""
+    parquet_features([path for paths in files.values() for path in paths])
+    return {
+        split: concatenate_datasets([Dataset(pyarrow.parquet.read_table(path, memory_map=True)) for path in paths])
+        for split, paths in files.items()
     }
-    places = {name: [train_places[row] for row in at] for name, at in rows.items()}
-    for name, file in split_files.items():
-        if name in split_columns:
+
+
+def parquet_features(paths: Sequence[Path]) -> Features:
+    """The columns of the first of some parquet files; raises a `ValueError` if ids of classes differ in another one."""
+    found: Features | None = None
+    for path in paths:
+        with opened(path, "rb") as file:
+            features = Features.from_arrow_schema(pyarrow.parquet.read_schema(file))
+        found = found or features
+        for column in found.keys() & features.keys():
+            names, first = (getattr(of[column], "names", None) for of in (features, found))
+            if names != first:
+                raise ValueError(
+                    f"label_column={column!r}: the classes of {path.name} are {names}, but those of the first file "
+                    f"are {first}: write all files with the same classes in the same order."
+                )
+    return found or Features()
+
+
+def _values(table: Columns, name: str) -> list[Any]:
+    return table.get(name) or [None] * len(table[PLACE])
+
+
+def _read(
+    path: Path,
+    needed: Mapping[str, str],
+    number_columns: Iterable[str],
+    column_names: Sequence[str] | None,
+    quoted: bool,
+    options: ReadOptions,
+) -> Columns:
+    """The columns of a table, and where each row stands; those of a usual name get the default name that is missing."""
+    cells, places = read_cells(path, column_names, quoted)
+    is_text = bare_suffix(path) not in (*_JSON_SUFFIXES, ".parquet")
+    # For the guess of a missing column: numbers are hardly sequences.
+    shown = {name: as_numbers(values[:100]) if is_text else values[:100] for name, values in cells.items()}
+    renamed = find_columns(needed, shown, path.name)
+    columns = {renamed.get(column, column): values for column, values in cells.items()}
+    for name in number_columns if is_text else ():
+        if not any(re.match("0[0-9]", cell) for cell in columns[name]):  # labels such as 00, 01 and 10
+            columns[name] = as_numbers(columns[name])
+    if bare_suffix(path) in FASTA_SUFFIXES:
+        columns["sequence"] = [options.letters(text, path) for text in columns["sequence"]]
+    return {**columns, PLACE: [f"{row_noun(path)} {number} of {path.name}" for number in places]}
+
+
+def _check_types(columns: Columns, source: str) -> None:
+    """Raise an error for a column whose values have no common type."""
+    for name, values in columns.items():
+        try:
+            pa.array(values)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
             raise ValueError(
-                f"{name}_file={str(file)!r}: the column {split_column!r} of {path.name} already marks {name} rows; set "
-                f"split_column=None or omit {name}_file."
-            )
-        split_columns[name], places[name] = _read(file, needed, number_columns, column_names, quoted)
-    shared = [column for column in columns if all(column in other for other in split_columns.values())]
-    table = _dataset(
-        {column: [value for other in split_columns.values() for value in other[column]] for column in shared},
-        " and ".join(file.name for file in (path, *split_files.values())),
-    )
-    ends = np.cumsum([len(numbers) for numbers in places.values()])
-    splits = {
-        name: table.select(range(end - len(places[name]), end)) for name, end in zip(places, ends.tolist(), strict=True)
-    }
-    return splits, places
-
-
-def read_table(path: Path, text_columns: Iterable[str]) -> Columns:
-    """The columns of a csv, tsv, json or jsonl file; those of csv and tsv files as `as_numbers`, but `text_columns`.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read or has no rows.
-    """
-    cells = read_cells(path)[0]
-    texts = cells.keys() if bare_suffix(path) in _JSON_SUFFIXES else set(text_columns)
-    return {name: values if name in texts else as_numbers(values) for name, values in cells.items()}
+                f"source={source!r}: the column {name!r} has values of different types "
+                f"({' '.join(str(error).split())}); give all of its values one type, or remove the column."
+            ) from error
 
 
 def read_cells(path: Path, column_names: Sequence[str] | None = None, quoted: bool = True) -> tuple[Columns, list[int]]:
@@ -123,7 +164,7 @@ def read_cells(path: Path, column_names: Sequence[str] | None = None, quoted: bo
         ValueError: The file cannot be read or has no rows.
     """
     if column_names is not None and (
-        bare_suffix(path) in _JSON_SUFFIXES or isinstance(column_names, str) or not column_names
+        bare_suffix(path) not in (".csv", ".tsv") or isinstance(column_names, str) or not column_names
     ):
         raise ValueError(
             f"column_names={column_names!r}: give the list of columns of a csv or tsv file without a header line; "
@@ -146,41 +187,39 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from read_rows(path)
         return
     columns, numbers = read_cells(path)
-    for name, values in columns.items():
-        try:
-            pa.array(values)
-        except (pa.ArrowException, OverflowError) as error:
-            raise ValueError(
-                f"{path.name}: values of the column {name!r} differ in type ({_line(error)}): give all of its values "
-                "one type, or remove the column."
-            ) from error
+    _check_types(columns, path.name)
     for number, row in zip(numbers, zip(*columns.values(), strict=True), strict=True):
         yield number, dict(zip(columns, row, strict=True))
 
 
 def read_rows(
-    path: Path, column_names: Sequence[str] | None = None, quoted: bool = True, columns: Sequence[str] | None = None
+    path: Path, column_names: Sequence[str] | None = None, quoted: bool = True
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a table, of which few are in memory, each with its number in the file: see `row_noun`.
 
     Cells of csv and tsv files are texts. A json file is read at once.
 
     Args:
-        path: A csv, tsv, json, jsonl or parquet file.
+        path: A file with one of `READ_SUFFIXES`, or a labelled FASTA file.
         column_names, quoted: As in `load_sequences`.
-        columns: The columns that are read of a parquet file; None for all.
 
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The file cannot be read, two columns have one name, or a row has another number of cells.
     """
     suffix = bare_suffix(path)
+    if suffix in FASTA_SUFFIXES:
+        yield from enumerate(labelled_records(path), start=1)
+        return
     with opened(path, "rb" if suffix == ".parquet" else "rt") as file:
         if suffix == ".parquet":
             table = pyarrow.parquet.ParquetFile(file)
             _check_unique(table.schema_arrow.names)
-            batches = table.iter_batches(_ROWS, columns=columns)
+            batches = table.iter_batches(_ROWS)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        elif suffix == ".txt":
+            lines = ((number, line.rstrip("\n")) for number, line in enumerate(file, start=1))
+            yield from ((number, {"sequence": line}) for number, line in lines if line.strip())
         elif suffix == ".json":
             yield from _json_rows(file.read())
         elif suffix == ".jsonl":
@@ -190,20 +229,20 @@ def read_rows(
 
 
 def row_noun(path: Path) -> str:
-    """Noun that `read_rows` counts from 1: "line", the first of a row, or "row" in json and parquet files."""
-    return "row" if bare_suffix(path) in (".json", ".parquet") else "line"
+    """Noun that `read_rows` counts from 1: "line", the first of a row, or "row", or "record" of FASTA."""
+    suffix = bare_suffix(path)
+    return "record" if suffix in FASTA_SUFFIXES else "row" if suffix in (".json", ".parquet") else "line"
 
 
 def _csv_rows(
-    file: Iterable[str], delimiter: str, column_names: Sequence[str] | None, quoted: bool
+    file: Iterable[str], delimiter: str, names: Sequence[str] | None, quoted: bool
 ) -> Iterator[tuple[int, dict[str, str]]]:
     csv.field_size_limit(2**31 - 1)  # a genome may be a cell
     lines = iter(file)
-    if column_names is None:
+    if names is None:
         header = next(lines, "")
         _check_delimiter(header, delimiter)
         lines = chain([header], lines)
-    names = column_names
     # strict: a quote that is not closed is an error.
     quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
@@ -230,36 +269,35 @@ def _csv_rows(
             yield number, dict(zip(names, cells, strict=True))
 
 
+def _check_delimiter(line: str, delimiter: str) -> None:
+    """Raise an error for a file whose first line is separated by another character."""
+    separator = next((other for other in ";\t,|" if other in line), None)
+    if delimiter not in line and separator is not None:
+        pandas = f"pandas.read_csv(FILE, sep={separator!r}).to_csv(NEW, index=False)"
+        suffix = {"\t": ".tsv", ",": ".csv"}.get(separator)
+        remedy = f"rename the file to {suffix}" if suffix else f"convert the file, for example by {pandas}"
+        raise ValueError(f"the columns of the file are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
+
+
 def _check_unique(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"the column names {list(names)} are not unique.")
 
 
 def _parsed(text: str) -> Any:
-    """The content of a json text; numbers that would change as an integer of 64 bits or a float stay texts."""
-
-    def whole(digits: str) -> int | str:
-        number = int(digits)
-        return number if -(2**63) <= number < 2**63 else digits
-
-    def real(digits: str) -> float | str:
-        number = float(digits)
-        underflows = number == 0 and any(digit in "123456789" for digit in digits.lower().partition("e")[0])
-        return digits if math.isinf(number) or underflows else number
-
-    return json.loads(text, parse_int=whole, parse_float=real)
+    """The content of a json text; integers of more than 64 bits stay texts."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else digits)
 
 
 def _rows_of_lines(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a file with one json object per line."""
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = _parsed(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is not json: {error}") from error
-        yield number, _checked_row(row, f"line {number}")
+        if line.strip():
+            try:
+                row = _parsed(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is not json: {error}") from error
+            yield number, _checked_row(row, f"line {number}")
 
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -287,63 +325,10 @@ def _checked_row(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _read(
-    path: Path, needed: Mapping[str, str], numbers: Iterable[str], column_names: Sequence[str] | None, quoted: bool
-) -> tuple[Columns, list[str]]:
-    """The columns of a table, and where each row stands; those of a usual name get the default name that is missing."""
-    cells, places = read_cells(path, column_names, quoted)
-    renamed = usual_columns(needed, cells)
-    for column, name in renamed.items():
-        logger.warning("%s: the column %r is read as %r.", path.name, column, name)
-    columns = {renamed.get(column, column): values for column, values in cells.items()}
-    is_text = bare_suffix(path) not in _JSON_SUFFIXES
-    if not columns.keys() >= set(needed.values()):
-        # Numbers are hardly sequences.
-        check_columns(
-            needed, {name: as_numbers(cells) if is_text else cells for name, cells in columns.items()}, path.name
-        )
-    # Of labels such as 00, 01 and 10.
-    are_names = {name: any(re.match("0[0-9]", cell) for cell in columns[name] if is_text) for name in numbers}
-    columns |= {name: as_numbers(columns[name]) for name in numbers if is_text and not are_names[name]}
-    return columns, [f"{row_noun(path)} {number} of {path.name}" for number in places]
-
-
-def _check_delimiter(line: str, delimiter: str) -> None:
-    """Refuse a file whose first line is separated by another character."""
-    separator = next((other for other in ";\t,|" if other in line), None)
-    if delimiter not in line and separator is not None:
-        remedy = {
-            "\t": "rename the file to .tsv",
-            ",": "rename the file to .csv",
-        }.get(
-            separator,
-            f"convert the file, for example by pandas.read_csv(FILE, sep={separator!r}).to_csv(NEW, index=False)",
-        )
-        raise ValueError(f"the columns of the file are separated by {separator!r}, not by {delimiter!r}; {remedy}.")
-
-
 def as_numbers(cells: list[str]) -> list[Any]:
     """Cells as whole numbers, else as numbers, else as text, with None for missing values."""
     missing = [cell.strip().lower() in _MISSING for cell in cells]
-    if all(missing):
-        return [None] * len(cells)
-    for kind, form in _NUMBERS:
+    for kind, form in _NUMBERS if not all(missing) else ():
         if all(gone or form.fullmatch(cell.strip()) for cell, gone in zip(cells, missing, strict=True)):
             return [None if gone else kind(cell) for cell, gone in zip(cells, missing, strict=True)]
-    return [cell if cell.strip() else None for cell in cells]
-
-
-def _dataset(columns: Columns, source: str) -> Dataset:
-    for name, values in columns.items():
-        try:
-            Dataset.from_dict({name: values})
-        except (ValueError, TypeError, OverflowError) as error:  # Arrow's conversion errors
-            raise ValueError(
-                f"source={source!r}: the column {name!r} has values of different types ({_line(error)}); give all of "
-                "its values one type, or remove the column."
-            ) from error
-    return Dataset.from_dict(columns)
+    return [None if all(missing) or not cell.strip() else cell for cell in cells]

@@ -153,26 +153,24 @@ class _Encoder:
         """A text that differs for encoders that make other tokens."""
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PreTrainedTokenizerFast):
-            stored = json.loads(tokenizer.backend_tokenizer.to_str())
-            # Calls change these two.
-            content = json.dumps({name: part for name, part in stored.items() if name not in ("truncation", "padding")})
+            # Calls change truncation and padding.
+            content: Any = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
         else:
             content = Hasher.hash(tokenizer)
         options = (tokenizer.truncation_side, getattr(tokenizer, "split_special_tokens", False))
         return repr((type(tokenizer).__name__, content, options, self.columns, self.limit, self._separate))
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if not self._separate:
-            return self._encode([batch[column] for column in self.columns])
-        encoded = [self._encode([batch[column]]) for column in self.columns]
-        counts = {name: [of_text[name] for of_text in encoded] for name in (_LENGTH, _UNKNOWN, _CUT)}
-        pairs = zip(*(of_text["input_ids"] for of_text in encoded), strict=True)
+        groups = [[column] for column in self.columns] if self._separate else [self.columns]
+        encoded = [self._encode([batch[column] for column in group]) for group in groups]
+        rows = zip(*(zip(*of_text.values(), strict=True) for of_text in encoded), strict=True)
+        ids, lengths, unknown, cut = zip(*(zip(*texts, strict=True) for texts in rows), strict=True)
         return {
-            "input_ids": list(map(list, pairs)),
-            # The length of the row is 0 if one of its texts has no token.
-            _LENGTH: [sum(pair) if all(pair) else 0 for pair in zip(*counts[_LENGTH], strict=True)],
-            _UNKNOWN: [sum(pair) for pair in zip(*counts[_UNKNOWN], strict=True)],
-            _CUT: [any(pair) for pair in zip(*counts[_CUT], strict=True)],
+            "input_ids": [list(row) if self._separate else row[0] for row in ids],
+            # The length of a row is 0 if one of its texts has no token.
+            _LENGTH: [sum(row) if all(row) else 0 for row in lengths],
+            _UNKNOWN: list(map(sum, unknown)),
+            _CUT: list(map(any, cut)),
         }
 
     def _encode(self, texts: list[list[str]]) -> dict[str, list[Any]]:
@@ -180,7 +178,7 @@ class _Encoder:
         # verbose=False suppresses the warning for rows over the limit, which are truncated next.
         ids = self._tokenizer(*texts, return_attention_mask=False, verbose=False)["input_ids"]
         cut = [len(row) > self.limit and self.limit < _NO_LIMIT for row in ids]
-        for index in [index for index, too_long in enumerate(cut) if too_long]:
+        for index in np.flatnonzero(cut):
             # Truncation by the tokenizer keeps the special token at the end of the sequence.
             row = [column[index] for column in texts]
             shorter = self._tokenizer(*row, truncation=True, max_length=self.limit, return_attention_mask=False)
@@ -202,12 +200,8 @@ def _report(tokens: Dataset, source: str, encoder: _Encoder) -> None:
     if cut:
         logger.warning("%s: truncated %d of %d sequences to %d tokens.", source, cut, len(tokens), encoder.limit)
     if unknown > _MANY_UNKNOWN * total:
-        logger.warning(
-            "%s: %d of %d tokens are unknown to the tokenizer; check that the tokenizer fits the data.",
-            source,
-            unknown,
-            total,
-        )
+        remedy = "check that the tokenizer fits the data"
+        logger.warning("%s: %d of %d tokens are unknown to the tokenizer; %s.", source, unknown, total, remedy)
 
 
 def align_labels(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None) -> DatasetDict:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -14,11 +15,6 @@ import numpy as np
 from hf_ssm.data.files import bare_suffix
 from hf_ssm.data.genome import Genome, import_pysam, index_suffix, write_index
 from hf_ssm.utils.files import file_names, write_text_atomically
-
-__all__ = [
-    *("SESSION_FORMATS", "TRACK_FORMATS", "Entries", "averaged", "check_session", "check_track", "import_pybigwig"),
-    *("track_paths", "without_gaps", "write_session", "write_track"),
-]
 
 TRACK_FORMATS = (".bw", ".bigwig", ".bedgraph", ".bedgraph.gz")
 SESSION_FORMATS = (".xml", ".json")
@@ -146,15 +142,14 @@ def write_track(
     Raises:
         ValueError: No entry has a value.
     """
-    finite = (_finite(entries) for entries in track)
-    some = (entries for entries in finite if len(entries.starts))
-    first = next(some, None)
+    finite = (entries for entries in map(_finite, track) if len(entries.starts))
+    first = next(finite, None)
     if first is None:
         raise ValueError(f"track {name!r}: no base has a value.")
     if path.suffix.lower() in _BIGWIG:
-        _write_bigwig(path, contigs, first, some)
+        _write_bigwig(path, contigs, chain([first], finite))
     else:
-        _write_bedgraph(path, first, some, name)
+        _write_bedgraph(path, chain([first], finite), name)
     if path.suffix.lower() == ".gz":
         columns = {"seq_col": 0, "start_col": 1, "end_col": 2, "zerobased": True, "keep_original": True}
         write_index(path, output or path, max(contigs.values()), **columns)
@@ -165,11 +160,11 @@ def _finite(entries: Entries) -> Entries:
     return Entries(entries.chrom, entries.starts[kept], entries.ends[kept], entries.values[kept])
 
 
-def _write_bigwig(path: Path, contigs: Mapping[str, int], first: Entries, rest: Iterable[Entries]) -> None:
+def _write_bigwig(path: Path, contigs: Mapping[str, int], track: Iterable[Entries]) -> None:
     file = import_pybigwig().open(str(path), "w")
     try:
         file.addHeader(list(contigs.items()))
-        for chrom, starts, ends, values in _chained(first, rest):
+        for chrom, starts, ends, values in track:
             if (ends - starts == 1).all():
                 # Half the size of entries with ends.
                 file.addEntries(chrom, starts, values=values, span=1)
@@ -179,20 +174,15 @@ def _write_bigwig(path: Path, contigs: Mapping[str, int], first: Entries, rest: 
         file.close()
 
 
-def _write_bedgraph(path: Path, first: Entries, rest: Iterable[Entries], name: str) -> None:
+def _write_bedgraph(path: Path, track: Iterable[Entries], name: str) -> None:
     is_compressed = path.suffix.lower() == ".gz"
     label = name.replace('"', "'")
     with import_pysam().BGZFile(str(path), "w") if is_compressed else path.open("wb") as file:
         # tabix takes a line of browsers for an entry.
         file.write((f"#{label}\n" if is_compressed else f'track type=bedGraph name="{label}"\n').encode())
-        for chrom, *columns in _chained(first, rest):
+        for chrom, *columns in track:
             rows = zip(*(column.tolist() for column in columns), strict=True)
             file.write("".join(f"{chrom}\t{start}\t{end}\t{value:.9g}\n" for start, end, value in rows).encode())
-
-
-def _chained(first: Entries, rest: Iterable[Entries]) -> Iterator[Entries]:
-    yield first
-    yield from rest
 
 
 def write_session(
@@ -223,26 +213,23 @@ def write_session(
         attributes = {"genome": relative(genome.path), "hasGeneTrack": "false", "hasSequenceTrack": "true"}
         session = ElementTree.Element("Session", {**attributes, "locus": locus, "version": "8"})
         resources = ElementTree.SubElement(session, "Resources")
-        files = [*annotations, *tracks.values()]
-        for file in files:
+        for file in (*annotations, *tracks.values()):
             ElementTree.SubElement(resources, "Resource", {"path": relative(file)})
         ElementTree.indent(session)
         text = ElementTree.tostring(session, encoding="unicode")
         write_text_atomically(path, f'<?xml version="1.0" encoding="UTF-8" standalone="no"?>\n{text}\n')
         return
-    reference: dict[str, object] = {"id": genome.path.name, "fastaURL": relative(genome.path)}
     indices = {"indexURL": Path(f"{genome.path}.fai"), "compressedIndexURL": Path(f"{genome.path}.gzi")}
-    reference |= {key: relative(file) for key, file in indices.items() if file.is_file()}
-    reference |= {} if "indexURL" in reference else {"indexed": False}
+    urls: dict[str, object] = {key: relative(file) for key, file in indices.items() if file.is_file()}
+    urls |= {} if "indexURL" in urls else {"indexed": False}
     entries: list[dict[str, object]] = [
         {"name": file.name, "type": "annotation", "format": bare_suffix(file)[1:], "url": relative(file)}
         for file in annotations
     ]
     for name, file in tracks.items():
-        form = "bigwig" if file.suffix.lower() in _BIGWIG else "bedgraph"
-        entry: dict[str, object] = {"name": name, "type": "wig", "format": form, "url": relative(file)}
-        if file.suffix.lower() == ".gz":
-            entry["indexURL"] = f"{entry['url']}{index_suffix(max(genome.contigs.values()))}"
-        entries.append({**entry, "autoscale": True})
+        form, url = "bigwig" if file.suffix.lower() in _BIGWIG else "bedgraph", relative(file)
+        index = {"indexURL": f"{url}{index_suffix(max(genome.contigs.values()))}"} if url.endswith(".gz") else {}
+        entries.append({"name": name, "type": "wig", "format": form, "url": url, **index, "autoscale": True})
+    reference = {"id": genome.path.name, "fastaURL": relative(genome.path), **urls}
     content = {"reference": reference, **({} if locus == "all" else {"locus": locus}), "tracks": entries}
     write_text_atomically(path, json.dumps(content, indent=2) + "\n")

@@ -1,20 +1,16 @@
 """Variants, from VCF files and tables, and the windows of sequence around their alleles."""
 
-import gzip
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from hf_ssm.data.files import bare_suffix, compression, decompress, needs_copy
+from hf_ssm.data.files import bare_suffix, decompress, needs_copy
 from hf_ssm.data.genome import Genome, import_pysam, quiet
-from hf_ssm.data.records import AMBIGUOUS_LETTERS, reverse_complement
+from hf_ssm.data.letters import AMBIGUOUS_LETTERS, reverse_complement
 from hf_ssm.data.tables import TABLE_SUFFIXES, row_noun, table_rows
-
-__all__ = ["Variant", "Windows", "as_variants", "read_variants", "windows_of"]
 
 _PLACE, _PAIR = ("chrom", "pos", "ref", "alt"), ("ref_sequence", "alt_sequence")
 _LETTERS = re.compile(r"[ACGTURYSWKMBDHVNacgturyswkmbdhvn]+")
@@ -91,77 +87,63 @@ def read_variants(path: str | Path, info: Iterable[str] = ()) -> Iterator[Varian
 
 
 def _read_vcf(path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
-    with tempfile.TemporaryDirectory() as folder:
+    pysam, count = import_pysam(), 0
+    with tempfile.TemporaryDirectory() as folder, quiet():
         file = path
         if needs_copy(path):
             # pysam reads plain files and those of bgzip.
             file = Path(folder, "variants.vcf")
             decompress(path, file)
-        yield from _records(file, path, info)
+        try:
+            with pysam.VariantFile(str(file)) as records:
+                if unknown := [name for name in info if name not in records.header.info]:
+                    fields = ", ".join(records.header.info) or "none"
+                    raise ValueError(
+                        f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
+                    )
+                floats = {name: entry.number for name, entry in records.header.info.items() if entry.type == "Float"}
+                for name in floats.keys() & info:
+                    # As a text, since htslib rounds numbers to single precision.
+                    records.header.info.remove_header(name)
+                    records.header.add_line(f'##INFO=<ID={name},Number={floats[name]},Type=String,Description="">')
+                for record in records:
+                    yield from _alleles(record, info, floats)
+                    count += 1
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{str(path)!r}: the record after number {count} is not text in UTF-8.") from error
+        except ValueError as error:
+            if "is it VCF/BCF format" not in str(error):
+                raise
+            raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
 
 
-def _records(file: Path, path: Path, info: tuple[str, ...]) -> Iterator[Variant]:
-    """The variants of a file that pysam can read; `path` is its name in messages."""
-    count = 0
-    open_text: Any = gzip.open if compression(file) else open
-    try:
-        with (
-            quiet(),
-            import_pysam().VariantFile(str(file)) as records,
-            open_text(file, "rt", encoding="utf-8", errors="replace") as lines,
-        ):
-            if unknown := [name for name in info if name not in records.header.info]:
-                fields = ", ".join(records.header.info) or "none"
-                raise ValueError(
-                    f"{path.name} has no INFO field {unknown[0]!r}; the fields of its header are: {fields}."
-                )
-            floats = {name for name in info if records.header.info[name].type == "Float"}
-            texts = (line for line in lines if line.strip() and not line.startswith("#")) if floats else repeat("")
-            for record, line in zip(records, texts, strict=False):
-                yield from _alleles(record, info, _texts(line, floats))
-                count += 1
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} is malformed or cut off.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r}: the record after number {count} is not text in UTF-8.") from error
-    except ValueError as error:
-        if "is it VCF/BCF format" not in str(error):
-            raise
-        raise ValueError(f"{str(path)!r} is not a VCF file, or its header is missing or damaged.") from error
-
-
-def _texts(line: str, names: set[str]) -> dict[str, str]:
-    """INFO fields of a line as they stand in the file: htslib rounds numbers to single precision."""
-    # A line has eight columns or more.
-    pairs = (field.partition("=") for field in "".join(line.rstrip("\r\n").split("\t")[7:8]).split(";"))
-    return {name: value for name, _, value in pairs if name in names}
-
-
-def _alleles(record: Any, info: tuple[str, ...], floats: dict[str, str]) -> Iterator[Variant]:
+def _alleles(record: Any, info: tuple[str, ...], floats: Container[str]) -> Iterator[Variant]:
     shared = {"chrom": record.chrom, "pos": record.pos, "id": record.id, "ref": record.ref}
     alts = record.alts or (None,)
-    values = {name: _floats(name, floats[name]) if name in floats else record.info.get(name) for name in info}
+    values = {name: record.info.get(name) for name in info}
+    values |= {name: _number(name, value) for name, value in values.items() if name in floats}
     for number, alt in enumerate(alts):
-        of_allele = {name: _info(values[name], number, len(alts)) for name in info}
-        yield _placed({**shared, "alt": alt, **of_allele}, record.chrom, record.pos, record.ref or "", alt or "")
+        fields = {name: _of_allele(value, number, len(alts)) for name, value in values.items()}
+        yield _placed({**shared, "alt": alt, **fields}, record.chrom, record.pos, record.ref or "", alt or "")
 
 
-def _floats(name: str, text: str) -> Any:
-    """The number, or the numbers, of an INFO field; `None` for a missing one."""
+def _number(name: str, value: Any) -> Any:
+    """The number, or the numbers, of a text of an INFO field; `None` for a missing one."""
+    if isinstance(value, tuple):
+        return tuple(_number(name, each) for each in value)
     try:
-        numbers = tuple(None if number in ("", ".") else float(number) for number in text.split(","))
+        return None if value in (None, "", ".") else float(value)
     except ValueError as error:
-        raise ValueError(
-            f"the INFO field {name}={text[:40]} is not a number, but the header declares a number."
-        ) from error
-    return numbers if len(numbers) > 1 else numbers[0]
+        raise ValueError(f"the INFO field {name}={value[:40]} is not a number, as its header declares.") from error
 
 
-def _info(value: Any, number: int, count: int) -> Any:
+def _of_allele(value: Any, number: int, count: int) -> Any:
     """An INFO field of alternative allele `number` of `count`: its own value, or all values as text."""
     if not isinstance(value, tuple):
         return value
-    return value[number] if len(value) == count else ",".join(map(str, value))
+    return value[min(number, len(value) - 1)] if len(value) in (1, count) else ",".join(map(str, value))
 
 
 def as_variants(rows: Iterable[Mapping[str, Any] | Variant], where: str = "`variants`") -> Iterator[Variant]:
@@ -199,22 +181,20 @@ def _of_row(row: Mapping[str, Any], where: str, number: str) -> Variant:
 
 
 def _placed(columns: dict[str, Any], chrom: str, pos: int, ref: str, alt: str) -> Variant:
-    return Variant(columns, chrom, pos - 1, ref, alt, reason=_fault(ref, alt) or _ambiguity(ref, alt))
-
-
-def _ambiguity(ref: str, alt: str) -> str:
-    """Which letter of the alleles stands for several bases; "" if none does. In a reference allele, N only."""
+    reason = _fault(ref, alt)
+    # Of a reference allele, N only.
     for allele, letters in ((ref, "N"), (alt, AMBIGUOUS_LETTERS)):
-        if ambiguous := [letter for letter in allele.upper() if letter in letters]:
-            return f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
-    return ""
+        ambiguous = [letter for letter in allele.upper() if letter in letters]
+        if ambiguous and not reason:
+            reason = f"allele {allele[:20]!r} has the ambiguous letter {ambiguous[0]!r}"
+    return Variant(columns, chrom, pos - 1, ref, alt, reason=reason)
 
 
 def _fault(ref: str, alt: str) -> str:
     """Why alleles cannot be scored; "" if they can."""
-    if not ref or ref == ".":
+    if ref in ("", "."):
         return "no reference allele"
-    if not alt or alt == ".":
+    if alt in ("", "."):
         return "no alternative allele"
     if alt == "*":
         return "allele * (deleted by another variant)"
@@ -264,20 +244,22 @@ def windows_of(variant: Variant, genome: Genome | None, left: int, right: int) -
     # In the case of the genome, which marks repeats.
     ref = reference.translate(_FIRST_BASES)
     if variant.ref.upper() not in (reference.upper(), ref.upper()):
-        found, expected = reference[:20], variant.ref[:20]
+        identifier = {str(name).lower(): value for name, value in variant.columns.items()}.get("id")
+        name = identifier if identifier not in (None, "", ".") else f"{variant.chrom}:{variant.start + 1}"
         return (
-            f"reference differs from {genome.path.name} at {_name_of(variant)}: the genome has {found!r}, the variant "
-            f"{expected!r}"
+            f"reference differs from {genome.path.name} at {name}: the genome has {reference[:20]!r}, the variant "
+            f"{variant.ref[:20]!r}"
         )
-    if max(len(variant.ref), len(variant.alt)) > right:
-        return f"allele of {max(len(variant.ref), len(variant.alt))} bases does not fit the {right} bases of the window"
+    longest = max(len(variant.ref), len(variant.alt))
+    if longest > right:
+        return f"allele of {longest} bases does not fit the {right} bases of the window"
     alt = variant.alt.lower() if reference.islower() else variant.alt.upper()
     reach = max(left, right)
     before = genome.fetch(chrom, max(0, variant.start - reach), variant.start) if variant.start else ""
     after = genome.fetch(chrom, stop, min(size, stop + reach)) if stop < size else ""
     forward = _pair(before, ref, alt, after, left, right)
-    other = [reverse_complement(piece) for piece in (after, ref, alt, before)]
-    reverse = _pair(other[0], other[1], other[2], other[3], left, right)
+    behind, other_ref, other_alt, ahead = map(reverse_complement, (after, ref, alt, before))
+    reverse = _pair(behind, other_ref, other_alt, ahead, left, right)
     return Windows(forward, reverse, (min(left, len(before)), min(left, len(after))))
 
 
@@ -286,9 +268,3 @@ def _pair(before: str, ref: str, alt: str, after: str, left: int, right: int) ->
     # Of the alleles and the bases behind them.
     count = min(right, len(ref) + len(after), len(alt) + len(after))
     return context + (ref + after)[:count], context + (alt + after)[:count]
-
-
-def _name_of(variant: Variant) -> str:
-    """The identifier of a variant, or its place."""
-    identifier = next((value for name, value in variant.columns.items() if str(name).lower() == "id"), None)
-    return f"{variant.chrom}:{variant.start + 1}" if identifier in (None, "", ".") else str(identifier)

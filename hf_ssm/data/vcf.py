@@ -1,9 +1,12 @@
-"""VCF files with scores in INFO fields: every line of the input is kept as it stands, and fields are added to it."""
+"""VCF files with scores in INFO fields: every line of the input is kept as it stands, and fields are added to it.
+
+pysam does not write them: it would round the numbers of the other fields to six digits.
+"""
 
 import gzip
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -13,14 +16,11 @@ import pyarrow as pa
 from hf_ssm.data.files import bare_suffix, compression
 from hf_ssm.data.genome import Genome, import_pysam, write_index
 
-__all__ = ["VCF_OUTPUTS", "AnnotatedVcf", "is_vcf"]
-
 VCF_OUTPUTS = (".vcf", ".vcf.gz")
 """Suffixes of VCF files that are written; ".vcf.gz" is compressed by bgzip and has a tabix index."""
 
 _PREFIX = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
-# Significant digits of numbers: htslib reads them in single precision.
-_DIGITS = 9
+_TYPES = {"string": "String", "int64": "Integer"}
 
 
 def is_vcf(path: Path) -> bool:
@@ -64,8 +64,9 @@ class AnnotatedVcf:
                 "table (.csv, .tsv or .parquet)."
             )
         with self._lines() as lines:
-            header = [line.decode(errors="replace") for line in _header(lines)]
-            if taken := _ids("INFO", header).intersection(self._fields.values()):
+            head = list(takewhile(lambda line: not line.startswith(b"#CHROM"), lines))
+            header = b"".join(head).decode(errors="replace")
+            if taken := _ids("INFO", header).intersection(names):
                 raise ValueError(
                     f"{str(source)!r} has an INFO field {min(taken)!r} already: choose another prefix (--info-prefix)."
                 )
@@ -76,7 +77,7 @@ class AnnotatedVcf:
         self._missing_contigs: list[str] = []
         self._last_position = 0
         chrom, start, seen = "", 0, set[str]()
-        for cells in (line.split(b"\t", 4) for line in lines if _is_record(line)):
+        for cells in (line.split(b"\t", 4) for line in lines if line.strip()):
             name, position = cells[0].decode(), int(cells[1])
             is_sorted = position >= start if name == chrom else name not in seen
             if self._is_compressed and not is_sorted:
@@ -99,15 +100,26 @@ class AnnotatedVcf:
                 input in its order. Alleles without a row have no value.
             path: Replaces the output afterwards. The index is moved first: an output never lacks it.
         """
-        rows = _Rows(tables, self._fields)
-        with self._lines() as lines, _writer(path, self._is_compressed) as file:
-            for line in _header(lines):
+        tables = iter(tables)
+        first = next(tables)
+        types = {name: _TYPES.get(str(first.schema.field(name).type), "Float") for name in self._fields}
+        rows = (row for part in (iter([first]), tables) for table in part for row in table.to_pylist())
+        row, is_record = next(rows, None), False
+        with self._lines() as lines, self._writer(path) as file:
+            for line in lines:
                 if line.startswith(b"#CHROM"):
-                    file.write("".join(f"{text}\n" for text in self._declarations(rows.types)).encode())
+                    file.write("".join(f"{text}\n" for text in self._declarations(types)).encode())
+                elif is_record and line.strip():
+                    text = line.rstrip(b"\r\n")
+                    cells, values = text.split(b"\t"), list[list[Any]]()
+                    for allele in _alleles(cells):
+                        is_next = row is not None and (row["chrom"], row["pos"], row["ref"], row["alt"]) == allele
+                        values.append([row[name] if row and is_next else None for name in self._fields])
+                        row = next(rows, None) if is_next else row
+                    line = self._annotated(cells, values) + line[len(text) :]
+                is_record |= line.startswith(b"#CHROM")
                 file.write(line)
-            for line in filter(_is_record, lines):
-                file.write(self._annotated(line, rows))
-        if not rows.is_finished:
+        if row is not None:
             raise ValueError(f"{str(self._source)!r} has changed while its variants were scored: repeat the command.")
         if self._is_compressed:
             write_index(path, self._output, self._last_position, preset="vcf")
@@ -117,6 +129,9 @@ class AnnotatedVcf:
         open_bytes: Any = gzip.open if compression(self._source) else open
         lines: IO[bytes] = open_bytes(self._source, "rb")
         return lines
+
+    def _writer(self, path: Path) -> Any:
+        return import_pysam().BGZFile(str(path), "wb") if self._is_compressed else path.open("wb")
 
     def _declarations(self, types: Mapping[str, str]) -> Iterator[str]:
         """Lines of the header: contigs that it lacks, and the fields."""
@@ -128,73 +143,28 @@ class AnnotatedVcf:
             text = self._descriptions[name].replace("\\", "\\\\").replace('"', '\\"')
             yield f'##INFO=<ID={field},Number=A,Type={types[name]},Description="{text}">'
 
-    def _annotated(self, line: bytes, rows: "_Rows") -> bytes:
+    def _annotated(self, cells: list[bytes], values: list[list[Any]]) -> bytes:
         """A record with the values of its alternative alleles."""
-        text = line.rstrip(b"\r\n")
-        cells = text.split(b"\t")
-        chrom, ref = cells[0].decode(), cells[3].decode()
-        alts: list[str | None] = [None] if cells[4] == b"." else [*cells[4].decode().split(",")]
-        alleles = [rows.values_of((chrom, int(cells[1]), ref, alt)) for alt in alts]
         added = [
-            f"{field}={','.join(map(_text, values))}".encode()
-            for field, values in zip(self._fields.values(), zip(*alleles, strict=True), strict=True)
-            if cells[4] != b"." and any(value not in (None, "") for value in values)
+            f"{field}={','.join(map(_text, of_field))}".encode()
+            for field, of_field in zip(self._fields.values(), zip(*values, strict=True), strict=True)
+            if cells[4] != b"." and any(value not in (None, "") for value in of_field)
         ]
         if added:
             fields = cells[7].rstrip(b";")
             cells[7] = b";".join([*([] if fields in (b".", b"") else [fields]), *added])
-        return b"\t".join(cells) + line[len(text) :]
+        return b"\t".join(cells)
 
 
-class _Rows:
-    """The rows of tables, one after the other.
-
-    Attributes:
-        types: Name of each column that becomes a field to its type in VCF.
-        is_finished: Whether all rows have been read.
-    """
-
-    def __init__(self, tables: Iterable[pa.Table], names: Iterable[str]):
-        tables, self._names = iter(tables), tuple(names)
-        first = next(tables)
-        types = {name: str(first.schema.field(name).type) for name in self._names}
-        self.types = {name: {"string": "String", "int64": "Integer"}.get(kind, "Float") for name, kind in types.items()}
-        self._rows = (row for table in chain([first], tables) for row in table.to_pylist())
-        self._next = next(self._rows, None)
-
-    @property
-    def is_finished(self) -> bool:
-        return self._next is None
-
-    def values_of(self, allele: tuple[str, int, str, str | None]) -> list[Any]:
-        """The values of an allele, which is that of the next row or has none."""
-        row = self._next
-        if row is None or (row["chrom"], row["pos"], row["ref"], row["alt"]) != allele:
-            return [None] * len(self._names)
-        self._next = next(self._rows, None)
-        return [row[name] for name in self._names]
+def _alleles(cells: list[bytes]) -> list[tuple[str, int, str, str | None]]:
+    """Place and alleles of a record, one for each alternative allele."""
+    alts = [None] if cells[4] == b"." else cells[4].decode().split(",")
+    return [(cells[0].decode(), int(cells[1]), cells[3].decode(), alt) for alt in alts]
 
 
-def _is_record(line: bytes) -> bool:
-    return bool(line.strip()) and not line.startswith(b"#")
-
-
-def _writer(path: Path, is_compressed: bool) -> Any:
-    return import_pysam().BGZFile(str(path), "wb") if is_compressed else path.open("wb")
-
-
-def _header(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines up to that of the columns."""
-    for line in lines:
-        yield line
-        if line.startswith(b"#CHROM"):
-            return
-
-
-def _ids(kind: str, header: Sequence[str]) -> set[str]:
+def _ids(kind: str, header: str) -> set[str]:
     """The IDs that the header declares."""
-    matches = (re.match(rf'##{kind}=<(?:[^"]*,)?ID=([^,>]+)', line) for line in header)
-    return {match[1] for match in matches if match}
+    return set(re.findall(rf'^##{kind}=<(?:[^"\n]*,)?ID=([^,>\n]+)', header, re.MULTILINE))
 
 
 def _text(value: Any) -> str:
@@ -202,5 +172,5 @@ def _text(value: Any) -> str:
     if value in (None, ""):
         return "."
     if isinstance(value, float):
-        return f"{value:.{_DIGITS}g}"
+        return f"{value:.9g}"  # htslib reads numbers in single precision
     return quote(re.sub(r"\s+", "_", str(value)), safe="<>()[]{}'\"!#$&*+-./:?@^_`|~")

@@ -1,27 +1,15 @@
 """Model cards, and the way to and from the Hugging Face Hub."""
 
-import importlib
-from typing import Any
+from hf_ssm.utils.lazy import lazy_names
 
-_LAZY = {
-    "check_folder": "verifying",
-    "export": "exporting",
-    "export_program": "programs",
-    "push": "pushing",
-    "push_folder": "pushing",
-    "verify": "verifying",
+_MODULES = {
+    "check_folder": "hf_ssm.hub.verifying",
+    "export": "hf_ssm.hub.exporting",
+    "export_program": "hf_ssm.hub.programs",
+    "push": "hf_ssm.hub.pushing",
+    "push_folder": "hf_ssm.hub.pushing",
+    "verify": "hf_ssm.hub.verifying",
 }
 
-__all__ = sorted(_LAZY)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"hf_ssm.hub.{_LAZY[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+__all__ = sorted(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -48,26 +48,12 @@ _HUB_METRICS = {
 # Output of the heads without logits.
 _OUTPUTS = {"Model": "last_hidden_state", "ForPrediction": "quantile_outputs", "ForQuestionAnswering": "start_logits"}
 _SOME_FOLDER, _SOME_POSITIONS = "path/to/this/folder", 100
-_OF_A_RUN = (
-    "The table has the settings that differ from the defaults of the configuration, and those of the optimizer. All "
-    "settings are in `train_config.yaml`, and `hf-ssm train --config train_config.yaml --output DIR` repeats the run."
-)
-_LIMITS_OF_A_RUN = (
-    "The numbers are those of one run on one data set with one seed. The command that trained the model wrote this "
-    "card. Before you share the model, add the licence of the data and the uses for which the model is unfit."
-)
-_LIMITS_OF_AN_EXPORT = (
-    "This card was written when the model was exported. Before you share the model, add its training data, its quality "
-    "and the uses for which it is unfit."
-)
+_LIMITS_OF_A_RUN = "One run on one data set with one seed: the model was not tried on other data."
 _METRIC_NAMES = {
     **{"f1": "macro F1", "mcc": "Matthews correlation", "token_accuracy": "token accuracy"},
     **{"mase": "MASE", "quantile_loss": "quantile loss", "coverage": "share between the outer quantiles"},
     **{"r2": "R²", "pearson": "Pearson correlation", "spearman": "Spearman correlation"},
 }
-_NO_LICENCE = "No licence is stated: ask the authors before you use the weights."
-# Tasks whose models `hf-ssm probe` explains.
-_PROBED = ("sequence-classification", "causal-lm", "masked-lm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +71,9 @@ class CardFacts:
         settings: Rows of the table of settings.
         dataset_description: One paragraph about the data.
         dataset_id: Id on the Hub; only with it the data are part of the metadata.
+        chance: Metrics of a constant prediction on the last split.
+        baseline: Name and metrics of a simple model on the last split, if one was measured.
+        interval: 95 % interval of the first metric on the last split.
         tau: τ per layer under headings such as "at initialisation".
         selection_note: Split on which the checkpoint was chosen.
         environment: Versions and hardware, one sentence.
@@ -101,8 +90,8 @@ class CardFacts:
         origin: Origin of the weights unless fine-tuned; empty if unknown.
         theory: Theory report in Markdown, with its heading.
         probe: Results of the importance probe in Markdown.
-        training_note: Text above the table of settings.
-        limits: Limitations.
+        training_note: How the model was trained, one paragraph.
+        limits: Limitations; empty if none were found.
         has_processor: Whether the folder contains a tokenizer or feature extractor.
         classes: Names of the classes; empty without names.
         licence: Identifier of the Hub, such as "apache-2.0"; `None` if none is stated.
@@ -118,6 +107,9 @@ class CardFacts:
     settings: Mapping[str, Any]
     dataset_description: str = ""
     dataset_id: str | None = None
+    chance: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    baseline: tuple[str, Mapping[str, float]] | None = None
+    interval: tuple[float, float] | None = None
     tau: Mapping[str, list[float]] = dataclasses.field(default_factory=dict)
     selection_note: str = ""
     environment: str = ""
@@ -134,7 +126,7 @@ class CardFacts:
     origin: str = "trained from random weights"
     theory: str = ""
     probe: str = ""
-    training_note: str = _OF_A_RUN
+    training_note: str = ""
     limits: str = _LIMITS_OF_A_RUN
     has_processor: bool = True
     classes: Sequence[str] = ()
@@ -187,15 +179,9 @@ def _metadata(facts: CardFacts) -> ModelCardData:
 
 
 def build_card(facts: CardFacts) -> ModelCard:
-    """Fill the template."""
+    """Fill the template; a section without content is left out."""
     head, _, purpose = _TASKS[facts.task]
     metrics = dict.fromkeys(name for split in facts.results.values() for name in split)
-    data = "" if facts.dataset_name else " --dataset SOURCE"
-    no_report = (
-        f"## Theory report\n\nNot measured yet: `hf-ssm report {_SOME_FOLDER}{data} --update-card` writes it here."
-    )
-    repo_id = facts.repo_id or _SOME_FOLDER
-    reads_tokens = facts.signal_shape is None and facts.frame_shape is None and facts.series_length is None
     values = vars(facts) | {
         "purpose": purpose,
         "origin": f"fine-tuned from {facts.base_model}" if facts.base_model else facts.origin,
@@ -203,23 +189,36 @@ def build_card(facts: CardFacts) -> ModelCard:
         "output": _OUTPUTS.get(head, "logits"),
         "pipeline_tag": facts.pipeline_tag,
         "pairs": head in SEVERAL_SEQUENCES,
-        "repo_id": repo_id,
+        "repo_id": facts.repo_id or _SOME_FOLDER,
         "requirement": _requirement(),
         "classes": ", ".join(f"`{name}`" for name in facts.classes),
         "units": "bases" if facts.dna else "tokens",
-        "probe_command": f"hf-ssm probe {repo_id}{data} --output probe"
-        if reads_tokens and facts.task in _PROBED
-        else "",
-        "licence": f"{facts.licence} (the weights)" if facts.licence else _NO_LICENCE,
+        "score": _score(facts),
         "citation": _citation(facts.family),
         "example": facts.example,
         "metrics": {name: _METRIC_NAMES.get(name, name) for name in metrics},
         "num_layers": max(map(len, facts.tau.values()), default=0),
         "settings": {name: _cell(value) for name, value in facts.settings.items()},
-        "theory_report": f"{_BEGIN}\n{(facts.theory or no_report).strip()}\n{_END}",
+        "theory_report": f"{_BEGIN}\n{facts.theory.strip()}\n{_END}" if facts.theory else "",
     }
     template = files("hf_ssm.hub").joinpath("card_template.md").read_text(encoding="utf-8")
     return ModelCard.from_template(_metadata(facts), template_str=template, **values)
+
+
+def _score(facts: CardFacts) -> str:
+    """The first metric on the last split, with its interval, beside chance and a simple model; one sentence."""
+    if not facts.results:
+        return ""
+    split, measured = list(facts.results.items())[-1]
+    name = next((name for name in measured if name != "loss"), "loss")
+    sentence = f"On the {split} split, the {_METRIC_NAMES.get(name, name)} is **{measured[name]:.3f}**"
+    if facts.interval is not None:
+        sentence += f" (95 % interval {facts.interval[0]:.3f} to {facts.interval[1]:.3f})"
+    others = {"a constant prediction": facts.chance}
+    if facts.baseline is not None:
+        others[facts.baseline[0]] = facts.baseline[1]
+    beside = [f"{label} scores {values[name]:.3f}" for label, values in others.items() if name in values]
+    return sentence + "".join(f"; {text}" for text in beside) + "."
 
 
 def write_card(folder: str | Path, facts: CardFacts) -> Path:
@@ -261,8 +260,7 @@ def write_default_card(folder: str | Path, model: Any, tokenizer: Any = None, *,
         series_length=config.context_length if is_forecaster else None,
         origin="",
         probe=probe_section(folder),
-        training_note="The table has the settings that differ from the defaults of the configuration.",
-        limits=_LIMITS_OF_AN_EXPORT,
+        limits="",
         has_processor=tokenizer is not None,
         classes=class_names(config) if head == "ForSequenceClassification" else (),
         licence=licence,

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import reverse_complement
-from hf_ssm.inference.base_tokens import BASES, base_ids, base_tokens, other_bases
+from hf_ssm.inference.bases import BASES, BasesModel, substitutions
 from hf_ssm.inference.likelihoods import CausalLikelihood, branched, without_end
-from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
-from hf_ssm.inference.score import WindowLetters, mean_of_strands
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.inference.model import SequenceModel, check_finite, log_odds, mean_of_strands, why_unknown
+from hf_ssm.inference.table_job import TableJob
 
 __all__ = ["ROWS_PER_PART", "DependencyMap", "DependencyMapper", "dependency_map"]
 
@@ -29,7 +30,6 @@ ROWS_PER_PART = 16
 """Positions whose mutants continue from one state. Fewer positions repeat fewer tokens, in more calls."""
 
 _BLOCK_COLUMNS = ("kind", "start_i", "start_j", "bases_i", "bases_j", "score", "mean", "max")
-_NEEDS = "a dependency map", "take a model that reads single bases"
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class DependencyMap:
     start: int = 0
 
     @classmethod
-    def of_effects(cls, effects: np.ndarray, sequence: str, start: int = 0) -> "DependencyMap":
-        """The map of the effects `(N, 4, N)` of all substitutions, NaN where there is none."""
+    def of_effects(cls, rows: np.ndarray, sequence: str, start: int = 0) -> "DependencyMap":
+        """The map of the effects of all substitutions, `(N, 4 N)`, NaN where there is none."""
+        effects = rows.reshape(len(sequence), len(BASES), -1)
         has_value = np.isfinite(effects)
         matrix = np.where(has_value, effects, -np.inf).max(1)
         counts = has_value.sum(2)
@@ -184,38 +185,39 @@ def dependency_map(
             window; the context is longer than the model takes, or consists mostly of N; the tokenizer joins bases; or
             the model gives NaN.
     """
-    mapper = DependencyMapper(
-        SequenceModel(model, tokenizer, max_tokens_per_batch),
-        window=window,
-        both_strands=both_strands,
-        keep_case=keep_case,
-    )
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
+    mapper = DependencyMapper(reader, window=window, both_strands=both_strands)
     stop = len(sequence) if stop is None else stop
-    with evaluating(mapper.model.model):
-        mapper.check(sequence, start, stop)
-        firsts = range(0, stop - start, ROWS_PER_PART)
-        rows = [mapper.effects(sequence, start, stop, first) for first in firsts]
-    return DependencyMap.of_effects(np.concatenate(rows), sequence[start:stop], start)
+    rows = mapper.job(sequence, start, stop).dataset().data.table["effects"].to_numpy()
+    return DependencyMap.of_effects(np.stack(rows), sequence[start:stop], start)
 
 
 class DependencyMapper:
     """Computes the rows of `dependency_map`, whose arguments it takes; to be used within `evaluating`."""
 
-    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True, keep_case: bool = False):
+    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True):
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
-        if model.head not in ("causal", "masked"):
-            raise ValueError(
-                f"{type(model.model).__name__} is not a language model, but a dependency map needs a language "
-                "model: give another checkpoint."
-            )
         self.model, self.window, self.both_strands = model, window, both_strands
-        self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
-        self.letters = WindowLetters(model, keep_case)
-        self._bases = base_ids(model, self.letters.keeps_case, *_NEEDS)
+        self._bases = BasesModel(model, "a dependency map")
+        self.likelihood = CausalLikelihood(model) if self._bases.is_causal else None
 
-    def check(self, sequence: str, start: int, stop: int) -> None:
-        """Raise `ValueError` unless the model can read the region."""
+    def job(self, sequence: str, start: int, stop: int) -> TableJob[int]:
+        """The table of the effects of all substitutions of a region: a row of 4 N numbers for each position.
+
+        Raises:
+            ValueError: The model cannot read the region.
+        """
+        self._check(sequence, start, stop)
+
+        def table(firsts: list[int]) -> pa.Table:
+            effects = self.effects(sequence, start, stop, firsts[0])
+            return pa.table({"effects": pa.array(list(effects.reshape(len(effects), -1)))})
+
+        firsts = range(0, stop - start, ROWS_PER_PART)
+        return TableJob(lambda: firsts, table, self.model.model, unit="part", total=len(firsts), most_items=1)
+
+    def _check(self, sequence: str, start: int, stop: int) -> None:
         if not 0 <= start < stop <= len(sequence):
             raise ValueError(f"`start`={start}, `stop`={stop}: give a region inside the {len(sequence)} bases.")
         if stop - start > self.window:
@@ -226,8 +228,8 @@ class DependencyMapper:
         if set(BASES).isdisjoint(sequence[start:stop].upper()):
             raise ValueError(f"`start`={start}, `stop`={stop}: the region has no A, C, G or T; give another region.")
         begin, end = self._context(sequence, start, stop)
-        tokens = base_tokens(self.model, self.letters.read(sequence[begin:end]), *_NEEDS)
-        if why := self.letters.fault(tokens.is_unknown):
+        tokens = self._bases.tokens(self.model.letters(sequence[begin:end]))
+        if why := why_unknown(tokens.is_unknown):
             raise ValueError(f"{why}: give another region, or another window (--window).")
 
     def _context(self, sequence: str, start: int, stop: int) -> tuple[int, int]:
@@ -259,57 +261,45 @@ class DependencyMapper:
         """The effects of one strand, `(R, 4, N)`, of positions `first` to `last` of a region at `offset`."""
         effects = np.full((last - first, len(BASES), count), np.nan)
         # A causal model needs nothing behind the region.
-        text = self.letters.read(context if self.likelihood is None else context[: offset + count])
-        tokens = base_tokens(self.model, text, *_NEEDS)
-        is_lower = torch.tensor([letter.islower() for letter in text])
-        bases = self._bases[is_lower.long()][offset : offset + count]
-        place = tokens.before + offset
-        mutants = [
-            (position, base)
-            for position in range(first, last)
-            for base in other_bases(tokens.encoded.ids[place + position], bases[position])
-        ]
+        text = self.model.letters(context if self.likelihood is None else context[: offset + count])
+        tokens = self._bases.tokens(text)
+        bases, place = self._bases.ids_at(text)[offset : offset + count], tokens.before + offset
+        mutants = list(substitutions(tokens.letters[offset:], bases, range(first, last)))
         if not mutants:
             return effects
-        read = self._masked if self.likelihood is None else self._causal
-        rows, targets = read(tokens.encoded.ids, without_end(tokens.encoded), place, bases, mutants)
+        if self.likelihood is None:
+            texts = _texts(tokens.encoded.ids, place, bases, mutants)
+            logits = slice(place, place + count)
+            targets, rows = 0, self._read(texts, bases, logits, lambda batch: self.model.forward(batch).logits)
+        else:
+            targets = mutants[0][0] + 1
+            rows = self._causal(self.likelihood, without_end(tokens.encoded), place, bases, mutants)
         for (position, base), values in zip(mutants, rows, strict=True):
-            effects[position - first, base, targets] = values
+            effects[position - first, base, targets:] = values
             effects[position - first, base, : 0 if self.likelihood is None else position] = np.nan
             effects[position - first, base, position] = np.nan
         return effects
 
-    def _masked(
-        self, ids: Tensor, _: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]
-    ) -> tuple[np.ndarray, slice]:
-        """The effects of mutants on all positions, `(mutants, N)`."""
-        texts = _texts(ids, place, bases, mutants)
-        logits = slice(place, place + len(bases))
-        return self._read(texts, bases, logits, lambda batch: self.model.forward(batch).logits), slice(0, len(bases))
-
     def _causal(
-        self, _: Tensor, ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]
-    ) -> tuple[np.ndarray, slice]:
+        self, likelihood: CausalLikelihood, ids: Tensor, place: int, bases: Tensor, mutants: list[tuple[int, int]]
+    ) -> np.ndarray:
         """The effects of mutants on the positions after the first mutated one, `(mutants, T)`."""
-        assert self.likelihood is not None
-        likelihood = self.likelihood
         border = place + mutants[0][0]
-        targets = slice(mutants[0][0] + 1, len(bases))
-        if targets.start >= targets.stop:
-            return np.zeros((len(mutants), 0)), targets
+        targets = bases[mutants[0][0] + 1 :]
+        if not len(targets):
+            return np.zeros((len(mutants), 0))
         # The last token of the region predicts none of its positions.
         texts = _texts(ids, place, bases, mutants)[:, :-1]
         # There is no state before the first token.
         if not likelihood.shares or border == 0:
-            logits = slice(border, None)
-            return self._read(texts, bases[targets], logits, lambda batch: likelihood.read(batch)[0]), targets
+            return self._read(texts, targets, slice(border, None), lambda batch: likelihood.read(batch)[0])
         cache = likelihood.read(ids[None, :border], keep=True, only_last=True)[1]
 
         def continued(batch: Tensor) -> Tensor:
             rows = torch.zeros(len(batch), dtype=torch.long, device=self.model.device)
             return likelihood.read(batch, branched(cache, rows))[0]
 
-        return self._read(texts[:, border:], bases[targets], slice(None), continued), targets
+        return self._read(texts[:, border:], targets, slice(None), continued)
 
     def _read(self, texts: Tensor, bases: Tensor, logits: slice, read: Any) -> np.ndarray:
         """Largest absolute log2 odds ratios of the four bases, `(rows - 1, T)`, against the first text.

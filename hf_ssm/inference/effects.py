@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.inference.allele_scores import Pair, unique_texts
-from hf_ssm.inference.model import SequenceModel, check_finite
-from hf_ssm.inference.predict import kind_of
+from hf_ssm.inference.alleles import Pair, unique_texts
+from hf_ssm.inference.model import SequenceModel, check_finite, log_odds
+from hf_ssm.inference.predict import activated, kind_of, label_names
 from hf_ssm.probes.reading import check_choice
 
 __all__ = ["Effects"]
@@ -78,15 +78,14 @@ class Effects:
                 "`target`: the model has a single class, and the probability of this class is always 1; give "
                 "another model."
             )
-        labels = [str(config.id2label.get(index, index)) for index in range(count)]
-        names = labels if len(set(labels)) == count else [str(index) for index in range(count)]
+        names = label_names(config)
         if self._kind == "values":
             unnamed = "prediction" if count == 1 else "value_{}"
             names = [
                 unnamed.format(index) if name in (f"LABEL_{index}", str(index)) else name
                 for index, name in enumerate(names)
             ]
-        self._indices = _chosen(targets, names, labels if len(set(labels)) == count else ())
+        self._indices = _chosen(targets, names, label_names(config))
         self._names = [names[index] for index in self._indices]
         self._scales = ("",) if self._kind == "values" else ("", "logit_")
         self.descriptions = {column: text for name in self._names for column, text in self._described(name).items()}
@@ -134,20 +133,16 @@ class Effects:
 
     def _activated(self, logits: Tensor) -> Tensor:
         """Probabilities and logits, or values, of the targets: `(S, ..., C)` from `(..., K)`."""
-        chosen = logits[..., self._indices]
+        values = activated(self._kind, logits)
         if self._kind == "values":
-            return chosen.unsqueeze(0)
-        if self._kind == "labels":
-            return torch.stack([chosen.sigmoid(), chosen])
+            return values[None, ..., self._indices]
         # Of a softmax, only differences of its inputs have a meaning: the log-odds of a class against all others.
-        others = [
-            torch.cat([logits[..., :index], logits[..., index + 1 :]], dim=-1).logsumexp(-1) for index in self._indices
-        ]
-        return torch.stack([logits.softmax(-1)[..., self._indices], chosen - torch.stack(others, dim=-1)])
+        scale = logits if self._kind == "labels" else log_odds(logits)
+        return torch.stack([values, scale])[..., self._indices]
 
     def _token_reading(self, pair: Pair, values: Sequence[np.ndarray]) -> _Reading:
         """Sums over the tokens of each window `(S, T, C)`, and the differences at the tokens that both windows have."""
-        behind = max(0, pair.length - pair.before - max(pair.alleles))
+        behind = max(0, len(pair.letters[0]) - pair.before - max(pair.alleles))
         left, right = pair.before, behind
         if self._flank is not None:
             left, right = min(left, self._flank), min(right, self._flank)
@@ -195,7 +190,7 @@ class Effects:
 
 
 def _chosen(targets: str | Sequence[str], names: Sequence[str], labels: Sequence[str]) -> list[int]:
-    """Numbers of the classes or values that `targets` name."""
+    """Numbers of the classes or values that `targets` name: by column, by label or by number."""
     wanted = [targets] if isinstance(targets, str) else list(targets)
     if not wanted:
         raise ValueError(f"`target` names no class of the model: give {_ALL!r}, or one or more of {', '.join(names)}.")

@@ -5,7 +5,7 @@ the hidden states (twice the hidden size for models that are equivariant to the 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,9 @@ from torch import Tensor
 from hf_ssm.data.records import Record, as_records, check_dna
 from hf_ssm.inference.layers import Layers
 from hf_ssm.inference.model import Encoded, SequenceModel, check_strands, other_strand
-from hf_ssm.inference.parts import table_of, with_input_columns
-from hf_ssm.inference.windows import GENOME_SPAN, Windows, groups_of
+from hf_ssm.inference.table_job import TableJob, check_new_columns, with_input_columns
+from hf_ssm.inference.windows import GENOME_SPAN, Windows
 from hf_ssm.probes.reading import check_choice
-from hf_ssm.utils.evaluation import evaluating, unwrapped
 
 __all__ = ["POOLINGS", "Embedder", "embed", "vector_column"]
 
@@ -76,27 +75,21 @@ def embed(
         ValueError: A wrong argument or input, a sequence that is longer than the model takes, hidden states that are
             not finite, tokens of both strands that have different letters.
     """
-    embedder = Embedder(
-        model,
-        tokenizer,
-        layers=layers,
-        pooling=pooling,
-        both_strands=both_strands,
-        window=window,
-        stride=stride,
-        max_tokens_per_batch=max_tokens_per_batch,
-    )
-    return table_of(embedder.groups(as_records(inputs, sequence_column)), embedder.table_of_groups, part_size=1)
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch)
+    options: dict[str, Any] = {"layers": layers, "pooling": pooling, "both_strands": both_strands}
+    embedder = Embedder(reader, window=window, stride=stride, **options)
+    return embedder.job(lambda: as_records(inputs, sequence_column)).dataset()
 
 
 class Embedder:
     """Computes tables of embeddings.
 
     Args:
-        model, tokenizer, layers, pooling, both_strands, window, stride, max_tokens_per_batch: As for `embed`.
+        model: The model, with or without a head, and its tokenizer.
+        layers, pooling, both_strands, window, stride: As for `embed`.
 
     Attributes:
-        reader: The model without its head.
+        model: The model without its head.
         names: Columns of the vectors, one for each layer.
         width: D.
         dtype: Of the vectors: float64 for a model in float64, otherwise float32.
@@ -107,24 +100,21 @@ class Embedder:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: SequenceModel,
         *,
         layers: int | str | Sequence[int | str] = -1,
         pooling: str = "mean",
         both_strands: bool = False,
         window: int | None = None,
         stride: int | None = None,
-        max_tokens_per_batch: int = 16384,
     ):
         check_choice("pooling", pooling, POOLINGS)
         # The head, such as the logits of a large vocabulary, is not computed.
-        whole = unwrapped(model)
-        self.reader = SequenceModel(getattr(whole, "base_model", whole), tokenizer, max_tokens_per_batch)
-        windows = Windows(self.reader, window, stride)
+        self.model = model.with_model(getattr(model.model, "base_model", model.model))
+        windows = Windows(self.model, window, stride)
         self._windows = None if window is None else windows
         self._pooling, self._of_tokens, self._both_strands = pooling, pooling == "token", both_strands
-        self._layers = Layers(self.reader, layers, getattr(whole, "base_model_prefix", ""))
+        self._layers = Layers(self.model, layers, getattr(model.model, "base_model_prefix", ""))
         layer_names = self._layers.names
         self.names = ["embedding"] if len(layer_names) == 1 else [f"embedding_{name}" for name in layer_names]
         self.width = self._layers.width
@@ -132,9 +122,17 @@ class Embedder:
         bytes_per_token = 4 * self.width * len(layer_names)
         self._weight = math.ceil(bytes_per_token / _BYTES_PER_LETTER) if self._of_tokens else 1
 
-    def groups(self, records: Iterable[Record]) -> Iterator[list[Record]]:
-        """Consecutive sequences or windows that are embedded together and form a part of the output."""
-        return groups_of(self._cut(records), lambda record: len(record.sequence) * self._weight)
+    def job(self, read: Callable[[], Iterable[Record]], total: int | None = None) -> TableJob[Record]:
+        """The table of sequences or windows; `total` as of `TableJob`."""
+        size = self._weight
+        return TableJob(
+            lambda: self._cut(read()),
+            self.table,
+            self.model.model,
+            lambda record: len(record.sequence) * size,
+            "letter",
+            None if total is None else total * size,
+        )
 
     def _cut(self, records: Iterable[Record]) -> Iterator[Record]:
         for number, record in enumerate(records):
@@ -147,13 +145,9 @@ class Embedder:
                     columns |= dict(zip(GENOME_SPAN, record.place.interval(window.start, window.stop), strict=True))
                 yield _extended(window.cut(), columns)
 
-    def table_of_groups(self, groups: Iterable[list[Record]]) -> pa.Table:
-        """The table of the sequences of several groups."""
-        return pa.concat_tables([self.table(group) for group in groups], promote_options="permissive")
-
     def table(self, records: Sequence[Record]) -> pa.Table:
-        """The table of some sequences."""
-        encoded, vectors = self.vectors(records)
+        """The table of some sequences; within `evaluating`."""
+        encoded, vectors = self._vectors(records)
         columns: dict[str, Tensor] = {}
         if self._of_tokens:
             letters = torch.cat([self._letters(*pair) for pair in zip(records, encoded, strict=True)])
@@ -171,20 +165,19 @@ class Embedder:
         """Letters of each token in the whole sequence, `(T, 2)`."""
         return encoded.spans + (0 if self._windows is None else record.columns["start"])
 
-    def vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
+    def _vectors(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Tensor]]:
         """The tokens of each sequence, and its vectors: `(1, K, D)`, or `(T, K, D)` with one for each token."""
         for record in records if self._both_strands else ():
             check_dna(record)
-        with evaluating(self.reader.model):
-            centers = [len(record.sequence) // 2 for record in records]
-            encoded = self.reader.encode(records)
-            vectors = self.strand(records, encoded, centers)
-            if not self._both_strands:
-                return encoded, vectors
-            opposite = [len(record.sequence) - 1 - center for record, center in zip(records, centers, strict=True)]
-            other_records = other_strand(records)
-            others = self.reader.encode(other_records)
-            other_vectors = self.strand(other_records, others, opposite)
+        centers = [len(record.sequence) // 2 for record in records]
+        encoded = self.model.encode(records)
+        vectors = self.strand(records, encoded, centers)
+        if not self._both_strands:
+            return encoded, vectors
+        opposite = [len(record.sequence) - 1 - center for record, center in zip(records, centers, strict=True)]
+        other_records = other_strand(records)
+        others = self.model.encode(other_records)
+        other_vectors = self.strand(other_records, others, opposite)
         if self._of_tokens:
             for record, one, other in zip(records, encoded, others, strict=True):
                 check_strands(record, one.spans, other.spans)
@@ -235,16 +228,12 @@ class Embedder:
             by_length.setdefault(len(text.ids), []).append(row)
         with self._layers.recording():
             for rows in by_length.values():
-                for batch in self.reader.run([encoded[row] for row in rows], output_hidden_states=True):
+                for batch in self.model.run([encoded[row] for row in rows], output_hidden_states=True):
                     yield [rows[row] for row in batch.rows], self._layers.states(batch)
 
 
 def _extended(record: Record, columns: dict[str, Any]) -> Record:
-    for name in columns:
-        if name in record.columns:
-            raise ValueError(
-                f"{record.where}: the input has a column {name!r}, but the output needs this name: rename the column."
-            )
+    check_new_columns(record.columns, columns, record.where)
     return replace(record, columns=record.columns | columns)
 
 

@@ -3,7 +3,7 @@
 Legend: `N` variants, `K` layers, `D` width of the hidden states.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,13 @@ import torch
 from datasets import Dataset
 
 from hf_ssm.data.genome import Genome
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import Record
-from hf_ssm.data.variants import Variant, Windows, as_variants, windows_of
-from hf_ssm.inference.embed import POOLINGS, Embedder, vector_column
-from hf_ssm.inference.parts import table_of
-from hf_ssm.inference.score import WindowLetters, mean_of_strands
-from hf_ssm.inference.windows import groups_of
-from hf_ssm.probes.reading import check_choice
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.data.variants import Variant, as_variants
+from hf_ssm.inference.alleles import STRANDS, Pair, VariantWindows
+from hf_ssm.inference.embed import Embedder, vector_column
+from hf_ssm.inference.model import SequenceModel, mean_of_strands
+from hf_ssm.inference.table_job import TableJob, with_input_columns
 
 __all__ = ["ALLELES", "VariantEmbedder", "embed_variants"]
 
@@ -69,29 +68,23 @@ def embed_variants(
         ValueError: As for `embed`; a variant has a position, but there is no `genome`; or a column has the name of a
             result.
     """
-    embedder = VariantEmbedder(
-        model,
-        tokenizer,
-        genome,
-        layers=layers,
-        pooling=pooling,
-        both_strands=both_strands,
-        window=window,
-        keep_case=keep_case,
-        max_tokens_per_batch=max_tokens_per_batch,
-    )
-    return table_of(embedder.groups(as_variants(variants)), embedder.table_of_groups, part_size=1)
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
+    options: dict[str, Any] = {"layers": layers, "pooling": pooling, "both_strands": both_strands, "window": window}
+    embedder = VariantEmbedder(reader, genome, **options)
+    rows = list(variants)
+    return embedder.job(lambda: as_variants(rows)).dataset()
 
 
 class VariantEmbedder:
     """Computes tables of embeddings of variants.
 
     Args:
-        model, tokenizer, genome, layers, pooling, both_strands, window, keep_case, max_tokens_per_batch: As for
-            `embed_variants`.
+        model: The model and its tokenizer.
+        genome, layers, pooling, both_strands, window: As for `embed_variants`.
 
     Attributes:
         names: Columns of the vectors, three for each layer.
+        columns: All columns of results.
 
     Raises:
         ValueError: As for `embed_variants`, as far as it concerns the arguments.
@@ -99,95 +92,59 @@ class VariantEmbedder:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: SequenceModel,
         genome: Genome | None = None,
         *,
+        layers: int | str | Sequence[int | str] = -1,
         pooling: str = "mean",
         both_strands: bool = False,
         window: int = 1024,
-        keep_case: bool = False,
-        **options: Any,
     ):
-        check_choice("pooling", pooling, POOLINGS)
         if pooling == "token":
             raise ValueError(
                 "`pooling`='token' is not possible for variants, as the alleles may have different tokens: give "
                 "another pooling."
             )
-        if window < 2:
-            raise ValueError(f"`window`={window}: give at least two bases.")
-        self._embedder = Embedder(model, tokenizer, pooling=pooling, **options)
-        self._letters = WindowLetters(self._embedder.reader, keep_case)
-        self._genome, self._both_strands = genome, both_strands
-        self._window, self._left, self._right = window, window // 2, window - window // 2
+        self._embedder = Embedder(model, layers=layers, pooling=pooling)
+        self._windows = VariantWindows(self._embedder.model, genome, window)
+        self._strands = STRANDS if both_strands else STRANDS[:1]
         self.names = [f"{name}_{allele}" for name in self._embedder.names for allele in ALLELES]
+        self.columns = [*self.names, "reason"]
 
-    def groups(self, variants: Iterable[Variant]) -> Iterator[list[Variant]]:
-        """Consecutive variants that are embedded together and form a part of the output."""
-        return groups_of(variants, lambda variant: 4 * self._window)
-
-    def table_of_groups(self, groups: Iterable[list[Variant]]) -> pa.Table:
-        """The table of the variants of several groups."""
-        return pa.concat_tables([self.table(group) for group in groups], promote_options="permissive")
-
-    def check_columns(self, names: Iterable[str]) -> None:
-        """Raise `ValueError` if a column of the variants has the name of a result."""
-        if taken := [name for name in names if name in (*self.names, "reason")]:
-            raise ValueError(
-                f"the variants have a column {taken[0]!r}, but the table of embeddings needs this name: rename the "
-                "column."
-            )
+    def job(self, read: Callable[[], Iterable[Variant]], total: int | None = None) -> TableJob[Variant]:
+        """The table of variants; `total` is their number."""
+        letters = 4 * self._windows.window
+        total = None if total is None else total * letters
+        return TableJob(read, self.table, self._embedder.model.model, lambda variant: letters, "letter", total)
 
     def table(self, variants: Sequence[Variant]) -> pa.Table:
-        """The columns, the vectors and the reasons of variants."""
-        names = dict.fromkeys(name for variant in variants for name in variant.columns)
-        self.check_columns(names)
-        windows = [windows_of(variant, self._genome, self._left, self._right) for variant in variants]
-        reasons = [window if isinstance(window, str) else "" for window in windows]
-        numbers = [number for number, window in enumerate(windows) if isinstance(window, Windows)]
-        usable = [window for window in windows if isinstance(window, Windows)]
-        width, dtype = self._embedder.width, torch.empty(0, dtype=self._embedder.dtype).numpy().dtype
-        vectors = np.full((len(variants), 2, len(self._embedder.names), width), np.nan, dtype)
-        if usable:
-            wheres = [variants[number].where for number in numbers]
-            strands = [[pair.forward for pair in usable]] + [[pair.reverse for pair in usable]] * self._both_strands
-            with evaluating(self._embedder.reader.model):
-                results = [self._strand(pairs, wheres) for pairs in strands]
-            vectors[numbers] = mean_of_strands([of_strand for of_strand, _ in results])
-            for number, faults in zip(numbers, zip(*(faults for _, faults in results), strict=True), strict=True):
-                reasons[number] = faults[0] if all(faults) else ""
-        columns: dict[str, Any] = {name: [variant.columns.get(name) for variant in variants] for name in names}
-        of_alleles = [vectors[:, 0], vectors[:, 1], vectors[:, 1] - vectors[:, 0]]
-        flat = np.stack(of_alleles, 2).reshape(len(variants), len(self.names), width)
-        columns |= {name: vector_column(torch.from_numpy(flat[:, k])) for k, name in enumerate(self.names)}
-        return pa.table(columns | {"reason": pa.array(reasons, pa.string())})
+        """The columns, the vectors and the reasons of variants; within `evaluating`."""
+        windows = self._windows.of(variants)
+        strands = [self._strand(self._windows.pairs(variants, windows, strand)) for strand in self._strands]
+        dtype = "float64" if self._embedder.dtype == torch.float64 else "float32"
+        vectors = mean_of_strands([of_strand for of_strand, _ in strands]).astype(dtype)
+        faults = zip(*(of_strand for _, of_strand in strands), strict=True)
+        reasons = [of_variant[0] if all(of_variant) else "" for of_variant in faults]
+        of_alleles = np.stack([vectors[:, 0], vectors[:, 1], vectors[:, 1] - vectors[:, 0]], 2)
+        flat = torch.from_numpy(of_alleles.reshape(len(variants), len(self.names), self._embedder.width))
+        columns: dict[str, Any] = {name: vector_column(flat[:, k]) for k, name in enumerate(self.names)}
+        columns["reason"] = pa.array(reasons, pa.string())
+        return with_input_columns(variants, [1] * len(variants), columns)
 
-    def _strand(self, pairs: Sequence[tuple[str, str]], wheres: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    def _strand(self, pairs: Sequence[Pair | str]) -> tuple[np.ndarray, list[str]]:
         """The vectors of both windows of one strand, `(N, 2, K, D)`, and why they are NaN ("" if they are not)."""
-        reader = self._embedder.reader
-        records = [
-            Record(self._letters.read(sequence), where, is_window=True)
-            for pair, where in zip(pairs, wheres, strict=True)
-            for sequence in pair
-        ]
-        encoded = reader.encode(records, refuse_unknown=False)
-        faults = [
-            self._letters.fault(reader.unknown_letters(record, text))
-            for record, text in zip(records, encoded, strict=True)
-        ]
-        of_pairs = [first or second for first, second in zip(faults[::2], faults[1::2], strict=True)]
-        chosen = [row for row in range(len(records)) if not of_pairs[row // 2]]
-        letters = [record.sequence.upper() for record in records]
-        centers = [_first_difference(letters[row - row % 2 :][:2]) for row in chosen]
-        vectors = np.full((len(records), len(self._embedder.names), self._embedder.width), np.nan)
-        if chosen:
-            found = self._embedder.strand([records[row] for row in chosen], [encoded[row] for row in chosen], centers)
-            vectors[chosen] = torch.cat(found).numpy()
-        return vectors.reshape(len(pairs), 2, *vectors.shape[1:]), of_pairs
+        usable = [number for number, pair in enumerate(pairs) if isinstance(pair, Pair)]
+        both = [(pair, row) for pair in pairs if isinstance(pair, Pair) for row in (0, 1)]
+        vectors = np.full((len(pairs), 2, len(self._embedder.names), self._embedder.width), np.nan)
+        if usable:
+            records = [Record(pair.letters[row], pair.where) for pair, row in both]
+            centers = [_first_difference(*pair.letters) for pair, _ in both]
+            found = self._embedder.strand(records, [pair.texts[row] for pair, row in both], centers)
+            vectors[usable] = torch.cat(found).numpy().reshape(len(usable), *vectors.shape[1:])
+        return vectors, ["" if isinstance(pair, Pair) else pair for pair in pairs]
 
 
-def _first_difference(pair: Sequence[str]) -> int:
-    """The first letter at which two windows differ; for equal windows, the letter in the middle."""
-    differing = (number for number, letters in enumerate(zip(*pair, strict=True)) if letters[0] != letters[1])
-    return next(differing, len(pair[0]) // 2)
+def _first_difference(ref: str, alt: str) -> int:
+    """The first letter at which two windows differ, in either case; for equal windows, the letter in the middle."""
+    pairs = zip(ref.upper(), alt.upper(), strict=True)
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), len(ref) // 2)

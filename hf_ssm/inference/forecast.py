@@ -14,13 +14,15 @@ import torch
 from datasets import Dataset
 
 from hf_ssm.data.series import Series, series_of
-from hf_ssm.inference.parts import table_of
+from hf_ssm.inference.table_job import TableJob, check_new_columns
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["Forecaster", "forecast", "forecast_scores", "scores_text", "seasonal_naive"]
 
 # Columns of the output beside the id, the time and the quantiles.
 _COLUMNS = ("series", "step", "prediction", "actual", "seasonal_naive")
+# Series of a part of the output.
+PART = 256
 
 
 def forecast(
@@ -80,9 +82,7 @@ def forecast(
         time_column=time_column,
     )
     columns = table.to_pandas() if isinstance(table, Dataset) else table
-    series = series_of(columns, value_columns, id_column, time_column)
-    forecaster.check(series)
-    return table_of(series, forecaster.table)
+    return forecaster.job(series_of(columns, value_columns, id_column, time_column)).dataset()
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,9 @@ class Forecaster:
                     f"`quantiles` has {level!r}, but the model predicts the quantiles "
                     f"{self.model.config.quantiles}: choose among these."
                 )
-        for column in (self.id_column, self.time_column):
-            if column in _COLUMNS or str(column).startswith("quantile_"):
-                raise ValueError(
-                    f"the input has a column {column!r}, but the output needs this name: rename the column."
-                )
+        quantiles = [f"quantile_{level:g}" for level in self.levels]
+        names = [name for name in (self.id_column, self.time_column) if name is not None]
+        check_new_columns(names, (*_COLUMNS, *quantiles), "the table of series")
 
     @property
     def steps(self) -> int:
@@ -135,8 +133,14 @@ class Forecaster:
         """The quantiles of the output, ascending."""
         return sorted(self.quantiles or self.model.config.quantiles)
 
+    def job(self, series: Sequence[Series]) -> TableJob[Series]:
+        """The table of series, which are checked first."""
+        self.check(series)
+        total = len(series)
+        return TableJob(lambda: series, self.table, self.model, unit="series", total=total, most_items=PART)
+
     def check(self, series: Iterable[Series]) -> None:
-        """Raise `ValueError` for a series that is too short, before anything is computed."""
+        """Raise `ValueError` for a series that is too short."""
         for each in series:
             known = self.known(each).values
             if not len(known) or np.isnan(known).all():

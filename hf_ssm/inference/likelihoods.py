@@ -1,14 +1,15 @@
-"""Log-probabilities of tokens under causal and masked language models.
+"""Log-probabilities of tokens under causal and masked language models, whose sums are (pseudo-)log-likelihoods.
 
 Sequences with a common beginning continue from one state after it. All log-probabilities are natural logarithms in
 float64.
 
-Legend: `L` tokens of a sequence, `P` tokens of a beginning, `B` beginnings, `R` sequences, `S` tokens of the longest
-continuation, `V` vocabulary.
+Legend: `L` tokens of a sequence, `T` those without special tokens, `P` tokens of a beginning, `B` beginnings, `R`
+sequences, `S` tokens of the longest continuation, `V` vocabulary.
 """
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from hf_ssm.ops.branching import BranchedConvolution
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = [
-    *("CausalLikelihood", "branched", "can_branch", "log_likelihoods", "log_probs_of"),
-    *("shared_length", "without_end"),
+    *("CausalLikelihood", "branched", "can_branch", "log_likelihoods", "log_probs_of", "mask_token_of"),
+    *("masked_log_probs", "shared_length", "unmasked_log_probs", "with_mask", "without_end"),
 ]
 
 _ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -69,6 +70,89 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
         return torch.stack([log_probs_of(*row) for row in zip(logits, ids, strict=True)])
     logits = logits.double()
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def mask_token_of(model: SequenceModel) -> int:
+    """The id of the mask token.
+
+    Raises:
+        ValueError: The tokenizer has none.
+    """
+    mask = model.tokenizer.mask_token_id
+    if mask is None:
+        raise ValueError(
+            "this measure of a masked language model needs a tokenizer with a mask token: give another tokenizer."
+        )
+    return int(mask)
+
+
+def masked_log_probs(model: SequenceModel, texts: Sequence[Encoded]) -> list[Tensor]:
+    """Log-probability of each token where it alone is masked, given all others.
+
+    The sum is the pseudo-log-likelihood (PLL) of Salazar et al. 2020, "Masked Language Model Scoring", equation 1. Each
+    text is read as often as it has tokens.
+
+    Args:
+        model: A masked language model and its tokenizer.
+        texts: The texts. Special tokens are neither masked nor scored.
+
+    Returns:
+        `(T,)` for each text, float64, on the CPU.
+    """
+    mask = mask_token_of(model)
+    log_probs: list[list[Tensor]] = [[] for _ in texts]
+    copies = [(number, place) for number, text in enumerate(texts) for place in _scored(text)]
+    # As many copies at a time as one batch takes, so that not all exist at once.
+    size = max(1, model.max_tokens_per_batch // max((len(text.ids) for text in texts), default=1))
+    for first in range(0, len(copies), size):
+        some = copies[first : first + size]
+        masked = [with_mask(texts[number], place, mask) for number, place in some]
+        values: list[Tensor] = [torch.empty(0)] * len(some)
+        for batch in model.run(masked):
+            logits = batch.outputs.logits
+            places = torch.tensor([some[row][1] for row in batch.rows], device=logits.device)
+            ids = torch.stack([texts[some[row][0]].ids[some[row][1]] for row in batch.rows]).to(logits.device)
+            found = log_probs_of(logits[torch.arange(len(ids), device=logits.device), places], ids).cpu()
+            for row, value in zip(batch.rows, found, strict=True):
+                values[row] = value
+        for (number, _), value in zip(some, values, strict=True):
+            log_probs[number].append(value)
+    return [torch.stack(of_text) for of_text in log_probs]
+
+
+def with_mask(text: Encoded, place: int, mask: int) -> Encoded:
+    """A text with the mask token, or another one, at a place."""
+    ids = text.ids.clone()
+    ids[place] = mask
+    return replace(text, ids=ids)
+
+
+def _scored(text: Encoded) -> list[int]:
+    """Places of the tokens that are not special."""
+    places: list[int] = (~text.special).nonzero().squeeze(1).tolist()
+    return places
+
+
+def unmasked_log_probs(model: SequenceModel, texts: Sequence[Encoded]) -> list[Tensor]:
+    """Log-probability of each token in one pass over the text in which nothing is masked.
+
+    The model sees the token that it predicts, so that the values are larger than those of `masked_log_probs`; Huebner
+    et al. 2021 (BabyBERTa) score sentences by their sum. This is not the "one fell swoop" estimate of Kantroo et al.
+    2024, for which another network is trained.
+
+    Args:
+        model: A masked language model and its tokenizer.
+        texts: The texts. Special tokens are not scored.
+
+    Returns:
+        `(T,)` for each text, float64, on the CPU.
+    """
+    log_probs = [torch.zeros(0)] * len(texts)
+    for batch in model.run(texts):
+        for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+            places = (~texts[row].special).nonzero().squeeze(1).to(logits.device)
+            log_probs[row] = log_probs_of(logits[places], texts[row].ids.to(logits.device)[places]).cpu()
+    return log_probs
 
 
 def without_end(encoded: Encoded) -> Tensor:
@@ -247,10 +331,7 @@ def branched(cache: Any, rows: Tensor) -> Any:
         rows: The beginning of each sequence, `(R,)`, int64.
     """
     if isinstance(cache, SSMCache):
-        branches = cache.empty_copy()
-        layers: list[Any] = [_branched_layer(layer, rows) for layer in cache.states]
-        branches.layers = layers
-        branches.length = cache.length
+        branches = cache.with_layers([_branched_layer(layer, rows) for layer in cache.states])
         branches.tokens_seen = None if cache.tokens_seen is None else cache.tokens_seen[rows]
         return branches
     branches = copy.deepcopy(cache)
@@ -259,7 +340,7 @@ def branched(cache: Any, rows: Tensor) -> Any:
 
 
 def _branched_layer(layer: LayerState, rows: Tensor) -> LayerState:
-    branch = type(layer)()
+    branch = LayerState()
     branch.tensors = {name: value.index_select(0, rows) for name, value in layer.tensors.items()}
     streams: dict[str, Any] = {name: BranchedConvolution(stream, rows) for name, stream in layer.streams.items()}
     branch.streams = streams

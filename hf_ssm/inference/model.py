@@ -4,6 +4,7 @@ Legend: `L` tokens of a text, `B` texts of a batch.
 """
 
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import AMBIGUOUS_LETTERS, Record, check_letters, is_dna, reverse_complement, unknown_share
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.reading import longest_input
@@ -20,9 +22,11 @@ from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import needs_capitals, reads_only_dna
 from hf_ssm.utils.evaluation import unwrapped
 
+logger = logging.getLogger(__name__)
+
 __all__ = [
     *("MOST_UNKNOWN", "Batch", "Encoded", "SequenceModel", "UnknownLetters"),
-    *("check_finite", "check_strands", "log_odds", "other_strand"),
+    *("check_finite", "check_strands", "log_odds", "mean_of_strands", "other_strand", "why_unknown"),
 ]
 
 MOST_UNKNOWN = 0.5
@@ -108,19 +112,20 @@ class SequenceModel:
             of the text then.
         max_tokens_per_batch: Largest number of tokens in a batch, padding included, default 16384. A batch has at least
             one text.
+        reads: How the training of the model read its sequences; default: with all letters as capitals.
 
     Attributes:
+        reads: The same; lower-case letters are kept, too, if the tokenizer needs no capitals.
         head: Kind of prediction: "class", "tokens", "causal", "masked", or `None` for a model without a head.
         longest: Longest input in tokens; `None` without a limit.
         tokens: Number of tokens that the model has read so far, padding included.
         reads_only_dna: Whether the tokens are made of bases.
-        needs_capitals: Whether the tokenizer reads lower-case (soft-masked) bases otherwise than capitals.
 
     Raises:
         ValueError: `max_tokens_per_batch` is not positive, or the model has an encoder and a decoder.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384):
+    def __init__(self, model: Any, tokenizer: Any, max_tokens_per_batch: int = 16384, reads: ReadOptions | None = None):
         if max_tokens_per_batch < 1:
             raise ValueError(f"`max_tokens_per_batch`={max_tokens_per_batch}: give a positive number.")
         self.model, self.tokenizer = unwrapped(model), tokenizer
@@ -136,9 +141,34 @@ class SequenceModel:
         self.max_tokens_per_batch = max_tokens_per_batch
         self.tokens = 0
         self.reads_only_dna = reads_only_dna(tokenizer)
-        self.needs_capitals = needs_capitals(tokenizer)
+        reads = reads or ReadOptions()
+        # A tokenizer that reads both cases alike, or lower case only, needs no capitals.
+        self.reads = replace(reads, keep_case=reads.keep_case or not needs_capitals(tokenizer))
+        self._has_noted_case = False
         self._vocabulary = tokenizer.get_vocab()
         self._arguments = inspect.signature(self.model.forward).parameters
+
+    @property
+    def training_letters(self) -> int | None:
+        """Letters of the longest training sequence; `None` if they are not known."""
+        if self.reads.window is not None or self.reads.max_length is None or not self.reads_only_dna:
+            return self.reads.window
+        return max(1, self.reads.max_length - int(self.tokenizer.num_special_tokens_to_add()))
+
+    def with_model(self, model: Any) -> "SequenceModel":
+        """A part of the model, such as the model without its head, with the same tokenizer and options."""
+        return SequenceModel(model, self.tokenizer, self.max_tokens_per_batch, self.reads)
+
+    def letters(self, sequence: str) -> str:
+        """A sequence as the model reads it: in capitals unless the case is kept; one line of the log says so."""
+        capitals = sequence if self.reads.keep_case else sequence.upper()
+        if capitals != sequence and not self._has_noted_case:
+            self._has_noted_case = True
+            logger.warning(
+                "lower-case (soft-masked) bases are read as capitals, because the tokenizer reads lower-case letters "
+                "differently. For a model that was trained on both cases, use keep_case=True (--keep-case)."
+            )
+        return capitals
 
     def check_letters(self, record: Record) -> None:
         """Raise `ValueError` for a sequence of other letters than those of DNA if the model reads DNA only."""
@@ -151,13 +181,16 @@ class SequenceModel:
 
         Args:
             records: The sequences.
-            refuse_unknown: Whether mostly unknown tokens are an error, unless the sequence is a window of a longer one.
+            refuse_unknown: Whether letters of another alphabet are an error, and mostly unknown tokens, unless the
+                sequence is a window of a longer one.
 
         Raises:
             ValueError: A sequence has no token, more than the model takes, or mostly unknown ones; or letters other
                 than those of DNA for a model of DNA.
         """
         texts = [record.sequence for record in records]
+        if not texts:
+            return []
         if self.tokenizer.is_fast:
             options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
             rows = self.tokenizer(texts, **options, verbose=False)
@@ -173,7 +206,8 @@ class SequenceModel:
         encoded = [self._encoded(*row) for row in zip(*columns, strict=True)]
         for record, text in zip(records, encoded, strict=True):
             self._check(record, text)
-            if refuse_unknown and not record.is_window:
+            if refuse_unknown:
+                self.check_letters(record)
                 self._check_unknown(record, text)
         return encoded
 
@@ -211,9 +245,10 @@ class SequenceModel:
                 f"{record.where} has {count} tokens, but the model takes at most {self.longest}: cut the sequence "
                 "into windows of at most this length (`window`, --window)."
             )
-        self.check_letters(record)
 
     def _check_unknown(self, record: Record, encoded: Encoded) -> None:
+        if record.is_window:
+            return
         unknown = encoded.letters[self._is_unknown(encoded)].tolist()
         count = int((~encoded.special).sum())
         if len(unknown) <= MOST_UNKNOWN * count:
@@ -233,9 +268,9 @@ class SequenceModel:
         unknown = self.tokenizer.unk_token_id
         return (encoded.ids == (-1 if unknown is None else unknown)) & ~encoded.special
 
-    def unknown_letters(self, record: Record, encoded: Encoded) -> np.ndarray:
+    def unknown_letters(self, sequence: str, encoded: Encoded) -> np.ndarray:
         """Whether each letter of a DNA sequence is ambiguous, such as N, or part of an unknown token; `(letters,)`."""
-        letters = np.frombuffer(record.sequence.upper().encode("ascii", "replace"), dtype=np.uint8)
+        letters = np.frombuffer(sequence.upper().encode("ascii", "replace"), dtype=np.uint8)
         is_unknown = np.isin(letters, np.frombuffer(AMBIGUOUS_LETTERS.encode(), dtype=np.uint8))
         for start, stop in encoded.letters[self._is_unknown(encoded)].tolist():
             is_unknown[start:stop] = True
@@ -298,6 +333,20 @@ class SequenceModel:
             group.append(row)
         if group:
             yield group
+
+
+def why_unknown(is_unknown: np.ndarray) -> str:
+    """Why letters of which so many are unknown have no score; "" if they have."""
+    share = is_unknown.mean()
+    return f"{share:.0%} of the window are N or unknown to the tokenizer" if share > MOST_UNKNOWN else ""
+
+
+def mean_of_strands(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of the strands that have a value, whose others are NaN; NaN where none has one."""
+    stacked = np.stack(values)
+    counts = np.isfinite(stacked).sum(0)
+    mean: np.ndarray = np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan)
+    return mean
 
 
 def check_finite(values: Tensor, where: str = "") -> None:

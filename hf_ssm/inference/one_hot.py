@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_ssm.data.records import Record
-from hf_ssm.inference.base_tokens import BASES, PAIRS_WITH_N, base_tokens, ids_of_letters
-from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
+from hf_ssm.inference.bases import BASES, PAIRS_WITH_N, base_tokens, ids_of_letters
+from hf_ssm.inference.likelihoods import CausalLikelihood, mask_token_of, masked_log_probs, without_end
 from hf_ssm.inference.model import SequenceModel, check_finite
-from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 
 __all__ = ["OneHotModel", "sequences_of"]
@@ -72,8 +71,8 @@ class OneHotModel(nn.Module):
         if is_of_strands or not self.reader.takes("inputs_embeds"):
             return None
         try:
-            tokens = base_tokens(self.reader, PAIRS_WITH_N, "", "")
-            letters = ids_of_letters(tokens, PAIRS_WITH_N, f"{BASES}N", "", "")
+            tokens = base_tokens(self.reader, PAIRS_WITH_N)
+            letters = ids_of_letters(tokens, PAIRS_WITH_N, f"{BASES}N")
         except ValueError:
             return None
         ids = tokens.encoded.ids

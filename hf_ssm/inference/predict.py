@@ -3,7 +3,7 @@
 Legend: `B` texts of a batch, `L` tokens of a text, `T` those without special tokens, `K` classes or values.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,11 @@ from hf_ssm.inference.model import (
     check_strands,
     other_strand,
 )
-from hf_ssm.inference.parts import table_of, with_input_columns
-from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows, groups_of
+from hf_ssm.inference.table_job import TableJob, groups_of, with_input_columns
+from hf_ssm.inference.windows import GENOME_SPAN, Window, Windows
 from hf_ssm.probes.reading import check_choice
-from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["AGGREGATIONS", "Predictor", "kind_of", "letters_of", "predict"]
+__all__ = ["AGGREGATIONS", "Predictor", "activated", "kind_of", "label_names", "predict"]
 
 AGGREGATIONS = ("mean", "max")
 # Columns that tell the windows of a sequence apart.
@@ -105,8 +104,7 @@ def predict(
     )
     # The sequences are read twice.
     inputs = list(inputs) if isinstance(inputs, Iterator) else inputs
-    predictor.survey(as_records(inputs, sequence_column))
-    return table_of(predictor.groups(as_records(inputs, sequence_column)), predictor.table_of_groups, part_size=1)
+    return predictor.job(lambda: as_records(inputs, sequence_column)).dataset()
 
 
 @dataclass(frozen=True)
@@ -126,17 +124,16 @@ class Predictor:
     """Computes tables of predictions.
 
     Args:
-        reader: The model and its tokenizer.
+        model: The model and its tokenizer.
         window, stride, aggregate, both_strands: As for `predict`.
         regions: Regions of a genome: windows that overlap none are left out. All sequences then need a place.
-
-    `survey` reads all sequences before `table_of_groups` computes the tables of the groups of `groups`.
 
     Attributes:
         value_columns: Names of the columns of numbers in the tables.
         classes: Names of the classes in the column `prediction`; `None` for a model that predicts values.
-        unknown: Count of the rows, or of the sequences of tokens, by their unknown letters, from `survey`.
-        longest_window: Letters of the longest window of a sequence that `survey` found cut; `None` if none is cut.
+        unknown: Count of the rows, or of the sequences of tokens, by their unknown letters, from `job`.
+        cut_to: Letters of the longest window of a sequence that `job` found cut; `None` if none is cut.
+        longest: The longest text that the model is to read, from `job`.
 
     Raises:
         ValueError: As for `predict`, as far as it concerns the arguments.
@@ -144,7 +141,7 @@ class Predictor:
 
     def __init__(
         self,
-        reader: SequenceModel,
+        model: SequenceModel,
         *,
         window: int | None = None,
         stride: int | None = None,
@@ -152,118 +149,121 @@ class Predictor:
         both_strands: bool = False,
         regions: Regions | None = None,
     ):
-        if reader.head not in ("class", "tokens"):
-            raise ValueError(f"{type(reader.model).__name__} is {_OTHER_COMMANDS[reader.head]}.")
-        self._of_tokens = reader.head == "tokens"
+        if model.head not in ("class", "tokens"):
+            raise ValueError(f"{type(model.model).__name__} is {_OTHER_COMMANDS[model.head]}.")
+        self._of_tokens = model.head == "tokens"
         if aggregate is not None:
             check_choice("aggregate", aggregate, AGGREGATIONS)
             if self._of_tokens:
                 raise ValueError(
-                    f"`aggregate`={aggregate!r}: {type(reader.model).__name__} classifies tokens, and each token "
+                    f"`aggregate`={aggregate!r}: {type(model.model).__name__} classifies tokens, and each token "
                     "has its own row: leave `aggregate` out."
                 )
-        self._reader, self._windows = reader, Windows(reader, window, stride)
+        self._model, self._windows = model, Windows(model, window, stride)
         self._aggregate, self._both_strands, self._regions = aggregate, both_strands, regions
         # Whether the table tells several rows of a sequence apart.
         self._has_spans = self._of_tokens or (aggregate is None and window is not None)
-        self.unknown = UnknownLetters(reader.reads_only_dna)
-        self.longest_window: int | None = None
-        config = reader.model.config
-        self._kind = kind_of(config)
-        names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        # Names that are not unique could not be columns.
-        self._names = names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
-        self.value_columns = self._value_columns()
+        self.unknown = UnknownLetters(model.reads_only_dna)
+        self.cut_to: int | None = None
+        self.longest = ""
+        config = model.model.config
+        self._kind, self._names = kind_of(config), label_names(config)
         self.classes = None if self._kind == _VALUES else self._names
+        if self._kind != _VALUES:
+            self.value_columns = [f"probability_{name}" for name in self._names]
+        elif len(self._names) == 1:
+            self.value_columns = ["prediction"]
+        else:
+            named = (str(n) if name == f"LABEL_{n}" else name for n, name in enumerate(self._names))
+            self.value_columns = [f"value_{name}" for name in named]
 
-    def survey(self, records: Iterable[Record]) -> int:
-        """The number of letters to read, on one strand; those of overlapping windows count repeatedly.
+    def job(self, read: Callable[[], Iterable[Record]]) -> TableJob[Unit]:
+        """The table of sequences, all of which are checked first.
 
         Raises:
             ValueError: A sequence that a model of DNA reads, or that is to be read on both strands, is no DNA.
         """
-        total = 0
+        total = sum(map(self._survey, self._cut(read())))
+        return TableJob(
+            lambda: (unit for windows in self._cut(read()) for unit in self._units_of(windows)),
+            self.table,
+            self._model.model,
+            _letters_of,
+            "letter",
+            total,
+        )
+
+    def _cut(self, records: Iterable[Record]) -> Iterator[list[Window]]:
+        """The windows of each sequence."""
         for number, record in enumerate(records):
-            if self._both_strands:
-                check_dna(record)
-            self._reader.check_letters(record)
-            windows = self._windows_of(number, record)
-            self._has_spans |= len(windows) > 1 and self._aggregate is None
-            total += letters_of(windows)
-            if len(windows) > 1:
-                self.longest_window = max(self.longest_window or 0, windows[0].stop - windows[0].start)
-            for unit in self._units_of(windows):
-                self.unknown.add(record.sequence[unit[0].start : unit[-1].stop])
-        return total
+            windows, regions, place = self._windows.of(number, record), self._regions, record.place
+            if regions is not None and place is None:
+                raise ValueError(
+                    f"{record.where} has no place in a genome, but `regions` (--regions) needs places: give a BED file."
+                )
+            if regions is not None and place is not None:
+                places = [place.interval(window.start, window.stop) for window in windows]
+                pairs = zip(windows, places, strict=True)
+                windows = [window for window, span in pairs if regions.overlapping(place.chrom, *span)]
+            yield windows
 
-    def chosen(self, prediction: str) -> list[str]:
-        """The classes that a value of the column `prediction` names: one, or any number that do not exclude others."""
-        return [name for name in prediction.split(";") if name] if self._kind == _LABELS else [prediction]
-
-    def groups(self, records: Iterable[Record]) -> Iterator[list[Unit]]:
-        """Consecutive units that are computed together and form a part of the output."""
-        return groups_of(self._units(records), letters_of)
-
-    def _units(self, records: Iterable[Record]) -> Iterator[Unit]:
-        for number, record in enumerate(records):
-            yield from self._units_of(self._windows_of(number, record))
-
-    def _windows_of(self, number: int, record: Record) -> list[Window]:
-        windows = self._windows.of(number, record)
-        if self._regions is None:
-            return windows
-        place, regions = record.place, self._regions
-        if place is None:
-            raise ValueError(
-                f"{record.where} has no place in a genome, but `regions` (--regions) needs places: give a BED file."
-            )
-        return [
-            window for window in windows if regions.overlapping(place.chrom, *place.interval(window.start, window.stop))
-        ]
+    def _survey(self, windows: list[Window]) -> int:
+        """The number of letters to read of a sequence, on one strand; those of overlapping windows count repeatedly."""
+        if not windows:
+            return 0
+        record = windows[0].record
+        if self._both_strands:
+            check_dna(record)
+        self._model.check_letters(record)
+        self._has_spans |= len(windows) > 1 and self._aggregate is None
+        longest = max(windows, key=lambda window: window.stop - window.start)
+        if len(windows) > 1:
+            self.cut_to = max(self.cut_to or 0, longest.stop - longest.start)
+        if longest.stop - longest.start > len(self.longest):
+            self.longest = record.sequence[longest.start : longest.stop]
+        for unit in self._units_of(windows):
+            self.unknown.add(record.sequence[unit[0].start : unit[-1].stop])
+        return _letters_of(windows)
 
     def _units_of(self, windows: list[Window]) -> list[Unit]:
         if not windows:
             return []
         return [windows] if self._of_tokens or self._aggregate is not None else [[window] for window in windows]
 
-    def table_of_groups(self, groups: Iterable[list[Unit]]) -> pa.Table:
-        """The table of several groups."""
-        units = [unit for group in groups for unit in group]
-        with evaluating(self._reader.model):
-            scores = self._scores([window for unit in units for window in unit])
-            combined = [self._combined(unit, [next(scores) for _ in unit]) for unit in units]
-        columns = self._spans(units, combined) if self._has_spans else {}
+    def chosen(self, prediction: str) -> list[str]:
+        """The classes that a value of the column `prediction` names: one, or any number that do not exclude others."""
+        return [name for name in prediction.split(";") if name] if self._kind == _LABELS else [prediction]
+
+    def table(self, units: Sequence[Unit]) -> pa.Table:
+        """The table of several units; within `evaluating`."""
+        scores = self._scores([window for unit in units for window in unit])
+        combined = [self._combined(unit, [next(scores) for _ in unit]) for unit in units]
+        spans = [self._spans_of(*each) for each in zip(units, combined, strict=True)]
+        columns = self._span_columns(units, spans) if self._has_spans else {}
         if self.unknown.any_mostly:
-            texts = (self._texts(*pair) for pair in zip(units, combined, strict=True))
-            columns["unknown_letters"] = [unknown_share(text) for of_unit in texts for text in of_unit]
+            texts = (
+                unit[0].record.sequence[slice(*span)] for unit, rows in zip(units, spans, strict=True) for span in rows
+            )
+            columns["unknown_letters"] = list(map(unknown_share, texts))
         columns |= self._columns(np.concatenate([score.values for score in combined]))
-        counts = [len(score.values) for score in combined]
-        return with_input_columns([unit[0].record for unit in units], counts, columns)
+        return with_input_columns([unit[0].record for unit in units], list(map(len, spans)), columns)
 
-    def _spans(self, units: Sequence[Unit], combined: Sequence[_Scores]) -> dict[str, Any]:
-        """Number of the sequence and letters of each row."""
-        rows: list[tuple[Record, int, int, int]]
-        if self._of_tokens:
-            rows = [
-                (unit[0].record, unit[0].number, start, stop)
-                for unit, score in zip(units, combined, strict=True)
-                for start, stop in score.letters.tolist()
-            ]
-        else:
-            rows = [(unit[0].record, unit[0].number, unit[0].start, unit[0].stop) for unit in units]
-        columns: dict[str, Any] = dict(zip(_SPAN, zip(*(row[1:] for row in rows), strict=True), strict=True))
-        if all(record.place is not None for record, *_ in rows):
-            places = [record.place.interval(start, stop) for record, _, start, stop in rows if record.place]
-            columns |= dict(zip(GENOME_SPAN, zip(*places, strict=True), strict=True))
-        if self._of_tokens:
-            columns["letters"] = [record.sequence[start:stop] for record, _, start, stop in rows]
-        return columns
-
-    def _texts(self, unit: Unit, combined: _Scores) -> list[str]:
+    def _spans_of(self, unit: Unit, combined: _Scores) -> list[tuple[int, int]]:
         """The letters of each row of a unit."""
-        sequence = unit[0].record.sequence
-        spans = combined.letters.tolist() if self._of_tokens else [(unit[0].start, unit[-1].stop)]
-        return [sequence[start:stop] for start, stop in spans]
+        return combined.letters.tolist() if self._of_tokens else [(unit[0].start, unit[-1].stop)]
+
+    def _span_columns(self, units: Sequence[Unit], spans: Sequence[list[tuple[int, int]]]) -> dict[str, Any]:
+        """Number of the sequence and letters of each row."""
+        pairs = [(unit[0], span) for unit, rows in zip(units, spans, strict=True) for span in rows]
+        rows = [(window.number, *span) for window, span in pairs]
+        columns: dict[str, Any] = dict(zip(_SPAN, zip(*rows, strict=True), strict=True))
+        places = [(window.record.place, span) for window, span in pairs]
+        if all(place is not None for place, _ in places):
+            intervals = [place.interval(*span) for place, span in places if place is not None]
+            columns |= dict(zip(GENOME_SPAN, zip(*intervals, strict=True), strict=True))
+        if self._of_tokens:
+            columns["letters"] = [window.record.sequence[slice(*span)] for window, span in pairs]
+        return columns
 
     def _columns(self, values: np.ndarray) -> dict[str, Any]:
         """The scores `(rows, K)` as columns."""
@@ -274,17 +274,10 @@ class Predictor:
         if self._kind == _VALUES:
             return columns
         if self._kind == _LABELS:
-            chosen = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
+            best = [";".join(np.array(self._names)[row]) for row in values >= 0.5]
         else:
-            chosen = [self._names[best] for best in values.argmax(1)]
-        has_none = np.isnan(values).any(1)
-        return {"prediction": pa.array(chosen, pa.string(), mask=has_none), **columns}
-
-    def _value_columns(self) -> list[str]:
-        if self._kind != _VALUES:
-            return [f"probability_{name}" for name in self._names]
-        named = [str(index) if name == f"LABEL_{index}" else name for index, name in enumerate(self._names)]
-        return ["prediction"] if len(named) == 1 else [f"value_{name}" for name in named]
+            best = [self._names[number] for number in values.argmax(1)]
+        return {"prediction": pa.array(best, pa.string(), mask=np.isnan(values).any(1)), **columns}
 
     def _combined(self, unit: Unit, scores: Sequence[_Scores]) -> _Scores:
         """The scores of the windows of a unit as one."""
@@ -318,27 +311,21 @@ class Predictor:
             yield from scores
 
     def _strand(self, records: Sequence[Record]) -> list[_Scores]:
-        encoded = self._reader.encode(records)
+        encoded = self._model.encode(records)
         scores: list[Any] = [None] * len(records)
-        for batch in self._reader.run(encoded):
+        for batch in self._model.run(encoded):
             for row, logits in zip(batch.rows, batch.outputs.logits.cpu().double(), strict=True):
                 text = encoded[row]
                 kept = logits[: len(text.ids)][~text.special] if self._of_tokens else logits[None]
-                values = self._activated(kept)
+                values = activated(self._kind, kept)
                 check_finite(values, records[row].where)
                 letters = text.spans if self._of_tokens else text.letters[:0]
                 scores[row] = _Scores(values.numpy(), letters.numpy())
         return scores
 
-    def _activated(self, logits: Tensor) -> Tensor:
-        if self._kind == _VALUES:
-            return logits
-        return logits.sigmoid() if self._kind == _LABELS else logits.softmax(-1)
 
-
-def letters_of(unit: Unit) -> int:
-    """Number of letters of some windows."""
-    return sum(window.stop - window.start for window in unit)
+def _letters_of(windows: Sequence[Window]) -> int:
+    return sum(window.stop - window.start for window in windows)
 
 
 def kind_of(config: Any) -> str:
@@ -347,6 +334,19 @@ def kind_of(config: Any) -> str:
         return _LABELS
     is_value = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
     return _VALUES if is_value else _CLASSES
+
+
+def label_names(config: Any) -> list[str]:
+    """Names of classes or values; their numbers if the names are not unique and so could not be columns."""
+    names = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+    return names if len(set(names)) == len(names) else [str(index) for index in range(len(names))]
+
+
+def activated(kind: str, logits: Tensor) -> Tensor:
+    """Probabilities, or values, of logits `(..., K)`; see `kind_of`."""
+    if kind == _VALUES:
+        return logits
+    return logits.sigmoid() if kind == _LABELS else logits.softmax(-1)
 
 
 def _ranks(letters: np.ndarray) -> np.ndarray:

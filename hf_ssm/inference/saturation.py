@@ -4,7 +4,6 @@ Legend: `L` tokens of the context, `N` positions of the region.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,19 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import reverse_complement
-from hf_ssm.inference.base_tokens import BASES, BaseTokens, base_ids, base_tokens, other_bases
+from hf_ssm.inference.bases import BASES, BasesModel, BaseTokens, substitutions
 from hf_ssm.inference.likelihoods import CausalLikelihood, without_end
-from hf_ssm.inference.model import SequenceModel, check_finite
-from hf_ssm.inference.score import WindowLetters, columns_of_scores, mean_of_strands
+from hf_ssm.inference.model import SequenceModel, check_finite, mean_of_strands
+from hf_ssm.inference.score import columns_of_scores
 from hf_ssm.probes.reading import check_choice
 from hf_ssm.utils.evaluation import evaluating
 
-__all__ = ["BASES", "Saturation", "saturate"]
+__all__ = ["Saturation", "saturate"]
 
 # Positions between two states from which mutants are read. Fewer positions repeat fewer tokens, in more calls.
 _BLOCK = 16
-_NEEDS = "saturation mutagenesis", "give the variants as a table to `hf-ssm score` instead"
 
 
 def saturate(
@@ -74,20 +73,18 @@ def saturate(
         ValueError: The model is not a language model, the region is empty or outside of the sequence, an argument is
             not positive, the context is longer than the model takes, the tokenizer joins bases, or the model gives NaN.
     """
-    saturation = Saturation(
-        SequenceModel(model, tokenizer, max_tokens_per_batch),
-        scores=scores,
-        window=window,
-        horizon=horizon,
-        both_strands=both_strands,
-        keep_case=keep_case,
-    )
-    with evaluating(saturation.model.model):
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
+    saturation = Saturation(reader, scores=scores, window=window, horizon=horizon, both_strands=both_strands)
+    with evaluating(reader.model):
         return Dataset(saturation.table(sequence, start, len(sequence) if stop is None else stop))
 
 
 class Saturation:
-    """Computes the table of `saturate`, whose arguments it takes; to be used within `evaluating`."""
+    """Computes the table of `saturate`, whose arguments it takes; to be used within `evaluating`.
+
+    Attributes:
+        columns: Names of the scores.
+    """
 
     def __init__(
         self,
@@ -97,25 +94,17 @@ class Saturation:
         window: int = 1024,
         horizon: int = 128,
         both_strands: bool = True,
-        keep_case: bool = False,
     ):
         for name, value in (("window", window), ("horizon", horizon)):
             if value < 1:
                 raise ValueError(f"`{name}`={value}: give a positive number of bases.")
-        if model.head not in ("causal", "masked"):
-            raise ValueError(
-                f"{type(model.model).__name__} is not a language model, but saturation mutagenesis needs a "
-                "language model: give another checkpoint, or, in the command, --target for a classifier or "
-                "regressor."
-            )
         self.model, self.window, self.horizon, self.both_strands = model, window, horizon, both_strands
-        self.likelihood = CausalLikelihood(model) if model.head == "causal" else None
-        available = ("llr", "next_token") if model.head == "causal" else ("masked_log_odds",)
+        self._bases = BasesModel(model, "saturation mutagenesis")
+        self.likelihood = CausalLikelihood(model) if self._bases.is_causal else None
+        available = ("masked_log_odds",) if self.likelihood is None else ("llr", "next_token")
         self.columns = tuple(scores or available)
         for name in self.columns:
             check_choice("scores", name, available)
-        self.letters = WindowLetters(model, keep_case)
-        self._bases = base_ids(model, self.letters.keeps_case, *_NEEDS)
 
     def table(self, sequence: str, start: int, stop: int) -> pa.Table:
         """The scores of all substitutions of a region."""
@@ -143,37 +132,26 @@ class Saturation:
             "alt": pa.array([BASES[k] for _, k in places], pa.string()),
         }
         at = tuple(np.array(places, dtype=np.int64).reshape(-1, 2).T)
-        chosen = {name: values[at] for name, values in scores.items()}
-        return pa.table(columns | columns_of_scores(chosen, [reasons[n] for n, _ in places]))
-
-    def _encoded(self, text: str) -> BaseTokens:
-        return base_tokens(self.model, text, *_NEEDS)
+        of_places = {name: values[at] for name, values in scores.items()}
+        return pa.table(columns | columns_of_scores(of_places, [reasons[n] for n, _ in places]))
 
     def _strand(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """The scores of all four bases at each position, `(N, 4)`, NaN where there is none; why a position has none."""
-        context = self.letters.read(context)
-        is_lower = torch.tensor([letter.islower() for letter in context])
-        bases = self._bases[is_lower.long()]
-        score = self._causal if self.likelihood is not None else self._masked
-        scores, faults = score(context, bases, first, last)
+        score = self._masked if self.likelihood is None else self._causal
+        scores, faults = score(self.model.letters(context), first, last)
         for values in scores.values():
             values[[bool(fault) for fault in faults]] = np.nan
         return scores, faults
 
-    def _fault(self, is_unknown: np.ndarray, place: int) -> str:
-        """Why a base of a window has no score; "" if it has."""
-        why = self.letters.fault(is_unknown)
-        return why or ("the tokenizer does not know the base" if is_unknown[place] else "")
-
-    def _causal(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
-        """The scores of all four bases at each position, `(N, 4)`, and why a position has none."""
-        tokens = self._encoded(context)
+    def _causal(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        tokens = self._bases.tokens(context)
         ids, special = without_end(tokens.encoded), tokens.before
-        left, faults = self.window // 2, []
+        faults = []
         for n in range(first, last):
-            start = max(0, n - left)
-            faults.append(self._fault(tokens.is_unknown[start : n + self.horizon], n - start))
-        bases = torch.cat([bases.new_zeros(special, len(BASES)), bases])
+            start = max(0, n - self.window // 2)
+            window = slice(start, n + self.horizon)
+            faults.append(BaseTokens(tokens.encoded, special, tokens.is_unknown[window]).fault(n - start))
+        bases = F.pad(self._bases.ids_at(context), (0, 0, special, 0))
         first, last = first + special, last + special
         reference = _Reference(ids, bases)
         sums = torch.zeros(last - first, len(BASES), dtype=torch.double)
@@ -198,11 +176,13 @@ class Saturation:
         cache: Any = None
         read = 0
         for border in range(first, last if "llr" in self.columns else first, _BLOCK):
-            stop = min(border + _BLOCK, last)
-            mutants = [(place, base) for place in range(border, stop) for base in other_bases(ids[place], bases[place])]
+            mutants = list(substitutions(ids, bases, range(border, min(border + _BLOCK, last))))
             # There is no state before the first token.
             start = border if self.likelihood.shares else 0
-            texts = [_mutant(ids[start : p + self.horizon], p - start, bases[p, base]) for p, base in mutants]
+            texts = []
+            for place, base in mutants:
+                texts.append(ids[start : place + self.horizon].clone())
+                texts[-1][place - start] = bases[place, base]
             if start:
                 logits, cache = self.likelihood.read(ids[None, read:border], cache, keep=True)
                 reference.add(logits[0])
@@ -214,30 +194,14 @@ class Saturation:
                 yield place, base, values[place - start :]
         reference.add(self.likelihood.read(ids[None, read:], cache)[0][0])
 
-    def _masked(self, context: str, bases: Tensor, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Log-odds of all four bases against the reference, `(N, 4)`, and why a position has none."""
-        mask = self.model.tokenizer.mask_token_id
-        if mask is None:
-            raise ValueError("masked log-odds need a tokenizer with a mask token: give another tokenizer.")
-        left = self.window // 2
-        contexts = [
-            self._encoded(context[max(0, place - left) : place + self.window - left]) for place in range(first, last)
-        ]
-        # Of the base in its window.
-        letters = [min(place, left) for place in range(first, last)]
-        places = [window.before + letter for window, letter in zip(contexts, letters, strict=True)]
-        # With the special tokens behind the letters, which the model has read in training.
-        masked = [
-            replace(window.encoded, ids=_mutant(window.encoded.ids, place, torch.tensor(mask)))
-            for window, place in zip(contexts, places, strict=True)
-        ]
-        log_odds = torch.zeros(last - first, len(BASES), dtype=torch.double)
-        for batch in self.model.run(masked):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                of_bases = logits[places[row]].double().log_softmax(-1).cpu()[bases[first + row]]
-                log_odds[row] = of_bases - of_bases[BASES.find(context[first + row].upper())]
+    def _masked(self, context: str, first: int, last: int) -> tuple[dict[str, np.ndarray], list[str]]:
+        windows, letters, logits = self._bases.masked(context, range(first, last), self.window)
+        bases = self._bases.ids_at(context[first:last])
+        log_probs = torch.stack(logits).log_softmax(-1).gather(-1, bases)
+        there = torch.tensor([BASES.find(letter) for letter in context[first:last].upper()])
+        log_odds = log_probs - log_probs.gather(-1, there.clamp(min=0).unsqueeze(-1))
         check_finite(log_odds)
-        faults = [self._fault(window.is_unknown, letter) for window, letter in zip(contexts, letters, strict=True)]
+        faults = [window.fault(letter) for window, letter in zip(windows, letters, strict=True)]
         return {"masked_log_odds": log_odds.numpy()}, faults
 
 
@@ -261,9 +225,3 @@ class _Reference:
         values = logits.double().log_softmax(-1).cpu()[: len(self._ids) - first]
         self.tokens[first : self._read + 1] = values.gather(-1, self._ids[first : self._read + 1, None]).squeeze(-1)
         self.bases[first : self._read + 1] = values.gather(-1, self._bases[first : self._read + 1])
-
-
-def _mutant(ids: Tensor, place: int, token: Tensor) -> Tensor:
-    changed = ids.clone()
-    changed[place] = token
-    return changed

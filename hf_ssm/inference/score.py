@@ -1,7 +1,6 @@
 """Scores of variants: how much less likely, or how different, the alternative allele is to a model."""
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,32 +9,22 @@ import torch
 from datasets import Dataset
 
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.records import Record
-from hf_ssm.data.variants import Variant, Windows, as_variants, windows_of
-from hf_ssm.inference.allele_scores import SCORES, WHY_MISSING, AlleleScores, Pair
+from hf_ssm.data.options import ReadOptions
+from hf_ssm.data.variants import Variant, as_variants
+from hf_ssm.inference.alleles import SCORES, STRANDS, WHY_MISSING, AlleleScores, Pair, VariantWindows
 from hf_ssm.inference.effects import Effects
-from hf_ssm.inference.model import MOST_UNKNOWN, Encoded, SequenceModel
-from hf_ssm.inference.parts import table_of
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.inference.model import SequenceModel
+from hf_ssm.inference.table_job import TableJob, with_input_columns
 
-__all__ = [
-    "REASONS",
-    "SCORES",
-    "VariantScorer",
-    "WindowLetters",
-    "columns_of_scores",
-    "mean_of_strands",
-    "score_variants",
-]
-
-logger = logging.getLogger(__name__)
-
+__all__ = ["REASONS", "SCORES", "VariantScorer", "columns_of_scores", "score_variants"]
 
 REASONS = {
     "reason": "why the allele has no score",
     "missing": "scores that the allele lacks beside others, and why",
 }
 """Columns beside the scores, and what they are."""
+# Variants of a part of the output; of those that are read once for each token, a sixteenth.
+PART = 64
 
 
 def score_variants(
@@ -95,10 +84,11 @@ def score_variants(
         variants: Rows with `chrom`, `pos` (1-based), `ref`, `alt`, or with `ref_sequence` and `alt_sequence`; or
             `hf_ssm.data.variants.read_variants(path)`.
         genome: The reference, `hf_ssm.data.genome.Genome(path)`; not needed for sequences.
-        scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, otherwise
-            `embedding_distance`.
-        target: Name or number of a class or value of a classifier or regressor, several of them, or "all"; in place of
-            `scores`. A value without a name is "prediction", or "value_0", "value_1", ... of several.
+        scores: Names of scores; default: `llr` and `next_token`, or `masked_log_odds` for language models, and
+            `embedding_distance` for models without a head.
+        target: Name or number of a class or value of a classifier or regressor, several of them, or "all" (the default
+            of these models); in place of `scores`. A value without a name is "prediction", or "value_0", "value_1", ...
+            of several.
         window: Bases of a window, default 1024, half of them before the variant.
         horizon: Bases from the variant on; default `window - window // 2`.
         shifts: Average over windows that are moved by these numbers of bases, in the direction of each strand; default:
@@ -122,8 +112,9 @@ def score_variants(
         ValueError: A score or target is unknown or needs another model, the window is not positive or longer than the
             model takes, a variant has a position, but there is no `genome`, or a column has the name of a result.
     """
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
     scorer = VariantScorer(
-        SequenceModel(model, tokenizer, max_tokens_per_batch),
+        reader,
         genome,
         scores,
         target=target,
@@ -133,19 +124,19 @@ def score_variants(
         flank=flank,
         both_strands=both_strands,
         per_strand=per_strand,
-        keep_case=keep_case,
     )
-    with evaluating(scorer.model.model):
-        return table_of(as_variants(variants), scorer.table)
+    rows = list(variants)
+    return scorer.job(lambda: as_variants(rows)).dataset()
 
 
 class VariantScorer:
-    """Computes the table of scores of a list of variants; to be used within `evaluating`.
+    """Computes the table of scores of a list of variants.
 
     The arguments are those of `score_variants`.
 
     Attributes:
         descriptions: What each column of scores is, in their order.
+        columns: All columns of results.
         evaluated: The columns that compare both alleles, for `evaluate_scores`.
     """
 
@@ -162,30 +153,27 @@ class VariantScorer:
         flank: int | None = None,
         both_strands: bool = True,
         per_strand: bool = False,
-        keep_case: bool = False,
     ):
-        if window < 2:
-            raise ValueError(f"`window`={window}: give at least two bases.")
-        if horizon is not None and horizon < 1:
-            raise ValueError(f"`horizon`={horizon}: give at least one base.")
-        self._left = window // 2
-        self._right = window - self._left if horizon is None else horizon
+        self._windows = VariantWindows(model, genome, window, horizon)
         for shift in shifts:
-            if not -self._right < shift <= self._left:
+            if not -self._windows.right < shift <= self._windows.left:
                 raise ValueError(f"`shifts`: {shift} bases move the variant out of the window of {window} bases.")
         if not shifts:
             raise ValueError("`shifts` is empty: give numbers of bases, such as 0.")
         if target is not None and scores is not None:
             raise ValueError("`scores` and `target` exclude each other: give one of them.")
+        if target is None and scores is None and model.head in ("class", "tokens"):
+            target = "all"
         if target is None and flank is not None:
             raise ValueError(
                 f"`flank`={flank} needs `target` and a classifier of tokens: give `target`, or leave `flank` out."
             )
-        self.model, self.genome, self.letters = model, genome, WindowLetters(model, keep_case)
-        self._shifts, self._strands = shifts, ("forward", "reverse") if both_strands else ("forward",)
+        self.model, self.genome, self._shifts = model, genome, shifts
+        self._strands = STRANDS if both_strands else STRANDS[:1]
         self._measure: Any = AlleleScores(model, scores) if target is None else Effects(model, target, flank)
-        self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
+        self._is_slow = any("pseudo" in name for name in self._measure.columns)
         self.evaluated = self._measure.evaluated
+        self.descriptions = {name: self._measure.descriptions[name] for name in self._measure.columns}
         self._per_strand = {
             f"{name}_{strand}": (name, strand)
             for strand in (self._strands if per_strand else ())
@@ -194,138 +182,59 @@ class VariantScorer:
         self.descriptions |= {
             column: f"{self.descriptions[name]}, {strand} strand" for column, (name, strand) in self._per_strand.items()
         }
+        self.columns = [*self.descriptions, *REASONS]
+
+    def job(self, read: Callable[[], Iterable[Variant]], **options: Any) -> TableJob[Variant]:
+        """The table of the columns, the scores and the reasons of variants; `options` of `TableJob`."""
+        size = max(1, PART // 16) if self._is_slow else PART
+        return TableJob(read, self.table, self.model.model, unit="variant", most_items=size, **options)
 
     def table(self, variants: Sequence[Variant]) -> pa.Table:
-        """The columns, the scores and the reasons of variants."""
-        names = dict.fromkeys(name for variant in variants for name in variant.columns)
-        self.check_columns(names)
+        """The columns, the scores and the reasons of variants; within `evaluating`."""
         readings, reasons = self._readings(variants)
-        # Strand to the mean scores of each variant; "" for all strands.
-        means: dict[str, list[dict[str, float]]] = {}
-        for strand in ("", *self._strands):
-            chosen = [[reading for tag, reading in of_variant if strand in ("", tag)] for of_variant in readings]
-            means[strand] = [self._measure.combined(of_variant) if of_variant else {} for of_variant in chosen]
-        values = {name: _values(means[""], name) for name in self._measure.columns}
-        columns: dict[str, Any] = {name: [variant.columns.get(name) for variant in variants] for name in names}
-        columns |= columns_of_scores(values, reasons, self._measure.why_missing)
+
+        def combined(of_variant: list[Any]) -> dict[str, float]:
+            means: dict[str, float] = self._measure.combined(of_variant) if of_variant else {}
+            return means
+
+        means = [combined([each for of_strand in of_variant.values() for each in of_strand]) for of_variant in readings]
+        values = {name: _values(means, name) for name in self._measure.columns}
+        columns = columns_of_scores(values, reasons, self._measure.why_missing)
         why = {name: columns.pop(name) for name in REASONS}
-        for column, (name, strand) in self._per_strand.items():
-            columns[column] = _column(column, _values(means[strand], name))
-        return pa.table(columns | why)
+        for strand in self._strands if self._per_strand else ():
+            of_strand = [combined(of_variant[strand]) for of_variant in readings]
+            columns |= {f"{name}_{strand}": _column(name, _values(of_strand, name)) for name in self._measure.columns}
+        return with_input_columns(variants, [1] * len(variants), columns | why)
 
-    def check_columns(self, names: Iterable[str]) -> None:
-        """Raise `ValueError` if a column of the variants has the name of a result."""
-        if taken := [name for name in names if name in (*self.descriptions, *REASONS)]:
-            raise ValueError(
-                f"the variants have a column {taken[0]!r}, but the table of scores needs this name: rename the column."
-            )
-
-    def _readings(self, variants: Sequence[Variant]) -> tuple[list[list[tuple[str, Any]]], list[str]]:
-        """For each variant, the strand and the scores of each window that has some; and why none has."""
-        readings: list[list[tuple[str, Any]]] = [[] for _ in variants]
+    def _readings(self, variants: Sequence[Variant]) -> tuple[list[dict[str, list[Any]]], list[str]]:
+        """For each variant, the scores of its windows by strand, and why it has none."""
+        readings: list[dict[str, list[Any]]] = [{strand: [] for strand in self._strands} for _ in variants]
         faults: list[list[str]] = [[] for _ in variants]
         for shift in self._shifts:
-            windows = [self._windows(variant, shift) for variant in variants]
-            usable = [(number, found) for number, found in enumerate(windows) if isinstance(found, Windows)]
-            for number, found in enumerate(windows):
-                faults[number] += [found] if isinstance(found, str) else []
-            for strand in self._strands if usable else ():
-                of_strand = self._pairs(strand, [(variants[number], found) for number, found in usable])
-                pairs = {number: pair for (number, _), pair in zip(usable, of_strand, strict=True)}
-                for number, pair in pairs.items():
-                    faults[number] += [pair] if isinstance(pair, str) else []
-                scored = {number: pair for number, pair in pairs.items() if isinstance(pair, Pair)}
+            windows = self._windows.of(variants, shift)
+            for strand in self._strands:
+                scored: dict[int, Pair] = {}
+                for number, pair in enumerate(self._windows.pairs(variants, windows, strand)):
+                    why = pair if isinstance(pair, str) else _why_equal(pair)
+                    if isinstance(pair, Pair) and not why:
+                        scored[number] = pair
+                    else:
+                        faults[number].append(why)
                 results = self._measure.read(list(scored.values())) if scored else []
                 for number, result in zip(scored, results, strict=True):
-                    readings[number].append((strand, result))
-        reasons = ["" if found else whys[0] for found, whys in zip(readings, faults, strict=True)]
-        return readings, reasons
+                    readings[number][strand].append(result)
+        return readings, ["" if any(found.values()) else whys[0] for found, whys in zip(readings, faults, strict=True)]
 
-    def _windows(self, variant: Variant, shift: int) -> Windows | str:
-        if shift and not variant.has_place:
-            raise ValueError(
-                "`shifts` needs variants with `chrom` and `pos`, because windows of sequences cannot be moved: "
-                "leave `shifts` out."
-            )
-        return windows_of(variant, self.genome, self._left - shift, self._right + shift)
 
-    def _pairs(self, strand: str, usable: Sequence[tuple[Variant, Windows]]) -> list[Pair | str]:
-        """The tokens of the windows of one strand, or why they have no score."""
-        is_reversed = strand == "reverse"
-        sequences = [windows.reverse if is_reversed else windows.forward for _, windows in usable]
-        records = [
-            Record(self.letters.read(sequence), variant.where)
-            for (variant, _), pair in zip(usable, sequences, strict=True)
-            for sequence in pair
-        ]
-        encoded = self.model.encode(records, refuse_unknown=False)
-        pairs: list[Pair | str] = []
-        for number, (variant, windows) in enumerate(usable):
-            both = slice(2 * number, 2 * number + 2)
-            ref, alt = encoded[both]
-            alleles = len(variant.ref), len(variant.alt)
-            before, length = windows.before[is_reversed], len(sequences[number][0])
-            why = self._fault(records[both], encoded[both])
-            pairs.append(why or Pair(ref, alt, alleles, before, length, is_reversed, records[2 * number].where))
-        return pairs
-
-    def _fault(self, records: Sequence[Record], encoded: Sequence[Encoded]) -> str:
-        """Why a pair of windows has no score; "" if it has."""
-        for record, text in zip(records, encoded, strict=True):
-            if why := self.letters.fault(self.model.unknown_letters(record, text)):
-                return why
-        if torch.equal(encoded[0].ids, encoded[1].ids):
-            return (
-                "both windows have the same tokens: nothing follows the variant, or a repeat is longer than the window"
-            )
+def _why_equal(pair: Pair) -> str:
+    ref, alt = pair.texts
+    if not torch.equal(ref.ids, alt.ids):
         return ""
+    return "both windows have the same tokens: nothing follows the variant, or a repeat is longer than the window"
 
 
 def _values(means: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
     return np.array([of_variant.get(name, np.nan) for of_variant in means], dtype=float)
-
-
-class WindowLetters:
-    """The letters of windows of DNA: in capitals unless their case is kept, and why they are too little known.
-
-    Args:
-        model: The model that reads the windows.
-        keep_case: Whether lower-case letters stay so.
-
-    Attributes:
-        keeps_case: Whether they do, as the tokenizer needs no capitals or as asked.
-    """
-
-    def __init__(self, model: SequenceModel, keep_case: bool):
-        # A tokenizer that reads both cases alike, or lower case only, needs no capitals.
-        self.keeps_case, self._is_noted = keep_case or not model.needs_capitals, False
-
-    def read(self, sequence: str) -> str:
-        """The letters as the model reads them; one line of the log says so if that changes one."""
-        if self.keeps_case:
-            return sequence
-        capitals = sequence.upper()
-        if capitals != sequence and not self._is_noted:
-            self._is_noted = True
-            logger.warning(
-                "lower-case (soft-masked) bases are read as capitals, because the tokenizer reads lower-case "
-                "letters differently. For a model that was trained on both cases, use keep_case=True (--keep-case)."
-            )
-        return capitals
-
-    @staticmethod
-    def fault(is_unknown: np.ndarray) -> str:
-        """Why letters, of which some are unknown, have no score; "" if they have."""
-        share = is_unknown.mean()
-        return f"{share:.0%} of the window are N or unknown to the tokenizer" if share > MOST_UNKNOWN else ""
-
-
-def mean_of_strands(values: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of the strands that have a score, whose others are NaN; NaN where none has one."""
-    stacked = np.stack(values)
-    counts = np.isfinite(stacked).sum(0)
-    mean: np.ndarray = np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan)
-    return mean
 
 
 def columns_of_scores(

@@ -1,7 +1,7 @@
-"""Processes of `accelerate launch` or `torchrun` that compute one output together.
+"""Processes of `accelerate launch` or `torchrun` that compute one table together.
 
-Each process computes some parts of the output (see `parts.py`), and the first one joins them. Errors are exchanged, so
-that all processes end when one of them fails, and one of them reports it.
+Each process computes some parts of the table (see `table_job.py`), and the first one joins them. Errors are exchanged,
+so all processes end when one of them fails, and one of them reports the error.
 """
 
 import os
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from hf_ssm.utils.processes import check_processes_are_joined
+from hf_ssm.utils.launch import check_processes_are_joined
 
 __all__ = ["Workers", "launched_workers"]
 
@@ -42,26 +42,18 @@ class Workers:
     def agree(self, value: Any = None, error: Exception | None = None) -> list[Any]:
         """The values of all processes, once all of them have called this.
 
-        Args:
-            value: The value of this process.
-            error: The error of this process, if it has failed.
-
         Raises:
             Exception: `error`, in the first process that has failed.
-            SystemExit: Another process has failed and reports it.
+            SystemExit: Another process has failed and reports its error.
         """
-        if self.count == 1:
-            return [value] if error is None else self._end(error)
-        answers: list[Any] = [None] * self.count
-        dist.all_gather_object(answers, (error is not None, value), group=self._group)
+        answers: list[Any] = [(error is not None, value)] * self.count
+        if self.count > 1:
+            dist.all_gather_object(answers, answers[0], group=self._group)
         failed = [rank for rank, (has_failed, _) in enumerate(answers) if has_failed]
         if failed:
-            self._end(error if error is not None and failed[0] == self.rank else SystemExit(2))
+            self._exchanged = error if error is not None and failed[0] == self.rank else SystemExit(2)
+            raise self._exchanged
         return [answer for _, answer in answers]
-
-    def _end(self, error: BaseException) -> NoReturn:
-        self._exchanged = error
-        raise error
 
     @contextmanager
     def together(self, on_error: Callable[[], object] = lambda: None) -> Iterator[None]:
@@ -74,16 +66,15 @@ class Workers:
         try:
             yield
         except Exception as caught:
-            if self._is_exchanged(caught):
+            # An inner block may have exchanged the error that led to this one.
+            chain: BaseException | None = caught
+            while chain is not None and chain is not self._exchanged:
+                chain = chain.__cause__ or chain.__context__
+            if chain is not None:
                 raise
             error = caught
             on_error()
         self.agree(error=error)
-
-    def _is_exchanged(self, error: BaseException | None) -> bool:
-        while error is not None and error is not self._exchanged:
-            error = error.__cause__ or error.__context__
-        return error is not None
 
     def by_first(self, function: Callable[[], T]) -> T:
         """The result of a function that the first process calls; all processes raise its error."""
@@ -114,6 +105,6 @@ def _joined() -> Workers:
     # Selects the device of this process, too.
     state = PartialState(cpu=uses_cpu or not torch.accelerator.is_available())
     check_processes_are_joined(state.num_processes)
-    # Objects of the processor; the backend of GPUs would end the wait after minutes.
+    # gloo exchanges objects on the processor; the backend of GPUs would end the wait after minutes.
     group = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
     return Workers(state.process_index, state.num_processes, group)

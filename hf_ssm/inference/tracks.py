@@ -1,10 +1,11 @@
 """How likely a language model finds each base of a sequence, and how sure it is: per-base likelihood and entropy.
 
-Legend: `L` tokens of a text, `N` measured bases of a text, `V` vocabulary.
+Legend: `N` measured bases of a text, `V` vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +14,14 @@ from datasets import Dataset
 from torch import Tensor
 
 from hf_ssm.data.genome import Genome
+from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import reverse_complement
 from hf_ssm.data.regions import Regions
 from hf_ssm.data.tracks import Entries
-from hf_ssm.inference.base_tokens import base_ids, base_tokens
+from hf_ssm.inference.bases import BasesModel
 from hf_ssm.inference.likelihoods import log_probs_of, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
-from hf_ssm.inference.pseudo_likelihood import mask_token_of
-from hf_ssm.inference.score import WindowLetters, mean_of_strands
+from hf_ssm.inference.model import Encoded, SequenceModel, check_finite, mean_of_strands, why_unknown
+from hf_ssm.inference.table_job import TableJob
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["BASE_TRACKS", "BaseTracks", "Chunk", "base_likelihoods", "entries_of_chunks"]
@@ -29,7 +30,6 @@ BASE_TRACKS = ("likelihood", "entropy")
 """Names of the per-base measures of language models."""
 
 _BASES_PER_CALL = 2**17
-_NEEDS = "a measure of each base", "`hf-ssm score` takes variants with any tokenizer"
 
 
 def base_likelihoods(
@@ -70,14 +70,10 @@ def base_likelihoods(
     """
     if not sequence:
         raise ValueError("`sequence` is empty: give at least one base.")
-    tracks = BaseTracks(
-        SequenceModel(model, tokenizer, max_tokens_per_batch),
-        window=window,
-        both_strands=both_strands,
-        keep_case=keep_case,
-    )
+    reader = SequenceModel(model, tokenizer, max_tokens_per_batch, ReadOptions(keep_case=keep_case))
+    tracks = BaseTracks(reader, window=window, both_strands=both_strands)
     spans = [(start, min(start + tracks.step, len(sequence))) for start in range(0, len(sequence), tracks.step)]
-    with evaluating(tracks.model.model):
+    with evaluating(reader.model):
         # A chunk of a masked model has as many windows as bases.
         values = np.concatenate([tracks.values([(sequence, *span)])[0] for span in spans], axis=1)
     columns = {name: pa.array(of_name, from_pandas=True) for name, of_name in zip(BASE_TRACKS, values, strict=True)}
@@ -101,53 +97,56 @@ class BaseTracks:
 
     Attributes:
         step: Bases of a chunk.
-        chunks_per_call: Number of chunks with which `table` fills batches.
     """
 
-    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True, keep_case: bool = False):
+    def __init__(self, model: SequenceModel, *, window: int = 1024, both_strands: bool = True):
         if window < 2:
             raise ValueError(f"`window`={window}: give at least two bases.")
-        if model.head not in ("causal", "masked"):
-            raise ValueError(
-                f"{type(model.model).__name__} is not a language model, but the likelihood of bases needs a "
-                "language model: for tracks of a classifier, use hf-ssm predict --track."
-            )
-        self.model, self._is_causal, self._both_strands = model, model.head == "causal", both_strands
-        self._mask = -1 if self._is_causal else mask_token_of(model)
+        self.model, self._bases, self._both_strands = model, BasesModel(model, "a measure of each base"), both_strands
         self._window, self.step = window, window // 2
+        is_causal = self._bases.is_causal
         # Bases before and after the measured ones, in the direction of the strand.
-        self._before = window - self.step if self._is_causal else window // 2
-        self._after = 0 if self._is_causal else window - window // 2 - 1
-        # Not of the size of a batch, with which a command may continue that ran out of memory.
-        self.chunks_per_call = max(1, _BASES_PER_CALL // window) if self._is_causal else 1
-        self._letters = WindowLetters(model, keep_case)
-        self._bases = base_ids(model, self._letters.keeps_case, *_NEEDS)
+        self._before = window - self.step if is_causal else window // 2
+        self._after = 0 if is_causal else window - window // 2 - 1
 
-    def chunks(self, genome: Genome, regions: Regions | None = None) -> Iterator[Chunk]:
-        """The chunks of a genome that overlap regions, or all, in the order of the genome."""
+    def job(self, genome: Genome, regions: Regions | None = None) -> TableJob[Chunk]:
+        """The table of the chunks of a genome that overlap regions, or of all.
+
+        Its columns are `chrom`, `start`, and the lists `likelihood` and `entropy`, NaN without a value.
+        """
+        # Not of the size of a batch, with which a command may continue that ran out of memory.
+        count = max(1, _BASES_PER_CALL // self._window) if self._bases.is_causal else 1
+        total = sum(1 for _ in self._chunks(genome, regions))
+        return TableJob(
+            lambda: self._chunks(genome, regions),
+            lambda chunks: self._table(chunks, genome),
+            self.model.model,
+            unit="chunk",
+            total=total,
+            most_items=count,
+        )
+
+    def _chunks(self, genome: Genome, regions: Regions | None) -> Iterator[Chunk]:
         for chrom, length in genome.contigs.items():
             intervals = [(0, length)] if regions is None else regions.merged(chrom)
             numbers = (range(start // self.step, -(-stop // self.step)) for start, stop in intervals)
             for number in dict.fromkeys(number for of_interval in numbers for number in of_interval):
                 yield Chunk(chrom, number * self.step, min((number + 1) * self.step, length))
 
-    def table(self, chunks: Sequence[Chunk], genome: Genome) -> pa.Table:
-        """A row for each chunk: `chrom`, `start`, and the lists `likelihood` and `entropy`, NaN without a value."""
+    def _table(self, chunks: Sequence[Chunk], genome: Genome) -> pa.Table:
         reach = max(self._before, self._after)
         texts = []
         for chunk in chunks:
             begin, end = max(0, chunk.start - reach), min(genome.length(chunk.chrom), chunk.stop + reach)
             texts.append((genome.fetch(chunk.chrom, begin, end), chunk.start - begin, chunk.stop - begin))
         values = self.values(texts)
-        columns = {
-            name: pa.array([of_chunk[row] for of_chunk in values], pa.list_(pa.float64()))
-            for row, name in enumerate(BASE_TRACKS)
-        }
-        places = {
+        columns: dict[str, Any] = {
             "chrom": pa.array([chunk.chrom for chunk in chunks], pa.string()),
             "start": pa.array([chunk.start for chunk in chunks], pa.int64()),
         }
-        return pa.table(places | columns)
+        for row, name in enumerate(BASE_TRACKS):
+            columns[name] = pa.array([of_chunk[row] for of_chunk in values], pa.list_(pa.float64()))
+        return pa.table(columns)
 
     def values(self, texts: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
         """Likelihood and entropy of parts of sequences.
@@ -158,88 +157,62 @@ class BaseTracks:
         Returns:
             For each text, `(2, N)`, float64, with NaN where there is no value.
         """
-        strand = self._causal if self._is_causal else self._masked
-        before, after = self._before, self._after
-        forward = [
-            (text[max(0, start - before) : stop + after], min(start, before), stop - start)
-            for text, start, stop in texts
-        ]
-        strands = [strand(forward)]
+        measure = self._causal if self._bases.is_causal else self._masked
+        strands = [measure([self._cut(*text) for text in texts])]
         if self._both_strands:
-            turned = [
-                (
-                    reverse_complement(text[max(0, start - after) : stop + before]),
-                    min(len(text) - stop, before),
-                    stop - start,
-                )
-                for text, start, stop in texts
-            ]
-            strands.append([values[:, ::-1] for values in strand(turned)])
+            turned = [(reverse_complement(text), len(text) - stop, len(text) - start) for text, start, stop in texts]
+            strands.append([values[:, ::-1] for values in measure([self._cut(*text) for text in turned])])
         return [mean_of_strands(of_text) for of_text in zip(*strands, strict=True)]
 
-    def _causal(self, texts: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
-        """The values of bases of a strand: texts, the first base of each, and their number; `(2, N)` each."""
-        contexts = [self._letters.read(text) for text, _, _ in texts]
-        tokens = [base_tokens(self.model, context, *_NEEDS) for context in contexts]
+    def _cut(self, text: str, start: int, stop: int) -> tuple[str, range]:
+        """The letters that the model reads, and the places of the measured ones."""
+        begin = max(0, start - self._before)
+        return self.model.letters(text[begin : stop + self._after]), range(start - begin, stop - begin)
+
+    def _causal(self, texts: Sequence[tuple[str, range]]) -> list[np.ndarray]:
+        """The values of bases of a strand, `(2, N)` of each text."""
+        tokens = [self._bases.tokens(text) for text, _ in texts]
         encoded = []
         for of_text in tokens:
             ids = without_end(of_text.encoded)
             encoded.append(Encoded(ids, of_text.encoded.special[: len(ids)], of_text.encoded.letters[: len(ids)]))
-        values = [np.full((2, count), np.nan) for _, _, count in texts]
+        values = [np.full((2, len(places)), np.nan) for _, places in texts]
         for batch in self.model.run(encoded):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                _, first, count = texts[row]
-                # Before the first token there is nothing that predicts it.
-                missing = int(tokens[row].before + first == 0)
-                place = tokens[row].before + first + missing
-                if count == missing or self._letters.fault(tokens[row].is_unknown):
+                (text, places), before = texts[row], tokens[row].before
+                # Nothing predicts the first token.
+                predicted = places[int(before + places.start == 0) :]
+                if not predicted or why_unknown(tokens[row].is_unknown):
                     continue
-                ids = encoded[row].ids[place : place + count - missing]
-                measured = self._measured(
-                    logits[place - 1 : place - 1 + len(ids)], ids, contexts[row][first + missing :]
-                )
-                values[row][:, missing:] = measured
-                values[row][:, tokens[row].is_unknown[first : first + count]] = np.nan
+                at = slice(before + predicted.start, before + predicted.stop)
+                letters = text[predicted.start : predicted.stop]
+                measured = self._measured(logits[at.start - 1 : at.stop - 1], encoded[row].ids[at], letters)
+                values[row][:, len(places) - len(predicted) :] = measured
+                values[row][:, tokens[row].is_unknown[places.start : places.stop]] = np.nan
         return values
 
-    def _masked(self, texts: Sequence[tuple[str, int, int]]) -> list[np.ndarray]:
+    def _masked(self, texts: Sequence[tuple[str, range]]) -> list[np.ndarray]:
         """Compute the same as `_causal`, with each base masked in its own window."""
-        return [self._masked_text(self._letters.read(text), first, count) for text, first, count in texts]
-
-    def _masked_text(self, text: str, first: int, count: int) -> np.ndarray:
-        left = self._window // 2
-        spans = [(max(0, place - left), place) for place in range(first, first + count)]
-        tokens = [base_tokens(self.model, text[begin : place + self._window - left], *_NEEDS) for begin, place in spans]
-        places = [of_base.before + place - begin for of_base, (begin, place) in zip(tokens, spans, strict=True)]
-        masked = []
-        for of_base, place in zip(tokens, places, strict=True):
-            ids = of_base.encoded.ids.clone()
-            ids[place] = self._mask
-            masked.append(replace(of_base.encoded, ids=ids))
-        values = np.full((2, count), np.nan)
-        for batch in self.model.run(masked):
-            for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
-                begin, place = spans[row]
-                if tokens[row].is_unknown[place - begin] or self._letters.fault(tokens[row].is_unknown):
-                    continue
-                at = places[row]
-                ids = tokens[row].encoded.ids[at : at + 1]
-                values[:, row : row + 1] = self._measured(logits[at : at + 1], ids, text[place])
+        values = []
+        for text, places in texts:
+            windows, letters, logits = self._bases.masked(text, places, self._window)
+            ids = torch.stack([window.letters[letter] for window, letter in zip(windows, letters, strict=True)])
+            measured = self._measured(torch.stack(logits), ids, text[places.start : places.stop])
+            has_none = [bool(window.fault(letter)) for window, letter in zip(windows, letters, strict=True)]
+            values.append(np.where(has_none, np.nan, measured))
         return values
 
     def _measured(self, logits: Tensor, ids: Tensor, letters: str) -> np.ndarray:
         """Log-probabilities of tokens `(N,)` by the logits `(N, V)` in their places, and the entropies; `(2, N)`."""
-        is_lower = torch.tensor([letter.islower() for letter in letters[: len(ids)]])
-        bases = self._bases[is_lower.long()].to(logits.device)
         likelihood = log_probs_of(logits, ids.to(logits.device))
-        log_probs = logits.gather(-1, bases).double().log_softmax(-1)
+        log_probs = logits.gather(-1, self._bases.ids_at(letters).to(logits.device)).double().log_softmax(-1)
         values = torch.stack([likelihood, torch.special.entr(log_probs.exp()).sum(-1)]).cpu()
         check_finite(values)
         return values.numpy()
 
 
 def entries_of_chunks(table: pa.Table, name: str, regions: Regions | None = None) -> Iterator[Entries]:
-    """A track of `BaseTracks.table`, within regions if there are some."""
+    """A track of the table of `BaseTracks.job`, within regions if there are some."""
     for chrom, start, column in zip(*(table[key] for key in ("chrom", "start", name)), strict=True):
         contig, first = chrom.as_py(), start.as_py()
         values = column.values.to_numpy(zero_copy_only=False)

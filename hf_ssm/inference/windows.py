@@ -1,24 +1,18 @@
-"""Long sequences in windows, and their division into parts of bounded size."""
+"""Long sequences in windows."""
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from hf_ssm.data.fasta import spans
 from hf_ssm.data.records import Record
 from hf_ssm.inference.model import SequenceModel
 
-__all__ = ["GENOME_SPAN", "Window", "Windows", "groups_of"]
-
-T = TypeVar("T")
+__all__ = ["GENOME_SPAN", "Window", "Windows"]
 
 GENOME_SPAN = ("genome_start", "genome_end")
 """Columns of the letters of a window or token in the contig, for intervals of a genome."""
 
 # A text with more letters than this for each token that the model takes is too long without counting its tokens.
 _MOST_LETTERS_PER_TOKEN = 64
-# Limits of a group: items, and letters.
-_MOST_ITEMS, _MOST_LETTERS = 4096, 2**19
 
 
 @dataclass(frozen=True)
@@ -85,17 +79,3 @@ class Windows:
         if not is_longer and len(self._tokenizer(text, verbose=False)["input_ids"]) <= self._longest:
             return len(text)
         return max(self._longest - self._added, 1)
-
-
-def groups_of(items: Iterable[T], letters: Callable[[T], int]) -> Iterator[list[T]]:
-    """Consecutive items in groups of at most 4096 items and, unless it is a single item, 2**19 letters."""
-    group: list[T] = []
-    total = 0
-    for item in items:
-        if group and (len(group) == _MOST_ITEMS or total + letters(item) > _MOST_LETTERS):
-            yield group
-            group, total = [], 0
-        group.append(item)
-        total += letters(item)
-    if group:
-        yield group

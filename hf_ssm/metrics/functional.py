@@ -17,6 +17,7 @@ __all__ = [
     "pass_rate",
     "perplexity",
     "tau",
+    "wilson_interval",
 ]
 
 IGNORED_LABEL = -100
@@ -37,13 +38,31 @@ def accuracy(predictions: Any, references: Any) -> float:
     return float((predicted == true).mean())
 
 
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share of independent examples, such as an accuracy.
+
+    Args:
+        share: The share in the sample, in [0, 1].
+        count: Number of examples, at least 1.
+
+    Source: Wilson 1927.
+    """
+    z = 1.959964
+    centre = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return (centre - half) / scale, (centre + half) / scale
+
+
 def macro_f1(predictions: Any, references: Any) -> float:
     """Unweighted mean of F1 = 2 TP / (2 TP + FP + FN) over classes, in [0, 1]; arguments as for `accuracy`.
 
     The mean is over the classes that occur in predictions or references.
     """
-    matrix = _confusion_matrix(predictions, references)
-    return float(np.mean(2 * np.diag(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))))
+    from sklearn.metrics import f1_score
+
+    predicted, true = _classes(predictions, references)
+    return float(f1_score(true, predicted, average="macro"))
 
 
 def matthews_correlation(predictions: Any, references: Any) -> float:
@@ -53,11 +72,12 @@ def matthews_correlation(predictions: Any, references: Any) -> float:
 
     Source: Matthews 1975; Gorodkin 2004 for more than two classes.
     """
-    matrix = _confusion_matrix(predictions, references).astype(np.float64)
-    true, predicted, total = matrix.sum(axis=1), matrix.sum(axis=0), matrix.sum()
-    covariance = np.trace(matrix) * total - true @ predicted
-    variances = (total**2 - true @ true, total**2 - predicted @ predicted)
-    return float(covariance / np.sqrt(variances[0] * variances[1])) if min(variances) > 0 else 0.0
+    from sklearn.metrics import matthews_corrcoef
+
+    predicted, true = _classes(predictions, references)
+    # scikit-learn gives 0, too, and warns if there is one class alone.
+    is_constant = len(np.unique(true)) == 1 or len(np.unique(predicted)) == 1
+    return 0.0 if is_constant else float(matthews_corrcoef(true, predicted))
 
 
 def perplexity(predictions: Any, references: Any) -> float:
@@ -196,15 +216,6 @@ def _classes(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]
     if not counted.any():
         raise _no_example()
     return _whole("predictions", predicted[counted]), true[counted]
-
-
-def _confusion_matrix(predictions: Any, references: Any) -> np.ndarray:
-    """Counts `(k, k)` of true classes (rows) and predicted classes (columns) that occur in either."""
-    predicted, true = _classes(predictions, references)
-    names, codes = np.unique(np.concatenate([true, predicted]), return_inverse=True)
-    true, predicted = np.split(codes.reshape(-1), 2)
-    counts = np.bincount(true * len(names) + predicted, minlength=len(names) ** 2)
-    return counts.reshape(len(names), len(names))
 
 
 def _whole(name: str, values: np.ndarray) -> np.ndarray:

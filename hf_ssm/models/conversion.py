@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
 
 from hf_ssm.models.base.converter import Converter, load_state_dict
 from hf_ssm.models.base.loading import converters_of, one_line_errors
+from hf_ssm.models.base.weights import find_file
 from hf_ssm.models.registry import FAMILIES
 from hf_ssm.utils.files import check_not_input, scratch_folder
 
@@ -89,16 +89,15 @@ def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedMod
     try:
         with one_line_errors(source):
             is_file = Path(source).is_file()
-            folder = Path(source).parent if is_file else source
-            state_dict = load_state_dict(source) if is_file else None
-            config = {} if is_file and not Path(folder, "config.json").is_file() else _read_config(folder)
-            converter = _find_converter(source, config, state_dict)
+            folder = Path(source).parent if is_file else Path(source)
+            tensors = load_state_dict(source) if is_file else None
+            config = {} if is_file and not (folder / "config.json").is_file() else _read_config(source, folder)
+            converter = _find_converter(source, config, tensors or ())
             for name in options.keys() - {*converter.options}:
                 raise ValueError(f"`{name}` is not an option for checkpoints of {converter.name}: leave it out")
-            if state_dict is None:
-                state_dict = converter.read(source, config)
-            model = converter.convert(state_dict, config, **options)
-            return model, converter.load_tokenizer(folder, config) if config else None
+            model = converter.convert(converter.read(source) if tensors is None else tensors, config, **options)
+            tokenizer = converter.load_tokenizer(folder if is_file else source, config) if config else None
+            return model, tokenizer
     except (OSError, ValueError):
         raise
     except Exception as error:
@@ -107,44 +106,33 @@ def _load(source: str | Path, options: Mapping[str, Any]) -> tuple[PreTrainedMod
         raise ValueError(f"{str(source)!r} cannot be converted: {type(error).__name__}: {why}") from error
 
 
-def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collection[str] | None) -> Converter:
-    """Return the converter of a folder, or of a file with tensors of these names."""
+def _find_converter(source: str | Path, config: Mapping[str, Any], names: Collection[str]) -> Converter:
+    """Return the converter of a checkpoint with this configuration, or of a file with tensors of these names."""
     known = [converter for family in FAMILIES.values() for converter in converters_of(family.config_class)]
     for converter in known:
-        if converter.recognises(config, names or ()):
+        if converter.recognises(config, names):
             return converter
     kind = config.get("model_type")
     if kind in [family.config_class.model_type for family in FAMILIES.values()]:
         raise ValueError(f"{str(source)!r} is already a checkpoint of hf_ssm")
-    what = f"{str(source)!r} is a model of type {kind!r}"
-    if names is not None:
-        what = f"{str(source)!r} is a state dict of an unknown model"
-    elif kind is None:
-        what = f"the config.json of {str(source)!r} has no `model_type`"
-    raise ValueError(f"{what}: checkpoints of {', '.join(each.name for each in known)} can be converted")
+    what = "a state dict of an unknown model"
+    if config:
+        what = "a model whose configuration has no `model_type`" if kind is None else f"a model of type {kind!r}"
+    raise ValueError(
+        f"{str(source)!r} is {what}: checkpoints of {', '.join(each.name for each in known)} can be converted"
+    )
 
 
-def _read_config(source: str | Path) -> dict[str, Any]:
+def _read_config(source: str | Path, folder: Path) -> dict[str, Any]:
     """Read the `config.json` of a folder or Hub id; of a folder without it, Mistral's `params.json` or a YAML file."""
-    folder = Path(source)
-    if not folder.is_dir():
-        try:
-            return _parse(Path(str(cached_file(source, "config.json"))), source)
-        except OSError as error:
-            raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and not on the Hub: {error}") from error
-    yaml_files = [path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}")]
-    if (folder / "config.json").is_file():
-        return _parse(folder / "config.json", source)
-    if (folder / "params.json").is_file():
-        # Its `model_type` is none of transformers.
-        return {name: value for name, value in _parse(folder / "params.json", source).items() if name != "model_type"}
-    if len(yaml_files) == 1:
-        return _parse(yaml_files[0], source)
-    raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
-
-
-def _parse(path: Path, source: str | Path) -> dict[str, Any]:
-    """Read the fields of a JSON or YAML file of a checkpoint `source`."""
+    path = find_file(folder if folder.is_dir() else source, "config.json")
+    if path is None and not folder.is_dir():
+        raise FileNotFoundError(f"{str(source)!r} is not a file or folder, and no model on the Hub")
+    if path is None or not path.is_file():
+        yaml_files = [path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}")]
+        path = next(folder.glob("params.json"), yaml_files[0] if len(yaml_files) == 1 else None)
+    if path is None:
+        raise ValueError(f"{str(source)!r} has no config.json: give the folder of a checkpoint, or a file of tensors")
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         found = json.loads(path.read_bytes()) if kind == "JSON" else yaml.safe_load(path.read_bytes())
@@ -153,4 +141,5 @@ def _parse(path: Path, source: str | Path) -> dict[str, Any]:
         raise ValueError(f"the {path.name} of {str(source)!r} is not valid {kind}: {why}") from error
     if not isinstance(found, dict):
         raise ValueError(f"the {path.name} of {str(source)!r} must hold an object, got {type(found).__name__}")
-    return found
+    # The `model_type` of Mistral is none of transformers.
+    return {name: value for name, value in found.items() if path.name != "params.json" or name != "model_type"}

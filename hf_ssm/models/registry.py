@@ -76,19 +76,9 @@ def register_family(config_class: type[SSMConfig], paper: str = "") -> Family:
 
     Returns:
         The entry, also in `FAMILIES`.
-
-    Raises:
-        ValueError: The name does not end in `Config`, or there is no such backbone.
     """
     name = config_class.__name__.removesuffix("Config")
-    module = config_class.__module__.replace("configuration_", "modeling_")
-    modeling = sys.modules.get(module)
-    if name == config_class.__name__ or not hasattr(modeling, f"{name}Model"):
-        raise ValueError(
-            f"register_family({config_class.__name__}): expected a class <Family>Config in configuration_*.py and an "
-            f"imported module {module} with the class {name}Model"
-        )
-    assert modeling is not None
+    modeling = sys.modules[config_class.__module__.replace("configuration_", "modeling_")]
     classes = {head: getattr(modeling, f"{name}{head}") for head in HEADS if hasattr(modeling, f"{name}{head}")}
     AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for head, model_class in classes.items():

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
+from hf_ssm.ops.sharing import on_whole_rows
 
 __all__ = ["SelfAttention"]
 
@@ -43,11 +44,10 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.use_bias)
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        if rows.observer is not None:
-            rows.observer.skip()
         qkv = self.qkv_proj(hidden_states)
-        mixed = rows.map(self._whole_rows, qkv) if state is None else self._next_positions(qkv, rows.mask, state)
-        return self.out_proj(mixed)
+        if state is not None:
+            return self.out_proj(self._next_positions(qkv, rows.mask, state))
+        return self.out_proj(on_whole_rows(self._whole_rows, qkv, rows.mask))
 
     def _whole_rows(self, qkv: Tensor, mask: Tensor | None) -> Tensor:
         """Attention within rows `(B, L, ...)`, which may be padded on either side."""

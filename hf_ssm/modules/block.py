@@ -4,8 +4,8 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.sharing import sharing
 
 __all__ = ["MLP", "Block"]
 
@@ -45,8 +46,6 @@ class MLP(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Mixer and (where the configuration has an `mlp_size`) MLP, each with a norm and a residual sum."""
 
-    # Beside that of the rows: `observers.observing`.
-    observer: Any = None
     # Of all parameters of the mixer that its modules do not describe.
     parameter_quantity = "projection"
 
@@ -67,62 +66,57 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None
     ) -> tuple[Tensor, ...]:
-        """One block.
+        """Add mixer and MLP to the hidden states.
 
         Args:
             hidden_states: `(B, L, D)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
 
         Returns:
             `(B, L, D)`, or `(B, 1, D)` for a state with `last_position_only`; and the results of an observer.
         """
-        if self.observer is not None:
-            rows = rows._replace(observer=self.observer.beside(rows.observer))
         rows = rows if rows.observer is None else rows._replace(observer=rows.observer.begin())
-        mixed = self.mixer(self.mixer_inputs(hidden_states, rows.mask), rows, state)
+        # Also where activation checkpointing calls the block again, in the backward pass.
+        with nullcontext() if rows.layout is None else sharing(rows.layout):
+            mixed = self.mixer(self._input(hidden_states, self.norm1, rows.mask), rows, state)
         if not isinstance(mixed, Tensor):
             kind = type(self.mixer).__name__
             raise TypeError(f"{kind}.forward(hidden_states, rows, state) must return a tensor: see hf_ssm.models.")
-        mask = rows.mask
         if state is not None and state.last_position_only:
-            hidden_states, mask = hidden_states[:, -1:], None if mask is None else mask[:, -1:]
-        hidden_states = self._sum(hidden_states, self._dropped(mixed, rows))
-        if not self.norm_first:
-            hidden_states = self._norm(self.norm1, hidden_states, mask)
+            hidden_states, rows = hidden_states[:, -1:], rows.moved(lambda values: values[:, -1:])
+        hidden_states = self._added(hidden_states, mixed, self.norm1, rows)
         if self.mlp is not None and self.norm2 is not None:
-            normed = self._norm(self.norm2, hidden_states, mask) if self.norm_first else hidden_states
-            hidden_states = self._sum(hidden_states, self._dropped(self.mlp(self._in_weight_dtype(normed)), rows))
-            hidden_states = hidden_states if self.norm_first else self._norm(self.norm2, hidden_states, mask)
+            update = self.mlp(self._input(hidden_states, self.norm2, rows.mask))
+            hidden_states = self._added(hidden_states, update, self.norm2, rows)
         return hidden_states, *(() if rows.observer is None else rows.observer.results())
 
     def mixer_inputs(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         """The input of the mixer, `(B, L, D)`."""
-        normed = self._norm(self.norm1, hidden_states, mask) if self.norm_first else hidden_states
-        return self._in_weight_dtype(normed)
+        return self._input(hidden_states, self.norm1, mask)
 
-    def _in_weight_dtype(self, hidden_states: Tensor) -> Tensor:
-        """The hidden states in the precision of the projections, which a float32 residual stream does not have."""
+    def _input(self, hidden_states: Tensor, norm: nn.Module, mask: Tensor | None) -> Tensor:
+        """The hidden states after a norm, in the precision of projections, which a float32 residual does not have."""
+        if self.norm_first:
+            hidden_states = normalized(norm, hidden_states, mask, self.norm_type, self.residual_in_fp32)
         if not self.residual_in_fp32:
             return hidden_states
         dtype = next(module for module in self.modules() if isinstance(module, nn.Linear)).weight.dtype
         # The weights of a quantised projection are integers.
         return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
 
-    def _norm(self, norm: nn.Module, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        if self.residual_in_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
-            hidden_states = hidden_states.to(weight.dtype)
-        return normalized(norm, hidden_states, mask, self.norm_type)
-
-    def _dropped(self, update: Tensor, rows: Rows) -> Tensor:
-        """Dropout; tied: one mask for all positions of a sequence or document."""
-        if not (self.tie_dropout and self.dropout.training):
-            return self.dropout(update)
-        return rows.map(lambda batch, _: batch * self.dropout(torch.ones_like(batch[:, :1])), update)
-
-    def _sum(self, hidden_states: Tensor, update: Tensor) -> Tensor:
-        if not self.use_residual:
+    def _added(self, hidden_states: Tensor, update: Tensor, norm: nn.Module, rows: Rows) -> Tensor:
+        """The residual sum, and the norm behind it where that is its place."""
+        if self.tie_dropout and self.dropout.training:
+            # One mask for all positions of a row, which may be those of several processes.
+            kept = self.dropout(torch.ones_like(update[:, :1]))
+            update = update * (kept if rows.layout is None else rows.layout.of_first(kept))
+        else:
+            update = self.dropout(update)
+        if self.use_residual:
+            if self.residual_in_fp32:
+                hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+            update = hidden_states + update
+        if self.norm_first:
             return update
-        if self.residual_in_fp32:
-            hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-        return hidden_states + update
+        return normalized(norm, update, rows.mask, self.norm_type, self.residual_in_fp32)

@@ -5,39 +5,22 @@ conjugate pairs, `J` blocks of the state matrix, `k` size of a spatial kernel, `
 output at a pixel depends on.
 """
 
-import math
-from collections.abc import Mapping
+import importlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.operator import (
-    SequenceOperator,
-    check_stored,
-    fp32_parameter,
-    materialized,
-    scale_entries_,
-    theory_flags,
-)
-from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import ByChannel, Reading, Rows, SegmentScan
+from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
+from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.conv_ssm import conv_ssm
-from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
-from hf_ssm.ops.lti.discretize import discretize_pairs
-from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
-from hf_ssm.ops.sobolev import causal_taps
-from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
-from hf_ssm.utils.processes import Processes
 
 __all__ = ["ConvS5"]
 
-# Numbers of a kernel matrix that is computed as a whole, for reports.
-_LARGEST_KERNEL = 2**28
 
-
-class ConvS5(SequenceOperator):
+class ConvS5(S5StateSpace):
     r"""x_t = Ā ⊙ x_{t-1} + B̄ ∗ u_t, y_t = 2 Re(C ∗ x_t) + D ∗ u_t at every pixel, with spatial convolutions B, C and D.
 
     A is diagonal and shared by all pixels, with one step size for each state. The state matrix is initialised as J
@@ -45,7 +28,8 @@ class ConvS5(SequenceOperator):
     variance of LeCun's initialisation. Complex parameters are stored as real pairs in a last dimension of size 2. All
     parameters, and the computation, are in float32 or better.
 
-    The Sobolev filter is applied to u along time, at each pixel (Yu et al. 2025, Appendix F).
+    Inputs and outputs of `forward` are `(B, T, h, w, D)`. The Sobolev filter is applied to u along time, at each pixel
+    (Yu et al. 2025, Appendix F).
 
     τ is that of S5 (`theory.mimo.matrix_tau`): away from the border, the output at a pixel is that of a system with
     several inputs, all channels of the neighbourhood of κ x κ pixels that B and C, or D, reach. Mean and variance of a
@@ -59,129 +43,78 @@ class ConvS5(SequenceOperator):
     Appendix B.1 (initialisation); Yu et al. 2025, eqs. (5) and (14) (scale and shift of the frequencies).
     """
 
+    # The output at a pixel depends on its neighbours: there is no response of a channel, and the state is an image.
+    frequency_response: Any = None
+    has_graded_response = False
+    no_decay = "the state of ConvS5 is an image."
+
     def __init__(self, config, layer_idx: int):
+        super().__init__(config, layer_idx)
         size, pairs = config.hidden_size, config.state_size // 2
-        super().__init__(size, use_skip=False, **theory_flags(config, layer_idx))
-        self.init = config.init
-        self.discretization = config.discretization
-        self.time_step_range = config.time_step_min, config.time_step_max
-        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
-        self.state_size, self.blocks = config.state_size, config.num_blocks
-        self.log_dt = fp32_parameter(pairs)
-        self.log_A_real = fp32_parameter(pairs)
-        self.A_imag = fp32_parameter(pairs)
         self.B = fp32_parameter(pairs, size, config.input_kernel_size, config.input_kernel_size, 2)
         self.C = fp32_parameter(size, pairs, config.output_kernel_size, config.output_kernel_size, 2)
+        del self.D
+        self.D = None
         if config.use_skip:
             self.D = fp32_parameter(size, size, config.skip_kernel_size, config.skip_kernel_size)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         values = super().initial_parameters()
-        size = self.state_size // self.blocks
-        eigenvalues = initial_eigenvalues(self.init, size, self.frequency_scale, self.frequency_shift)
-        eigenvalues = eigenvalues.repeat(self.blocks)
-        low, high = (math.log(bound) for bound in self.time_step_range)
-        # V* B and C V, one of each conjugate pair; the variance is one over the number of terms of a sum.
-        inputs = self._in_eigenbasis(self.B[..., 0].shape) * self.B[0, ..., 0].numel() ** -0.5
-        outputs = self._in_eigenbasis(self.C[..., 0].transpose(0, 1).shape) * (2 * self.C[0, ..., 0].numel()) ** -0.5
-        values |= {
-            "log_dt": low + (high - low) * torch.rand(self.log_dt.shape),
-            "log_A_real": (-eigenvalues.real).log(),
-            "A_imag": eigenvalues.imag,
-            "B": torch.view_as_real(inputs.contiguous()),
-            "C": torch.view_as_real(outputs.conj().resolve_conj().transpose(0, 1).contiguous()),
-        }
         if self.D is not None:
             values["D"] = torch.randn(self.D.shape) * self.D[0].numel() ** -0.5
         return values
 
-    def _in_eigenbasis(self, shape: torch.Size) -> Tensor:
-        """V* R with R normal `(P, ...)`, of the given shape `(S, ...)`; complex normal where V is the identity."""
-        if self.init != "legs":
-            return torch.randn(shape, dtype=torch.complex128)
-        vectors = legs_nplr(self.state_size // self.blocks)[3]
-        real = torch.randn(self.blocks, vectors.shape[0], shape[1:].numel(), dtype=torch.float64)
-        return (vectors.mH @ real.to(vectors.dtype)).reshape(shape)
-
-    def parameter_roles(self) -> dict[str, ParameterRole]:
-        return super().parameter_roles() | {
-            "log_dt": ParameterRole("step_size", "log", is_dynamics=True),
-            "log_A_real": ParameterRole("A_real", "log_negative", is_dynamics=True),
-            "A_imag": ParameterRole("A_imag", is_dynamics=True),
-            "B": ParameterRole("B", is_dynamics=True),
-            "C": ParameterRole("C"),
-        }
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        return not self.has_sobolev_filter
+    def _initial_matrices(self) -> tuple[Tensor, Tensor]:
+        inputs = self._in_eigenbasis(self.B[..., 0].shape) * self.B[0, ..., 0].numel() ** -0.5
+        outputs = self._in_eigenbasis(self.C[..., 0].transpose(0, 1).shape) * (2 * self.C[0, ..., 0].numel()) ** -0.5
+        return inputs, outputs.conj().resolve_conj().transpose(0, 1)
 
     def state_space(self) -> tuple[Tensor, Tensor, Tensor]:
         """The discrete model as real pairs: Ā `(S, 2)`, B̄ `(S, D, k, k, 2)` and C `(D, S, k, k, 2)`."""
-        eigenvalues = -self.log_A_real.exp(), self.A_imag
-        discrete, gain = discretize_pairs(*eigenvalues, self.log_dt.exp(), self.discretization)
+        discrete, gain = self._discrete(self.C.dtype)
         real, imag = (part.view(-1, 1, 1, 1) for part in gain.unbind(-1))
         b_real, b_imag = self.B.unbind(-1)
         b = torch.stack([real * b_real - imag * b_imag, real * b_imag + imag * b_real], dim=-1)
         return discrete, b, self.C
 
-    def forward(self, inputs: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
-        """The model over all frames.
+    def observe(self, rows: Rows, inputs: Tensor, **shown: Any) -> Tensor | None:
+        """As in `SequenceOperator`; each pixel is a sequence."""
+        return super().observe(rows, inputs.permute(0, 2, 3, 1, 4).flatten(0, 2), **shown)
 
-        Args:
-            inputs: `(B, T, h, w, D)`.
-            rows: What is known of the rows; all frames are read.
-            state: Continue from this state, which is changed in place.
-
-        Returns:
-            The output `(B, T, h, w, D)`.
-        """
-        with no_autocast(inputs.device):
-            precise = inputs.to(self.B.dtype)
-            if rows.observer is not None:
-                # An observer that rescales changes C, which is read below.
-                self.observe(rows, precise.permute(0, 2, 3, 1, 4).flatten(0, 2))
-            filtered = self._filtered(precise, rows, state)
-            system = self.state_space()
-            if state is None:
-                # `ops/conv_ssm.py` has the loop over frames that this computes.
-                split = SegmentScan(
-                    lambda frames, before: conv_ssm(frames, *system, self.D, before),
-                    lambda frames: torch.view_as_complex(system[0]) ** frames.shape[1],
-                )
-                outputs = rows.map(lambda frames, _: conv_ssm(frames, *system, self.D)[0], filtered, split=split)
-            else:
-                outputs, after = conv_ssm(filtered, *system, self.D, state.get("scan"))
-                state.put("scan", after)
-        return outputs.to(inputs.dtype)
-
-    def _filtered(self, inputs: Tensor, rows: Rows, state: LayerState | None) -> Tensor:
+    def filter_input(
+        self,
+        inputs: Tensor,
+        rows: Rows = Rows(),
+        state: LayerState | None = None,
+        channels: slice | list[int] = slice(None),
+    ) -> Tensor:
         """The input after the Sobolev filter over time, `(B, T, h, w, D)`."""
-        if not self.has_sobolev_filter:
-            return inputs
-        # Pixels as further channels, so that the stream of a state has the batch as its first dimension.
-        signals, pixels = inputs.flatten(2), inputs.shape[2] * inputs.shape[3]
+        # Pixels are further channels, so the stream of a state has the batch as its first dimension.
+        return super().filter_input(inputs.flatten(2), rows, state, channels).view_as(inputs)
 
-        def taps(count: int) -> Tensor:
-            return self._taps(inputs, count).repeat(pixels, 1)
+    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
+        taps = super()._taps(like[..., : self.channels], channels, length)
+        return taps.repeat(like.shape[-1] // self.channels, 1)
 
-        if state is None:
-            kernel = taps(rows.longest(inputs))
-            split = ByChannel(lambda batch, part: long_conv(batch, kernel[part]))
-            filtered = rows.map(lambda batch, _: long_conv(batch, kernel), signals, split=split)
-        else:
-            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(signals, taps)
-        return filtered.view_as(inputs)
+    def _scan(
+        self,
+        inputs: Tensor,
+        time_deltas: Tensor | None,
+        direction: int = 0,
+        before: Tensor | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        # `ops/conv_ssm.py` has the loop over frames that this computes.
+        outputs, after = conv_ssm(inputs, *self.state_space(), self.D, before)
+        return outputs[:, -1:] if last_only else outputs, after
 
-    def _taps(self, like: Tensor, length: int) -> Tensor:
-        """The causal filter of each channel, `(D, length)`."""
-        order = self._order(like)
-        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
-        return taps.to(like).expand(self.channels, -1)
+    def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
+        """The output of `_scan`, which contains the feed-through."""
+        return output
 
     @torch.no_grad()
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        """Multiply C, in place."""
         check_stored(self, "C")
         scale_entries_(self.C, factor, lambda weight: weight[channels])
 
@@ -193,14 +126,20 @@ class ConvS5(SequenceOperator):
         reach = self.B.shape[-2] + self.C.shape[-2] - 1
         return reach if self.D is None else max(reach, self.D.shape[-1])
 
-    def system(self, length: int, dtype: torch.dtype = torch.float32) -> MIMOSystem:
+    @property
+    def neighbours(self) -> int:  # type: ignore[override]
+        """κ²: each input channel once for each pixel of the neighbourhood, as in the kernel matrix."""
+        return self.neighbourhood**2
+
+    def _moments(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        mean, variance = super()._moments(*args, **kwargs)
+        return mean.repeat_interleave(self.neighbours, dim=1), variance.repeat_interleave(self.neighbours, dim=1)
+
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """The model of the output at a pixel away from the border, with D κ² inputs, `(channel, row, column)`.
 
-        Its states are those of the k_C² pixels that C reaches, and of the feed-through, which remembers nothing.
-
-        Args:
-            length: Number of taps of the Sobolev filter, if there is one.
-            dtype: Precision, at least that of the parameters.
+        Its states are those of the k_C² pixels that C reaches, and of the feed-through, which remembers nothing. The
+        arguments are those of `MIMOStateSpace.system`.
         """
         dtype = torch.promote_types(dtype, self.C.dtype)
         a, b, c = (torch.complex(*part.to(dtype).unbind(-1)) for part in self.state_space())
@@ -220,37 +159,8 @@ class ConvS5(SequenceOperator):
             states.append((a.new_zeros(count), nn.functional.pad(delta, (edge,) * 4).flatten(1), skip.flatten(1) / 2))
         a, b, c = (torch.cat(parts, dim) for parts, dim in zip(zip(*states, strict=True), (0, 0, 1), strict=True))
         taps = None
-        if self.has_sobolev_filter:
-            taps = self._taps(a.real, length).repeat_interleave(size**2, dim=0)
-        return MIMOSystem(a, b, c, None, taps)
-
-    def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
-        length = length if processes is None else processes.largest(length, reading.inputs.device)
-        system = self.system(length, reading.inputs.dtype)
-        if self.tau_statistics != "batch":
-            return kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2).mean()
-        moments = self._moments(reading, length, processes)
-        return kernel_matrix_tau(system, length, *(m.repeat_interleave(self.neighbours, dim=1) for m in moments)).mean()
-
-    @property
-    def neighbours(self) -> int:  # type: ignore[override]
-        """κ²: each input channel once for each pixel of the neighbourhood, as in the kernel matrix."""
-        return self.neighbourhood**2
-
-    def mean_kernel(
-        self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
-    ) -> Tensor:
-        """The kernel matrix of a pixel away from the border, `(D, D κ², length)`.
-
-        Raises:
-            ValueError: More than 2^28 numbers.
-        """
-        count = (self.channels * self.neighbourhood) ** 2 * length
-        if count > _LARGEST_KERNEL:
-            raise ValueError(
-                f"The kernel matrix of {self.channels} channels, {self.neighbourhood}² pixels and {length} frames has "
-                f"{count} numbers, more than {_LARGEST_KERNEL}: give shorter videos."
-            )
-        with materialized(self):
-            return kernel_matrix(self.system(length, torch.float64), length)
+        if length is not None and self.has_sobolev_filter:
+            taps = self._taps(a.real.new_empty(self.channels), slice(None), length)
+            taps = taps.repeat_interleave(self.neighbours, dim=0)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
+        return theory.MIMOSystem(a, b, c, None, taps)

@@ -6,18 +6,19 @@ directions.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from hf_ssm.modules.filters import LongFilter
 from hf_ssm.modules.operator import SequenceOperator, materialized, theory_flags
-from hf_ssm.modules.rows import ByChannel, Halo, Rows, SegmentScan, is_shared
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
+from hf_ssm.ops.sharing import alone, whole_length
 from hf_ssm.ops.sobolev import causal_taps, sobolev_response
 
 __all__ = ["LongConvolution"]
@@ -55,7 +56,7 @@ class LongConvolution(SequenceOperator):
         return [*super().fp32_parameters(), "filter"]
 
     def scale_output_(self, factor: Tensor, channels: slice) -> None:
-        self.filter(lambda filter: filter.scale_(factor, channels))
+        self.filter(methodcaller("scale_", factor, channels))
 
     @property
     def is_causal(self) -> bool:
@@ -80,23 +81,29 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(K, C, length)`, float32 or better, also under autocast.
         """
-        with materialized(self), no_autocast(next(self.parameters()).device):
+        with materialized(self):
             return self._kernels(length)
 
     def _kernels(self, length: int) -> Tensor:
         filtered = self.has_sobolev_filter
         # With a weight of (1 + 2/Δ)^β, rounding errors of float32 transforms would be visible at other positions.
         dtype = torch.float64 if filtered and self.sobolev_frequency != "normalized" else torch.float32
-        kernel: Tensor = self.filter(lambda filter: filter.kernel(length, dtype))
-        if self.D is not None:
-            # In place, to avoid a copy of a long kernel.
-            kernel[0, :, 0] += self.D.to(kernel.dtype)
-        if not filtered or self.sobolev_mode != "causal":
-            return kernel
-        step = self._time_step(kernel.new_empty(0, dtype=dtype))
-        order: Any = self._order(kernel)
-        taps = causal_taps(length, order, self.sobolev_frequency, step).to(kernel).expand(kernel.shape[1:])
-        return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
+        with no_autocast(next(self.parameters()).device):
+            kernel: Tensor = self.filter(methodcaller("kernel", length, dtype))
+            if self.D is not None:
+                # In place, to avoid a copy of a long kernel.
+                kernel[0, :, 0] += self.D.to(kernel.dtype)
+            if not filtered or self.sobolev_mode != "causal":
+                return kernel
+            step = self._time_step(kernel.new_empty(0, dtype=dtype))
+            order: Any = self._order(kernel)
+            taps = causal_taps(length, order, self.sobolev_frequency, step).to(kernel).expand(kernel.shape[1:])
+            with alone():
+                return long_conv(kernel.transpose(1, 2), taps).transpose(1, 2)
+
+    def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
+        """The `kernels` for inputs `(B, L, ...)`, which groups share."""
+        return self._kernels(self.longest(inputs, rows))
 
     def forward(
         self,
@@ -111,7 +118,7 @@ class LongConvolution(SequenceOperator):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            rows: What is known of the rows.
+            rows: Mask and observer of the rows.
             state: Continue the sequences of this state, which is changed in place; see `forward_with_state`.
             kernels: `kernels_for(inputs, rows)`, which all groups share. Default: they are computed.
             group: Which group of channels the inputs are.
@@ -121,50 +128,18 @@ class LongConvolution(SequenceOperator):
         """
         if state is not None:
             return self.forward_with_state(inputs, state, group=group)
-        channels = slice(group, None, self.groups)
-        dtype = inputs.dtype
-        if self._scans(rows):
-            return self._scanned(inputs, rows, channels)
-        kernels = (self.kernels(self.longest(inputs, rows)) if kernels is None else kernels)[:, channels]
+        channels, dtype = slice(group, None, self.groups), inputs.dtype
+        if kernels is None:
+            kernels = self._kernels(whole_length(inputs) if rows.observer is None else self.longest(inputs, rows))
+        kernels = kernels[:, channels]
         with no_autocast(inputs.device):
-            if rows.observer is not None or self.sobolev_mode == "zero_phase":
-                # The convolution converts half precision itself, as it reads it.
-                inputs = inputs.to(torch.promote_types(dtype, kernels.dtype))
             if self.sobolev_mode == "zero_phase":
-                inputs = self._zero_phase(inputs, rows, channels)
-            factor = self.observe(rows, inputs, kernel=kernels, group=group)
-            kernels = kernels if factor is None else kernels * factor
-            ahead, *behind = kernels.unbind(0)
-            split = ByChannel(lambda batch, part: long_conv(batch, *kernels[:, part].unbind(0)))
+                inputs = self._zero_phase(inputs.to(torch.promote_types(dtype, kernels.dtype)), rows, channels)
+            if rows.observer is not None:
+                factor = self.observe(rows, inputs, kernel=kernels, group=group)
+                kernels = kernels if factor is None else kernels * factor
             # `ops/long_conv.py` has the sum over lags that this computes.
-            return rows.map(lambda batch, _: long_conv(batch, ahead, *behind), inputs, split=split).to(dtype)
-
-    def _scanned(self, inputs: Tensor, rows: Rows, channels: slice) -> Tensor:
-        """`forward` of rows that several processes share, by recurrences, whose states they exchange."""
-        with no_autocast(inputs.device):
-            output = self._by_recurrence(inputs, rows, channels, self.D, 0)
-            if self.directions == 2:
-                turned = rows.reversed()
-                # The first tap is that of the position before.
-                before = turned.map(lambda batch, _: pad(batch, (0, 0, 1, -1)), rows.flip(inputs), split=Halo(1))
-                output = output + rows.flip(self._by_recurrence(before, turned, channels, None, 1))
-        return output
-
-    def _by_recurrence(
-        self, inputs: Tensor, rows: Rows, channels: slice, skip: Tensor | None, direction: int
-    ) -> Tensor:
-        recurrence: Any = self.filter(lambda filter: filter.recurrence(channels, skip, direction))
-        split = SegmentScan(recurrence.scan, lambda u: recurrence.power(u.shape[1]), apply=recurrence.carried)
-        return rows.map(lambda u, _: recurrence.scan(u)[0], inputs, split=split)
-
-    def _scans(self, rows: Rows) -> bool:
-        """Whether `forward` scans instead, by a recurrence for each direction."""
-        recurrent = self._has_recurrence and not self.has_sobolev_filter
-        return recurrent and rows.observer is None and is_shared(rows.layout)
-
-    def kernels_for(self, inputs: Tensor, rows: Rows = Rows()) -> Tensor:
-        """The `kernels` for inputs `(B, L, ...)`, which groups share; `forward` does without, to gather shards once."""
-        return self.kernels(1 if self._scans(rows) else self.longest(inputs, rows))
+            return long_conv(inputs, *kernels.unbind(0)).to(dtype)
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
@@ -181,7 +156,7 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(R, F)`, complex128; infinite where the Sobolev weight is.
         """
-        response: Tensor = self.filter(lambda filter: filter.response(omega, rows))
+        response: Tensor = self.filter(methodcaller("response", omega, rows))
         channels = rows % self.channels
         if self.D is not None:
             ahead = (rows < self.channels).to(torch.float64)
@@ -200,7 +175,7 @@ class LongConvolution(SequenceOperator):
         return torch.where(infinite, weight, response * torch.where(infinite, 0.0, weight))
 
     def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor | float:
-        step: Tensor | float = self.filter(lambda filter: filter.time_step(dtype))
+        step: Tensor | float = self.filter(methodcaller("time_step", dtype))
         return step
 
     @property
@@ -212,7 +187,7 @@ class LongConvolution(SequenceOperator):
         return self._support
 
     def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        features: tuple[Tensor, Tensor] | None = self.filter(lambda filter: filter.response_features(rows))
+        features: tuple[Tensor, Tensor] | None = self.filter(methodcaller("response_features", rows))
         if features is None or not self.has_sobolev_filter or self.sobolev_frequency == "normalized":
             return features
         # (1 + |s|)^β has a knee at |s| = 1.
@@ -233,13 +208,11 @@ class LongConvolution(SequenceOperator):
         Returns:
             `(B, L, D)`; for the last group of a state with `last_position_only`, `(B, 1, D)`.
         """
-        name = f"long_conv_{group}"
-        taps = partial(self._taps, group)
+        name, taps = f"long_conv_{group}", partial(self._taps, group)
         with no_autocast(inputs.device):
             if not self.has_recurrent_state or name in state.streams:
-                stream = state.streams.get(name)
-                if stream is None:
-                    stream = state.streams[name] = StreamingConvolution(self._num_taps)
+                stream = state.streams.setdefault(name, StreamingConvolution())
+                stream.longest = self._num_taps
                 output = stream.extend(inputs, taps)
             else:
                 # With gradients, a stored recurrence would belong to the graph of an earlier call.
@@ -253,8 +226,7 @@ class LongConvolution(SequenceOperator):
         return output[:, -1:] if state.last_position_only and group == self.groups - 1 else output
 
     def _recurrence(self, group: int) -> Any:
-        channels = slice(group, None, self.groups)
-        return self.filter(lambda filter: filter.recurrence(channels, self.D))
+        return self.filter(methodcaller("recurrence", slice(group, None, self.groups), self.D))
 
     def _taps(self, group: int, length: int) -> Tensor:
         return self._kernels(length)[0, group :: self.groups]

@@ -4,20 +4,21 @@ Legend: `B` batch, `L` length, `D` channels, `S` stored states (one of each conj
 frequencies.
 """
 
+import importlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import check_stored, materialized, scale_entries_, theory_flags
-from hf_ssm.modules.rows import Halo, Reading, Rows, SegmentScan
+from hf_ssm.modules.operator import FilteredInput, check_stored, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.mimo_scan import mimo_scan
+from hf_ssm.ops.sharing import in_reverse, next_values
 from hf_ssm.ops.sobolev import sobolev_response
-from hf_ssm.theory.mimo import MIMOSystem, kernel_matrix, kernel_matrix_norm, kernel_matrix_tau
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["MIMOStateSpace"]
@@ -102,7 +103,7 @@ class MIMOStateSpace(FilteredInput):
 
         Args:
             inputs: `(B, L, D)`, zero at padding.
-            rows: What is known of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
+            rows: Mask and further inputs of the rows; `rows.extra` may hold `time_deltas` `(B, L)`, positive: δ.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -120,11 +121,28 @@ class MIMOStateSpace(FilteredInput):
                 zero_phase = self.sobolev_mode == "zero_phase"
                 # An observer that rescales changes C, which is read below.
                 self.observe(rows, self._zero_phase(inputs, rows) if zero_phase else inputs)
-            if state is not None:
-                output = self._continue(inputs, rows, time_deltas, state)
+            filtered = self.filter_input(inputs, rows, state)
+            if state is None:
+                if time_deltas is not None and rows.mask is not None:
+                    time_deltas = torch.where(rows.mask, time_deltas, 1.0)
+                output, _ = self._scan(filtered, time_deltas)
+                if self.directions == 2:
+                    output = output + self._scanned_back(inputs, filtered, rows, time_deltas)
             else:
-                output = self._sequence(inputs, rows, time_deltas)
+                last_only = state.last_position_only
+                output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=last_only)
+                state.put("scan", after)
+                filtered = filtered[:, -1:] if last_only else filtered
+            output = self.fed_through(output, filtered)
         return output.to(dtype)
+
+    def _scanned_back(self, inputs: Tensor, filtered: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
+        """The output of the scan from the end of the sequence, `(B, L, D)`."""
+        if self.has_sobolev_filter and self.sobolev_mode == "causal":
+            with in_reverse():
+                filtered = self.filter_input(inputs.flip(1), rows.reversed()).flip(1)
+        # The time to the next position.
+        return self._scan(filtered, None if time_deltas is None else next_values(time_deltas, last=1.0), 1)[0]
 
     def _check_time_deltas(self, time_deltas: Tensor | None, wants_tau: bool) -> None:
         if time_deltas is None:
@@ -140,43 +158,9 @@ class MIMOStateSpace(FilteredInput):
                 "`sobolev_order=0.0` and `sobolev_trainable=False`."
             )
 
-    def _sequence(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None) -> Tensor:
-        """The output for whole sequences, `(B, L, D)`."""
-        if time_deltas is not None and rows.mask is not None:
-            time_deltas = torch.where(rows.mask, time_deltas, 1.0)
-        filtered = self.filter_input(inputs, rows)
-        output = self._scanned(filtered, rows, time_deltas, 0)
-        if self.directions == 2:
-            behind = filtered
-            if self.has_sobolev_filter and self.sobolev_mode == "causal":
-                behind = rows.flip(self.filter_input(rows.flip(inputs), rows.reversed()))
-            if time_deltas is not None:
-                time_deltas = rows.map(_of_next, time_deltas, split=Halo(0, 1))
-            output = output + self._scanned(behind, rows, time_deltas, 1)
-        return self.fed_through(output, filtered)
-
     def fed_through(self, output: Tensor, inputs: Tensor) -> Tensor:
         """The output of the scan with the feed-through D ⊙ u, `(B, L, D)`; a subclass may gate the scan before."""
         return output if self.D is None else torch.addcmul(output, inputs, self.D)
-
-    def _scanned(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, direction: int) -> Tensor:
-        """The output of one direction for whole sequences, without feed-through."""
-        split = SegmentScan(
-            lambda u, steps, before: self._scan(u, steps, direction, before), self._product, direction == 1
-        )
-        return rows.map(lambda u, steps, _: self._scan(u, steps, direction)[0], inputs, time_deltas, split=split)
-
-    def _product(self, inputs: Tensor, time_deltas: Tensor | None) -> Tensor:
-        """What the state before a segment is multiplied by, `(S,)` or `(B, S)`."""
-        a_bar = torch.view_as_complex(self._discrete(inputs.dtype, time_deltas)[0].contiguous())
-        return a_bar ** inputs.shape[1] if time_deltas is None else a_bar.prod(1)
-
-    def _continue(self, inputs: Tensor, rows: Rows, time_deltas: Tensor | None, state: LayerState) -> Tensor:
-        """The output for the next positions of the sequences that `state` remembers."""
-        filtered = self.filter_input(inputs, rows, state)
-        output, after = self._scan(filtered, time_deltas, 0, state.get("scan"), last_only=state.last_position_only)
-        state.put("scan", after)
-        return self.fed_through(output, filtered[:, -1:] if state.last_position_only else filtered)
 
     def _scan(
         self,
@@ -194,8 +178,8 @@ class MIMOStateSpace(FilteredInput):
 
     # Convolutional form, τ and reports
 
-    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> MIMOSystem:
-        """The discrete model of one direction, for equal time steps.
+    def system(self, direction: int = 0, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        """The discrete model of one direction, for equal time steps, a `theory.mimo.MIMOSystem`.
 
         Args:
             direction: 0, or 1 for the backward scan, which has no feed-through.
@@ -211,7 +195,8 @@ class MIMOStateSpace(FilteredInput):
             taps = self._taps(a_bar.real.new_empty(self.channels), slice(None), length)
             taps = taps if self.sobolev_order is not None else taps[:1]
         skip = None if self.D is None or direction == 1 else self.D.to(dtype)
-        return MIMOSystem(a_bar, b * factor.unsqueeze(-1), c, skip, taps)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
+        return theory.MIMOSystem(a_bar, b * factor.unsqueeze(-1), c, skip, taps)
 
     def kernel_matrix(self, length: int, direction: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
         """The equivalent convolution: K_l for `l < length`, `(D, D, length)`, from input i to output h at `[h, i]`.
@@ -221,27 +206,30 @@ class MIMOStateSpace(FilteredInput):
         Raises:
             ValueError: More than 2^28 numbers.
         """
-        count = self.channels**2 * length
-        if count > _LARGEST_MATRIX:
+        inputs = self.channels * self.neighbours
+        if self.channels * inputs * length > _LARGEST_MATRIX:
             raise ValueError(
-                f"The kernel matrix of {self.channels} x {self.channels} channels and {length} lags has {count} "
-                f"numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
+                f"The kernel matrix of {self.channels} outputs, {inputs} inputs and {length} lags has "
+                f"{self.channels * inputs * length} numbers, more than {_LARGEST_MATRIX}: give shorter sequences."
             )
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
         with materialized(self), no_autocast(self.C.device):
-            return kernel_matrix(self.system(direction, length, dtype), length)
+            matrix: Tensor = theory.kernel_matrix(self.system(direction, length, dtype), length)
+        return matrix
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        length = reading.inputs.shape[1] if reading.layout is None else reading.layout.longest
+        length = reading.inputs.shape[1]
         length = length if processes is None else processes.largest(length, reading.inputs.device)
+        theory: Any = importlib.import_module("hf_ssm.theory.mimo")
         taus = []
         for direction in range(self.directions):
             system = self.system(direction, length, reading.inputs.dtype)
             if self.tau_statistics != "batch":
-                taus.append(kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
+                taus.append(theory.kernel_matrix_norm(system, length, 1 if self.tau_statistics == "unit" else 2))
             else:
                 moments = self._moments(reading, length, processes, from_first=direction == 1)
-                taus.append(kernel_matrix_tau(system, length, *moments))
-        return torch.stack(taus).mean()
+                taus.append(theory.kernel_matrix_tau(system, length, *moments))
+        return torch.stack(taus).mean().to(self.C.dtype)
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
@@ -275,7 +263,7 @@ class MIMOStateSpace(FilteredInput):
         gain = torch.stack(found)
         return torch.complex(gain, torch.zeros_like(gain))
 
-    def _gain(self, system: MIMOSystem, channel: int, omega: Tensor) -> Tensor:
+    def _gain(self, system: Any, channel: int, omega: Tensor) -> Tensor:
         """The norm of a row of the transfer matrix, `(F,)`."""
         # One of each pair: the other contributes the conjugate of the response at -ω.
         ahead, behind = (
@@ -313,9 +301,3 @@ class MIMOStateSpace(FilteredInput):
             knee = torch.zeros_like(centres[:1]), torch.ones_like(centres[:1])
             features = torch.cat([features[0], knee[0]]), torch.cat([features[1], knee[1]])
         return features[0].expand(len(rows), -1), features[1].expand(len(rows), -1)
-
-
-def _of_next(time_deltas: Tensor, mask: Tensor | None) -> Tensor:
-    """The time to the next position, `(B, L)`, from the time since the position before; 1 after the last token."""
-    time_deltas = time_deltas if mask is None else torch.where(mask, time_deltas, 1.0)
-    return nn.functional.pad(time_deltas, (0, 1), value=1.0)[:, 1:]

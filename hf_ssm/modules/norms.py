@@ -19,6 +19,11 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     checkpointing, which computes a layer a second time in the backward pass, updates the running statistics once.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None or not self.training:
             return self._normalized(hidden_states.flatten(0, 1)).view_as(hidden_states)
@@ -34,7 +39,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         if not (self.training and is_in_backward()):
             return super().forward(tokens)
         # Copies instead of `None`: checkpointing compares the number of saved tensors with that of the forward pass.
-        mean, variance = (None if kept is None else kept.clone() for kept in (self.running_mean, self.running_var))
+        mean, variance = self.running_mean.clone(), self.running_var.clone()
         return nn.functional.batch_norm(tokens, mean, variance, self.weight, self.bias, training=True, eps=self.eps)
 
     def _normalized_over(self, processes: Processes, tokens: Tensor) -> Tensor:
@@ -48,20 +53,14 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         variance = processes.sum(centred.square().sum(0)) / count
         if not is_in_backward():
             self._update(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
-        normed = centred * torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            normed = normed * self.weight + self.bias
-        return normed.to(tokens.dtype)
+        return (centred * torch.rsqrt(variance + self.eps) * self.weight + self.bias).to(tokens.dtype)
 
     @torch.no_grad()
     def _update(self, mean: Tensor, variance: Tensor) -> None:
         """Add statistics `(D,)` to the running ones."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
         self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        self.running_mean.mul_(1 - share).add_(share * mean)
-        self.running_var.mul_(1 - share).add_(share * variance)
+        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+        self.running_var.lerp_(variance.to(self.running_var), self.momentum)
 
 
 class GatedRMSNorm(nn.Module):
@@ -131,7 +130,9 @@ def build_norm(config) -> nn.Module:
     return kind(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
-def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm_type: str) -> Tensor:
+def normalized(
+    norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm_type: str, is_residual_fp32: bool = False
+) -> Tensor:
     """The norm of `(B, L, D)`; only batch norm needs the mask.
 
     Args:
@@ -139,6 +140,7 @@ def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm
         hidden_states: `(B, L, D)`.
         mask: `(B, L)` or `None`, true at tokens.
         norm_type: That of the configuration.
+        is_residual_fp32: Whether the hidden states are converted to the precision of the norm before.
 
     Raises:
         TypeError: The batch norm has become a `SyncBatchNorm`, whose channels are another axis.
@@ -148,6 +150,8 @@ def normalized(norm: nn.Module, hidden_states: Tensor, mask: Tensor | None, norm
             "The batch norm of a model of hf_ssm uses the statistics of all processes already: leave out "
             "`SyncBatchNorm.convert_sync_batchnorm` (and `sync_batchnorm=True` of trainers)."
         )
+    if is_residual_fp32 and isinstance(weight := getattr(norm, "weight", None), Tensor):
+        hidden_states = hidden_states.to(weight.dtype)
     if torch.jit.is_tracing() and isinstance(norm, nn.RMSNorm) and not isinstance(norm, RMSPlusNorm):
         return norm.weight * _rms_normed(hidden_states, norm.eps)
     output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)

@@ -1,33 +1,29 @@
-"""Observers of a forward pass: what operators mix is shown to them, to compute τ, to rescale, or to record.
+"""Observers of a forward pass: operators show them what they mix, to compute τ, to rescale, or to record.
 
-An observer travels with the rows (`Rows.observer`). Each block begins with `begin`, so that a block which activation
+An observer travels with the rows (`Rows.observer`). Each block begins with `begin`, so a block that activation
 checkpointing computes twice has two observers, and returns `results` beside its hidden states.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_ssm.modules.operator import SequenceOperator
 from hf_ssm.modules.rows import Reading
 from hf_ssm.utils.processes import Processes, all_processes
 
-__all__ = ["Observer", "TauMeter", "measured_tau", "observing"]
+__all__ = ["Observer", "TauMeter", "observing"]
 
 
 class Observer:
-    """The base of observers: nothing is returned."""
+    """Base of observers; it returns nothing."""
 
     def begin(self) -> "Observer":
         """The observer of one block."""
         return self
-
-    def beside(self, other: "Observer | None") -> "Observer":
-        """Both observers of the same blocks, such as a rescaling of a model that is asked for τ; this one is last."""
-        return self if other is None else _Both(other, self)
 
     def processes(self, operator: SequenceOperator) -> Processes | None:
         """The processes whose rows are one batch; `None` for a batch of this process alone."""
@@ -37,17 +33,9 @@ class Observer:
         """Called by an operator before it mixes positions; returns a factor that its kernel is multiplied by."""
         raise NotImplementedError
 
-    def skip(self) -> None:
-        """Called by a mixer that has no operator, such as attention, instead."""
-
     def results(self) -> tuple[Tensor, ...]:
-        """What the block returns beside its hidden states."""
+        """Tensors that the block returns beside its hidden states."""
         return ()
-
-
-def measured_tau(operator: SequenceOperator, reading: Reading, processes: Processes | None) -> Tensor:
-    """τ of what an operator mixes, a scalar in the precision of its parameters."""
-    return operator.tau(reading, processes).to(next(operator.parameters()).dtype)
 
 
 class TauMeter(Observer):
@@ -62,7 +50,6 @@ class TauMeter(Observer):
 
     def __init__(self) -> None:
         self.taus: list[Tensor] = []
-        self.is_skipped = False
 
     def begin(self) -> "TauMeter":
         return TauMeter()
@@ -71,53 +58,20 @@ class TauMeter(Observer):
         return all_processes() if operator.training else None
 
     def __call__(self, operator: SequenceOperator, reading: Reading) -> None:
-        self.taus.append(measured_tau(operator, reading, self.processes(operator)))
-
-    def skip(self) -> None:
-        self.is_skipped = True
+        self.taus.append(operator.tau(reading, self.processes(operator)))
 
     def results(self) -> tuple[Tensor, ...]:
-        if self.is_skipped and not self.taus:
-            return ()
-        if not self.taus:
-            raise ValueError(
-                "τ needs operators that call `observe` (see `SequenceOperator`), but none in this block did."
-            )
-        return (torch.stack(self.taus).mean(),)
-
-
-class _Both(Observer):
-    """Two observers of the same blocks, such as a rescaling of a model that is asked for τ; the first one is first."""
-
-    def __init__(self, first: Observer, second: Observer):
-        self.first, self.second = first, second
-
-    def begin(self) -> "_Both":
-        return _Both(self.first.begin(), self.second.begin())
-
-    def processes(self, operator: SequenceOperator) -> Processes | None:
-        return self.first.processes(operator) or self.second.processes(operator)
-
-    def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor | None:
-        factor, other = self.first(operator, reading), self.second(operator, reading)
-        return other if factor is None else factor
-
-    def skip(self) -> None:
-        self.first.skip()
-        self.second.skip()
-
-    def results(self) -> tuple[Tensor, ...]:
-        return *self.first.results(), *self.second.results()
+        return (torch.stack(self.taus).mean(),) if self.taus else ()
 
 
 @contextmanager
-def observing(blocks: Sequence[Any], observer: Observer) -> Iterator[None]:
-    """Show what the operators of these blocks mix to an observer."""
-    before = [block.observer for block in blocks]
-    for block in blocks:
-        block.observer = observer
+def observing(model: nn.Module, observer: Observer) -> Iterator[None]:
+    """Show what the operators of a model mix to an observer, in place of τ."""
+    backbones: list[Any] = [module for module in model.modules() if hasattr(type(module), "observer")]
+    for backbone in backbones:
+        backbone.observer = observer
     try:
         yield
     finally:
-        for block, earlier in zip(blocks, before, strict=True):
-            block.observer = earlier
+        for backbone in backbones:
+            backbone.observer = None

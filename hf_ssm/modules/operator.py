@@ -1,10 +1,12 @@
-"""The protocol of operators that mix positions, and what they share: feed-through, Sobolev filter, τ.
+"""Operators that mix positions: their protocol, feed-through, Sobolev filter and τ.
 
 Legend: `B` batch, `L` length, `D` channels, `F` frequencies.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,14 +14,15 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import ByChannel, Reading, Rows, zero_padding
-from hf_ssm.ops.long_conv import long_conv
-from hf_ssm.ops.sobolev import zero_phase_taps
-from hf_ssm.theory.complexity import filter_norm, tau
-from hf_ssm.theory.moments import lag_moments
+from hf_ssm.modules.rows import Reading, Rows, zero_padding
+from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.long_conv import StreamingConvolution, long_conv
+from hf_ssm.ops.sharing import alone, whole_length, whole_rows
+from hf_ssm.ops.sobolev import causal_taps, zero_phase_taps
 from hf_ssm.utils.processes import Processes, is_sharded
 
 __all__ = [
+    "FilteredInput",
     "SequenceOperator",
     "check_stored",
     "fp32_empty",
@@ -99,24 +102,15 @@ def fp32_parameter(*shape: int) -> nn.Parameter:
 class SequenceOperator(nn.Module):
     """Base of all operators that mix positions: long convolution, selective scan, and those of further families.
 
-    An operator describes itself to the rest of the package. What it has to provide:
+    A subclass provides `forward(inputs, ..., rows, state)` and overrides the methods of the protocol that it needs:
 
-    - `forward(inputs, ..., rows, state)`: the output `(B, L, D)`. Before it mixes positions, it calls `observe`, and
-      multiplies its kernel by the result, if there is one. With a `state` (`LayerState`) it continues the sequences
-      which that state remembers and updates it. `rows.map` applies a function to whole rows, or to each bucket of
-      packed documents.
-    - `initial_parameters()` and `parameter_roles()`: initial values and roles of its own parameters.
-    - `scale_output_(factor, channels)`: multiplies the parameters in which its kernel is linear (rescaling).
-    - `mean_kernel(...)`: its kernel in double precision, for reports.
-    - `has_recurrent_state`: whether incremental execution needs a state of fixed size only.
-
-    Optional, where the operator has such a thing:
-
-    - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default);
+    - `forward` calls `observe` before it mixes positions, and multiplies its kernel by the result, if there is one.
+      With a `state` (`LayerState`) it continues the sequences of that state, and updates it.
+    - `attention_matrix(inputs, mask, channels)`: the matrix that it multiplies a sequence with (`None` by default).
     - `frequency_response(omega, rows)`: of each kernel (`None` by default), where row k C + c is channel c of direction
-      k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately;
-    - `bound_norms(...)`: the norms that enter the bound of Honarpisheh et al. 2025; for a scan without them, `no_bound`
-      is the reason.
+      k; with `response_features`, `has_graded_response` and `support` its total variation is computed accurately.
+    - `bound_norms(...)`: the norms in the bound of Honarpisheh et al. 2025; for a scan without them, `no_bound` is the
+      reason.
 
     Args:
         channels: D.
@@ -278,12 +272,9 @@ class SequenceOperator(nn.Module):
         step = self._time_step(inputs)
         order = order[channels] if order.dim() else order
         step = step[channels] if isinstance(step, Tensor) else step
-        count = rows.longest(inputs) + 1
-        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step, count)
+        taps = zero_phase_taps(ZERO_PHASE_GRID, order, self.sobolev_frequency, step, whole_length(inputs) + 1)
         taps = taps.to(inputs).expand(inputs.shape[-1], -1)
-        ahead, behind = taps[:, :-1], taps[:, 1:]
-        split = ByChannel(lambda batch, part: long_conv(batch, ahead[part], behind[part]))
-        return zero_padding(rows.map(lambda batch, _: long_conv(batch, ahead, behind), inputs, split=split), rows.mask)
+        return zero_padding(long_conv(inputs, taps[:, :-1], taps[:, 1:]), rows.mask)
 
     # Observation
 
@@ -296,26 +287,27 @@ class SequenceOperator(nn.Module):
         statistics: Mapping[str, Tensor] | None = None,
         group: int = 0,
     ) -> Tensor | None:
-        """Tell `rows.observer`, if there is one, what this call mixes; see `Reading` for the arguments.
+        """Show `rows.observer`, if there is one, what this call mixes; see `Reading` for the arguments.
 
         Returns:
             The factor by which the observer has multiplied the kernel of this operator, or `None`.
         """
         if rows.observer is None:
             return None
-        factor: Tensor | None = rows.observer(
-            self, Reading(inputs, rows.mask, rows.layout, group, kernel, statistics or {})
-        )
+        inputs, mask = whole_rows(inputs, rows.mask)
+        statistics = {name: whole_rows(values, None)[0] for name, values in (statistics or {}).items()}
+        with alone():
+            factor: Tensor | None = rows.observer(self, Reading(inputs, mask, group, kernel, statistics))
         return factor
 
     def longest(self, inputs: Tensor, rows: Rows) -> int:
         """Length of the longest rows of this process, or of all processes whose rows an observer takes as one batch."""
         processes = None if rows.observer is None else rows.observer.processes(self)
-        length = rows.longest(inputs)
+        length = whole_length(inputs)
         return length if processes is None else processes.largest(length, inputs.device)
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        """Mean over channels and directions of τ at the last token (backward: at the first), of a reading's kernel.
+        """Mean over channels and directions of τ at the last token (backward: at the first), in the stored precision.
 
         Args:
             reading: What the operator mixes. The kernels, `(D, length)` for each direction, have the length of the
@@ -325,24 +317,28 @@ class SequenceOperator(nn.Module):
         Source: Liu & Li 2024, eq. (6).
         """
         kernels: Any = reading.kernel
-        length = kernels[0].shape[-1]
-        if self.tau_statistics != "batch":
-            order = 1 if self.tau_statistics == "unit" else 2
-            return torch.stack([filter_norm(kernel, order) for kernel in kernels]).mean()
+        # Checkpoints do not carry what only training and analysis compute.
+        theory: Any = importlib.import_module("hf_ssm.theory.tau")
         taus = []
-        if len(kernels) == 2:
-            mean, variance = self._moments(reading, length, processes, from_first=True)
-            first = self.backward_first_lag
-            taus.append(tau(kernels[1][:, : length - first], mean[first:], variance[first:]))
-        taus.insert(0, tau(kernels[0], *self._moments(reading, length, processes)))
-        return torch.stack(taus).mean()
+        for kernel, from_first in zip(kernels, (False, True), strict=False):
+            if self.tau_statistics != "batch":
+                taus.append(theory.filter_norm(kernel, 1 if self.tau_statistics == "unit" else 2))
+                continue
+            length, first = kernel.shape[-1], self.backward_first_lag if from_first else 0
+            mean, variance = self._moments(reading, length, processes, from_first=from_first)
+            taus.append(theory.tau(kernel[:, : length - first], mean[first:], variance[first:]))
+        return torch.stack(taus).mean().to(next(self.parameters()).dtype)
 
     def _moments(
         self, reading: Reading, length: int, processes: Processes | None, *, from_first: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the inputs by lag, `(length, D)`."""
         inputs = reading.inputs.detach() if self.tau_detach_statistics else reading.inputs
-        return lag_moments(*reading.whole(inputs), from_first=from_first, length=length, processes=processes)
+        theory: Any = importlib.import_module("hf_ssm.theory.moments")
+        moments: tuple[Tensor, Tensor] = theory.lag_moments(
+            inputs, reading.mask, from_first=from_first, length=length, processes=processes
+        )
+        return moments
 
     @torch.no_grad()
     def scale_(self, factor: Tensor, channels: slice = slice(None)) -> None:
@@ -355,6 +351,40 @@ class SequenceOperator(nn.Module):
         self.scale_output_(factor, channels)
         if self.D is not None:
             scale_entries_(self.D, factor, lambda skip: skip[channels])
+
+
+class FilteredInput(SequenceOperator):
+    """Base of operators with a recurrent state, whose input passes the Sobolev filter (Yu et al. 2025, Appendix F)."""
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return not self.has_sobolev_filter
+
+    def filter_input(
+        self,
+        inputs: Tensor,
+        rows: Rows = Rows(),
+        state: LayerState | None = None,
+        channels: slice | list[int] = slice(None),
+    ) -> Tensor:
+        """The input of these channels after the Sobolev filter, `(B, L, D)`."""
+        if not self.has_sobolev_filter:
+            return inputs
+        precise = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        if self.sobolev_mode == "zero_phase":
+            return self._zero_phase(precise, rows, channels).to(inputs.dtype)
+        taps = partial(self._taps, precise, channels)
+        if state is not None:
+            filtered = state.streams.setdefault("sobolev", StreamingConvolution()).extend(precise, taps)
+        else:
+            filtered = long_conv(precise, taps(whole_length(inputs)))
+        return zero_padding(filtered, rows.mask).to(inputs.dtype)
+
+    def _taps(self, like: Tensor, channels: slice | list[int], length: int) -> Tensor:
+        order = self._order(like)
+        order = order[channels] if order is not None and order.dim() else order
+        taps = causal_taps(length, 0.0 if order is None else order, self.sobolev_frequency, 1.0)
+        return taps.to(like).expand(like.shape[-1], -1)
 
 
 def operators_in(module: nn.Module) -> Iterator[tuple[str, SequenceOperator]]:

@@ -3,26 +3,20 @@
 import torch
 from torch import Tensor
 
-from hf_ssm.ops.documents import Documents
-
 __all__ = ["pool"]
 
 
-def pool(hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
+def pool(hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
     """The last or first token, or the mean or the largest value over tokens.
 
     Args:
         hidden_states: `(B, L, D)`.
         mask: `(B, L)` or `None`, true at tokens; every row has one.
         how: `"last"`, `"first"`, `"mean"` or `"max"`, which is that of each channel by itself.
-        documents: Where `hidden_states` are packed rows.
 
     Returns:
-        `(B, D)`; of packed rows one vector for each document, in their order.
+        `(B, D)`.
     """
-    if documents is not None:
-        rows = documents.bucket()
-        return pool(rows.take(hidden_states), rows.mask, how)
     if how == "max":
         kept = hidden_states if mask is None else hidden_states.masked_fill(~mask.unsqueeze(-1), -torch.inf)
         return kept.max(dim=1).values

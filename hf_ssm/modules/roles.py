@@ -1,4 +1,4 @@
-"""What the parameters of a model stand for. Modules declare it; optimizer groups, decay and reports read it."""
+"""Roles of parameters. Modules declare them; optimizer groups, weight decay and reports look them up."""
 
 import math
 from collections.abc import Callable
@@ -58,7 +58,7 @@ _SCALE_STATE_MATRIX: dict[str, Callable[[Tensor, float], Any]] = {
 
 @dataclass(frozen=True)
 class ParameterRole:
-    """What a parameter is, and how the optimizer treats it.
+    """Quantity that a parameter stands for, and how the optimizer treats it.
 
     Attributes:
         quantity: One of `QUANTITIES`.

@@ -48,26 +48,34 @@ class S5StateSpace(MIMOStateSpace):
         size = self.state_size // self.num_blocks
         eigenvalues = initial_eigenvalues(self.init, size, self.frequency_scale, self.frequency_shift)
         low, high = (math.log(bound) for bound in self.time_step_range)
-        pairs = self.state_size // 2
-        inputs = (pairs, self.channels), self.channels**-0.5
-        outputs = (self.directions, self.channels, pairs), self.state_size**-0.5
-        if self.init == "legs":
-            vectors = legs_nplr(size)[3]
-            blocks = self.num_blocks, size
-            drawn = inputs[1] * torch.randn(*blocks, self.channels, dtype=torch.float64)
-            B = (vectors.mH @ drawn.to(vectors.dtype)).flatten(0, 1)
-            drawn = outputs[1] * torch.randn(self.directions, self.channels, *blocks, dtype=torch.float64)
-            C = (drawn.to(vectors.dtype) @ vectors).flatten(-2)
-        else:
-            # What a unitary V makes of real normal numbers.
-            B, C = (scale * torch.randn(shape, dtype=torch.complex128) for shape, scale in (inputs, outputs))
+        B, C = self._initial_matrices()
         return values | {
-            "log_dt": low + (high - low) * torch.rand(pairs),
+            "log_dt": low + (high - low) * torch.rand(self.log_dt.shape),
             "log_A_real": (-eigenvalues.real).log().repeat(self.num_blocks),
             "A_imag": eigenvalues.imag.repeat(self.num_blocks),
             "B": torch.view_as_real(B.contiguous()),
             "C": torch.view_as_real(C.contiguous()),
         }
+
+    def _initial_matrices(self) -> tuple[Tensor, Tensor]:
+        """B and C, complex, with the variance of LeCun's initialisation."""
+        shape = self.directions, self.channels, self.num_blocks, self.state_size // self.num_blocks
+        B = self._in_eigenbasis(self.B[..., 0].shape) * self.channels**-0.5
+        if self.init == "legs":
+            vectors = legs_nplr(shape[-1])[3]
+            C = (torch.randn(shape, dtype=torch.float64).to(vectors.dtype) @ vectors).flatten(-2)
+        else:
+            C = torch.randn(self.C[..., 0].shape, dtype=torch.complex128)
+        return B, C * self.state_size**-0.5
+
+    def _in_eigenbasis(self, shape: torch.Size) -> Tensor:
+        """V* R with R normal `(P, ...)`, of the given shape `(S, ...)`; complex normal where V is the identity."""
+        if self.init != "legs":
+            # What a unitary V makes of real normal numbers.
+            return torch.randn(shape, dtype=torch.complex128)
+        vectors = legs_nplr(self.state_size // self.num_blocks)[3]
+        real = torch.randn(self.num_blocks, len(vectors), shape[1:].numel(), dtype=torch.float64)
+        return (vectors.mH @ real.to(vectors.dtype)).reshape(shape)
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         return super().parameter_roles() | {

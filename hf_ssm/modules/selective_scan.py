@@ -4,27 +4,31 @@ Legend: `B` batch, `L` length, `D` channels of the scan, `N` state size, `S` sto
 pairs), `R` rank of the step projection.
 """
 
+import importlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations import use_kernelized_func
 
-from hf_ssm.modules.filtered_input import FilteredInput
-from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, materialized, scale_entries_, theory_flags
+from hf_ssm.modules.operator import (
+    FilteredInput,
+    check_stored,
+    fp32_empty,
+    fp32_parameter,
+    materialized,
+    scale_entries_,
+    theory_flags,
+)
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Reading, Rows, SegmentScan
+from hf_ssm.modules.rows import Reading, Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values, no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
 from hf_ssm.ops.selective_scan import hub_selective_scan, scan_matrix, selective_scan, selective_scan_extend
-from hf_ssm.theory.complexity import selective_kernel
-from hf_ssm.theory.moments import lag_means
-from hf_ssm.theory.selective_norms import SelectiveNorms, selective_norms
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["FilteredScan", "ScaledScan", "SelectiveScan"]
@@ -35,27 +39,26 @@ class FilteredScan(FilteredInput):
 
     is_time_invariant: ClassVar[bool] = False
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """ρ of the mean Δ, B and C seen from the last token, `(D, L)`, with the feed-through.
 
         An extension of Liu & Li's kernel to scans that vary in time.
 
         Args:
             means: Means of `Reading.statistics` by distance to the last token.
-            A: The state matrix, if it is known already.
             dtype: Precision of the parameters; default: their own.
         """
         raise NotImplementedError
 
     def tau(self, reading: Reading, processes: Processes | None = None) -> Tensor:
-        step = next(iter(reading.statistics.values()))
-        length = step.shape[1] if reading.layout is None else reading.layout.longest
-        length = length if processes is None else processes.largest(length, step.device)
-        common: dict[str, Any] = {"length": length, "processes": processes}
-        means = {name: lag_means(*reading.whole(values), **common) for name, values in reading.statistics.items()}
-        return super().tau(reading._replace(kernel=[self.kernel_of_means(means, reading.kernel)]), processes)
+        length = reading.inputs.shape[1]
+        common: dict[str, Any] = {
+            "length": length if processes is None else processes.largest(length, reading.inputs.device),
+            "processes": processes,
+        }
+        theory: Any = importlib.import_module("hf_ssm.theory.moments")
+        means = {name: theory.lag_means(values, reading.mask, **common) for name, values in reading.statistics.items()}
+        return super().tau(reading._replace(kernel=[self.kernel_of_means(means)]), processes)
 
     def mean_kernel(
         self, length: int, means: Mapping[str, Tensor], direction: str = "forward", group: int = 0
@@ -232,7 +235,7 @@ class SelectiveScan(FilteredScan):
         Args:
             inputs: `(B, L, D)`, zero at padding.
             gate: `(B, L, D)`; the output is multiplied by its SiLU.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -244,33 +247,16 @@ class SelectiveScan(FilteredScan):
             scanned = self.filter_input(inputs, rows, state)
             if rows.observer is not None:
                 self._warn_if_unstable(A)
-                factor = self.observe(rows, scanned, kernel=A, statistics=self._kernel_statistics(step, B, C))
+                factor = self.observe(rows, scanned, statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
+            rest = self.D, gate, self.dt_bias, self.dt_bias is not None
             if state is None:
-                split = SegmentScan(partial(self._continued, A), lambda u, step, *_: self._decay(A, step))
-                return rows.map(partial(self._scan, A), scanned, step, B, C, gate, split=split)
+                output: Tensor = selective_scan(scanned, step, A, B, C, *rest)
+                return output
             before = state.get("scan", is_complex=A.is_complex())
-            output, after = self._continued(A, scanned, step, B, C, gate, before)
+            output, after = selective_scan_extend(scanned, step, A, B, C, *rest, before)
             state.put("scan", after)
             return output
-
-    def _scan(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        """The scan of whole rows, or of one bucket of documents."""
-        y: Tensor = selective_scan(u, step, A, B, C, self.D, gate, self.dt_bias, self.dt_bias is not None)
-        return y
-
-    def _continued(
-        self, A: Tensor, u: Tensor, step: Tensor, B: Tensor, C: Tensor, gate: Tensor | None, before: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The output and the last state, `(B, D, S)`, of a segment after the state `before`."""
-        rest = self.D, gate, self.dt_bias, self.dt_bias is not None
-        return selective_scan_extend(u, step, A, B, C, *rest, before)
-
-    def _decay(self, A: Tensor, step: Tensor) -> Tensor:
-        """What the state before a segment is multiplied by, `(B, D, S)`."""
-        return torch.exp(self.time_steps(step).sum(1).unsqueeze(-1) * A)
 
     def _warn_if_unstable(self, A: Tensor) -> None:
         # Only a raw state matrix can have positive entries; on a GPU the check would wait for the device.
@@ -287,17 +273,17 @@ class SelectiveScan(FilteredScan):
         parts = {"delta": self.time_steps(step), "B": B, "C": C}
         return {name: (torch.view_as_real(p) if p.is_complex() else p).flatten(2) for name, p in parts.items()}
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        A = self.state_matrix() if A is None else A
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        A = self.state_matrix()
         dtype = dtype or A.real.dtype
         A = A.to(dtype.to_complex() if A.is_complex() else dtype)
         D = None if self.D is None else self.D.to(dtype)
         B, C = means["B"], means["C"]
         if A.is_complex():
             B, C = (torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) for pairs in (B, C))
-        return selective_kernel(means["delta"], A, B, C[0], D)
+        theory: Any = importlib.import_module("hf_ssm.theory.tau")
+        kernel: Tensor = theory.selective_kernel(means["delta"], A, B, C[0], D)
+        return kernel
 
     def attention_matrix(
         self, inputs: Tensor, mask: Tensor | None = None, channels: Sequence[int] | None = None
@@ -324,10 +310,8 @@ class SelectiveScan(FilteredScan):
             matrix = scan_matrix(delta, self.state_matrix()[chosen], B, C, skip)
             return self._with_filter(matrix, chosen, mask)
 
-    def bound_norms(
-        self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None
-    ) -> SelectiveNorms:
-        """The norms that the bound of Honarpisheh et al. 2025 is computed from; see `theory.selective_norms`.
+    def bound_norms(self, score_weight: Tensor | None, input_bound: float, embedding: Tensor | None = None) -> Any:
+        """The norms that the bound of Honarpisheh et al. 2025 is computed from, see `theory.selective_norms`.
 
         Args:
             score_weight: w of the linear map to one score, `(D,)`; `None`: one coordinate of the output.
@@ -343,4 +327,5 @@ class SelectiveScan(FilteredScan):
             if A.is_complex():
                 # y = 2 Re C x: pairs of rows of W_B and W_C belong to the real and imaginary parts of the states.
                 W_C = 2 * W_C
-            return selective_norms(A, W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)
+            theory: Any = importlib.import_module("hf_ssm.theory.selective_norms")
+            return theory.selective_norms(A, W_B, W_C, score_weight, q, self.dt_bias, input_bound, embedding)

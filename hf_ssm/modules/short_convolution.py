@@ -5,7 +5,7 @@ Legend: `B` batch, `L` length, `D` channels.
 
 from torch import Tensor, nn
 
-from hf_ssm.modules.rows import Halo, Rows
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
@@ -26,11 +26,7 @@ class ShortConvolution(nn.Conv1d):
     ) -> Tensor:
         weight = self.weight.squeeze(1)
         if state is None:
-            return rows.map(
-                lambda batch, mask: short_conv(batch, weight, self.bias, self.bidirectional, activation, mask),
-                inputs,
-                split=Halo(weight.shape[1] - 1, weight.shape[1] - 1 if self.bidirectional else 0),
-            )
+            return short_conv(inputs, weight, self.bias, self.bidirectional, activation, rows.mask)
         memory = state.get("short_conv")
         output, after = short_conv_extend(inputs, memory, weight, self.bias, activation, rows.mask)
         state.put("short_conv", after)

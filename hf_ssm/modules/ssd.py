@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Rows, SegmentScan
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import ScaledScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
+from hf_ssm.ops.sharing import cumulative_sum
 from hf_ssm.ops.ssd import ssd_extend, ssd_matrix, ssd_scan
 
 __all__ = ["SSDScan", "rotation", "ssd_kernel"]
@@ -120,7 +121,7 @@ class SSDScan(ScaledScan):
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 G N)`, zero at padding.
             step: dt, `(B, L, H)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
 
         Returns:
@@ -135,63 +136,35 @@ class SSDScan(ScaledScan):
             if rows.observer is not None:
                 factor = self.observe(rows, x.flatten(-2), statistics=self._kernel_statistics(step, B, C))
                 C = C if factor is None else C * factor
-            if state is None:
-                split = SegmentScan(self._continued, self._decay)
-                y = rows.map(lambda *batch: self._scan(*batch[:-1])[0], x, step, B, C, split=split)
-            else:
-                y, after = self._scan(x, step, B, C, state.get("scan"), is_continued=True)
-                state.put("scan", after)
-            return y.flatten(-2)
+            return self._scan(x, step, B, C, state).flatten(-2)
 
-    def _scan(
-        self,
-        x: Tensor,
-        step: Tensor,
-        B: Tensor,
-        C: Tensor,
-        before: Tensor | None = None,
-        *,
-        is_continued: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """The output `(B, L, H, P)` and, if the state is continued, the last state `(B, H, P, N)`."""
+    def _scan(self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, state: LayerState | None) -> Tensor:
+        """The output `(B, L, H, P)`."""
         A, D = -self.A_log.exp(), self._skip()
         steps: dict[str, Any] = {"dt_bias": self.dt_bias, "dt_softplus": True, "dt_limit": self.time_step_limit}
-        cosine = sine = None
         if self.A_imag is not None:
             step, steps = self.time_steps(step), {}
             cosine, sine = rotation(step, self.A_imag)
             B, C = (_turned(part, cosine, -sine, self.heads) for part in (B, C))
-            if before is not None:
-                first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
-                before = _turned(before, first.cos(), first.sin(), self.head_dim)
-        if not is_continued:
-            return ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps), x
-        y, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
-        if cosine is not None and sine is not None:
+        if state is None:
+            output: Tensor = ssd_scan(x, step, A, B, C, D, chunk_size=self.chunk_size, **steps)
+            return output
+        before = state.get("scan")
+        if self.A_imag is not None and before is not None:
+            first = (step[:, 0].unsqueeze(-1) * self.A_imag).unsqueeze(-2)
+            before = _turned(before, first.cos(), first.sin(), self.head_dim)
+        output, after = ssd_extend(x, step, A, B, C, before, D, chunk_size=self.chunk_size, **steps)
+        if self.A_imag is not None:
+            # Kept states do not turn: they do not depend on where a piece began.
             after = _turned(after, cosine[:, -1].unsqueeze(-2), sine[:, -1].unsqueeze(-2), self.head_dim)
-        return y, after
-
-    def _continued(self, x: Tensor, step: Tensor, B: Tensor, C: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`_scan` of a segment after a state, where rotated states are complex, `(B, H, P, N/2)`."""
-        if self.A_imag is None:
-            return self._scan(x, step, B, C, before, is_continued=True)
-        before = None if before is None else torch.view_as_real(before).flatten(-2)
-        y, after = self._scan(x, step, B, C, before, is_continued=True)
-        return y, torch.view_as_complex(after.unflatten(-1, (-1, 2)).contiguous())
-
-    def _decay(self, x: Tensor, step: Tensor, *matrices: Tensor) -> Tensor:
-        """What the state before a segment is multiplied by, `(B, H, 1, 1)`, or `(B, H, 1, N/2)`."""
-        elapsed = self.time_steps(step).sum(1)[..., None, None]
-        A = self.state_matrix()
-        return torch.exp(elapsed * (A.view(-1, 1, 1) if self.A_imag is None else A.unsqueeze(1)))
+        state.put("scan", after)
+        return output
 
     def _kernel_statistics(self, step: Tensor, B: Tensor, C: Tensor) -> dict[str, Tensor]:
         """Δ, B and C as sequences, `(B, L, ...)`."""
         return {"delta": self.time_steps(step), "B": B.flatten(-2), "C": C.flatten(-2)}
 
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.A_log.dtype
         A_log, D = self.A_log.to(dtype), self.D.to(dtype)
         frequencies = None if self.A_imag is None else self.A_imag.to(dtype)
@@ -246,8 +219,7 @@ def rotation(delta: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         Both `(B, L, H, N/2)`, in the type of `delta`. The angles are computed in double precision, as they accumulate
         over a long sequence.
     """
-    total = delta.double().cumsum(1)
-    angle = (total - total[:, :1]).unsqueeze(-1) * frequencies.double()
+    angle = cumulative_sum(delta.double()).unsqueeze(-1) * frequencies.double()
     return angle.cos().to(delta.dtype), angle.sin().to(delta.dtype)
 
 

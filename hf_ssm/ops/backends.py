@@ -77,7 +77,7 @@ def current() -> str:
 
 
 def is_enabled(name: str) -> bool:
-    """Whether `"torch"`, `"numba"` or `"hub"` is installed and admitted by the current choice."""
+    """Whether `"torch"` or `"numba"` is installed and admitted by the current choice."""
     if _choice == "torch" or is_exporting():
         return name == "torch"
     return name != "numba" or _HAS_KERNELS
@@ -89,17 +89,19 @@ def runs_compiled(*tensors: Tensor | None) -> bool:
     They read memory: under tracing, transforms of `torch.func`, forward-mode differentiation, dispatch modes (as of
     fake tensors) and for subclasses of tensors, operations of torch compute the result.
     """
-    if not is_enabled("numba") or torch.compiler.is_compiling() or in_function_transform():
+    if not _HAS_KERNELS or _choice == "torch" or torch.compiler.is_compiling() or is_exporting():
         return False
     # There is no public way to detect a dispatch mode.
-    if torch._C._len_torch_dispatch_stack() > 0:
+    if in_function_transform() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return all(t is None or (t.device.type == "cpu" and type(t) in (Tensor, nn.Parameter)) for t in tensors)
 
 
 def runs_hub(*tensors: Tensor | None) -> bool:
     """Whether kernels of a library may compute with these tensors, or `None`: all are on a GPU."""
-    return is_enabled("hub") and all(t is None or t.device.type == "cuda" for t in tensors)
+    if _choice == "torch" or is_exporting():
+        return False
+    return all(t is None or t.device.type == "cuda" for t in tensors)
 
 
 set_backend(os.environ.get("HF_SSM_KERNELS") or "auto")

@@ -1,6 +1,5 @@
-"""The circumstances of a call: autocast, tracing, function transforms; and the namespace of custom operators."""
+"""The circumstances of a call: autocast, tracing, function transforms."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -11,7 +10,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 __all__ = [
-    "NAMESPACE",
     "gradients",
     "has_readable_values",
     "in_function_transform",
@@ -23,11 +21,6 @@ __all__ = [
 ]
 
 _plain: ContextVar[bool] = ContextVar("hf_ssm_plain_operations", default=False)
-
-# torch knows one operator of a name, and a process may load several checkpoints that contain copies of this code.
-_COPY = "" if __name__ == "hf_ssm.ops.context" else f"_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}"
-NAMESPACE = f"hf_ssm{_COPY}"
-"""Namespace of custom operators: `"hf_ssm"`, and a unique name in each copy of the code."""
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
@@ -53,17 +46,13 @@ def is_in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
+# torch.compile runs the function while it traces, inside the same transforms.
+@torch.compiler.assume_constant_result
 def in_function_transform() -> bool:
     """Whether a transform of `torch.func`, forward-mode differentiation or `plain_operations` is active.
 
     Tensors of a transform have no memory. Custom operators refuse them, and lose tangents without an error.
     """
-    return _transform_is_active()
-
-
-# torch.compile runs the function while it traces, inside the same transforms.
-@torch.compiler.assume_constant_result
-def _transform_is_active() -> bool:
     # There is no public way to find out.
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or _plain.get()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
+from hf_ssm.ops.sharing import current
 
 __all__ = ["as_complex", "linear_scan", "linear_scan_reference", "plain_scan"]
 
@@ -63,6 +64,8 @@ def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor | None = None, *, re
 
     Source: Smith, Warrington & Linderman 2023, Section 2.2.
     """
+    if current.layout is not None:
+        return _shared_scan(a, b, reverse)
     a, b, state = _aligned(a, b, initial_state)
     with no_autocast(b.device):
         if reverse:
@@ -70,6 +73,20 @@ def linear_scan(a: Tensor, b: Tensor, initial_state: Tensor | None = None, *, re
             return states.flip(1)
         states = recomputed(plain_scan, a, b, state)
         return states
+
+
+def _shared_scan(a: Tensor, b: Tensor, reverse: bool) -> Tensor:
+    """`linear_scan` of the positions of this process, after the state that the others leave."""
+    a, b, _ = _aligned(a, b, None)
+    layout = current.layout.reversed() if reverse else current.layout
+    decay = a[:, 0] ** b.shape[1] if a.shape[1] == 1 else a.prod(1)
+
+    def run(state: Tensor | None) -> tuple[Tensor, Tensor]:
+        states = linear_scan(a, b, state, reverse=reverse)
+        return states, states[:, 0 if reverse else -1]
+
+    states: Tensor = layout.scan(run, decay)[0]
+    return states
 
 
 def as_complex(state: Tensor) -> Tensor:

@@ -7,15 +7,15 @@ twice their length. Therefore some channels are transposed, transformed and writ
 the inputs and transforms them again. It takes a fifth of the memory of the same transforms with autograd.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ssm.ops.context import gradients, in_function_transform, is_exporting, no_autocast
+from hf_ssm.ops.sharing import current
 
 __all__ = ["StreamingConvolution", "fast_length", "long_conv", "long_conv_reference"]
 
@@ -59,6 +59,13 @@ def long_conv(u: Tensor, kernel: Tensor, backward_kernel: Tensor | None = None) 
     Returns:
         `(B, L, D)` in the dtype of `u`. Half precision is computed in float32, float64 stays float64.
     """
+    if current.layout is not None:
+
+        def of_channels(whole: Tensor, part: slice) -> Tensor:
+            return long_conv(whole, kernel[part], None if backward_kernel is None else backward_kernel[part])
+
+        shared: Tensor = current.layout.by_channel(of_channels, u)
+        return shared
     length = u.shape[1]
     taps = kernel[:, :length].to(torch.promote_types(torch.promote_types(u.dtype, kernel.dtype), torch.float32))
     if type(length) is int and length <= _DIRECT and not torch.compiler.is_compiling():
@@ -142,7 +149,8 @@ class StreamingConvolution:
         history: The inputs seen so far, `(B, T, D)`; default none.
 
     Attributes:
-        history: All inputs seen, a new tensor after each chunk; `None` before the first one.
+        history: All inputs seen, a new tensor after each chunk; `None` before the first one. Its rows may be exchanged
+            between chunks.
     """
 
     def __init__(self, longest: int | None = None, history: Tensor | None = None) -> None:
@@ -153,12 +161,8 @@ class StreamingConvolution:
 
     @property
     def length(self) -> int:
-        """Number of inputs seen, including leading zeros of `join`."""
+        """Number of inputs seen, including leading zeros, which do not change a convolution."""
         return 0 if self.history is None else self.history.shape[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Only leaves of an autograd graph can be copied.
-        return self.__dict__ | {"history": None if self.history is None else self.history.detach().clone()}
 
     def extend(self, u: Tensor, taps: Taps) -> Tensor:
         """Append a chunk of the input and return the outputs at its positions.
@@ -181,7 +185,8 @@ class StreamingConvolution:
                 f"the sequence would have {length} positions, but the implicit filter has taps for {self.longest} "
                 "(`max_position_embeddings`): shorten the sequence, or train a model with a larger value"
             )
-        if self._weights is not None and torch.promote_types(u.dtype, self._weights.dtype) != self._weights.dtype:
+        kept = self._weights
+        if kept is not None and (kept.device != u.device or torch.promote_types(u.dtype, kept.dtype) != kept.dtype):
             self._weights = None
         weights = self._last_taps_first(length, taps)
         precise = u.to(torch.promote_types(u.dtype, weights.dtype))
@@ -204,31 +209,10 @@ class StreamingConvolution:
             self._weights = _reversed(taps(wanted if self.longest is None else min(wanted, self.longest))).contiguous()
         return self._weights[-count:]
 
-    def detach_(self) -> None:
-        """Cut the stream off the autograd graph of its inputs."""
-        self.history = None if self.history is None else self.history.detach()
-
-    def select(self, index: Tensor) -> None:
-        """Keep, reorder or repeat rows of the batch, as in a beam search: rows in their new order, `(new B,)`."""
-        if self.history is not None:
-            self.history = self.history.index_select(0, index.to(self.history.device))
-
     def keep_last(self, count: int) -> None:
-        """Keep the last `count` inputs, where those before are zeros, such as the leading zeros of `join`."""
+        """Keep the last `count` inputs, where those before are zeros."""
         if self.history is not None and count < self.length:
             self.history = self.history[:, self.length - count :]
-
-    @classmethod
-    def join(cls, streams: "Sequence[StreamingConvolution]") -> "StreamingConvolution":
-        """One stream with the rows of all `streams`, which have the same taps; the inverse is `select`.
-
-        Shorter streams are padded with leading zeros, which do not change a convolution.
-        """
-        histories = [stream.history for stream in streams if stream.history is not None]
-        length = max(history.shape[1] for history in histories)
-        joined = cls(streams[0].longest, torch.cat([F.pad(h, (0, 0, length - h.shape[1], 0)) for h in histories]))
-        joined._weights = streams[0]._weights
-        return joined
 
 
 def _reversed(taps: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from hf_ssm.ops.arguments import arithmetic_dtype, check_shapes, in_arithmetic
 from hf_ssm.ops.backends import runs_compiled, runs_hub
 from hf_ssm.ops.context import in_function_transform, is_exporting, no_autocast, recomputed
 from hf_ssm.ops.linear_scan import linear_scan
+from hf_ssm.ops.sharing import current
 
 __all__ = [
     "hub_selective_scan",
@@ -85,6 +86,12 @@ def selective_scan(
     dtype = arithmetic_dtype(*tensors)
     plain = partial(_plain_scan, delta_softplus=delta_softplus)
     arguments = tuple(in_arithmetic(dtype, *tensors))
+    if current.layout is not None:
+        steps = _step_sizes(arguments[1], arguments[7], delta_softplus)
+        run = partial(selective_scan, *tensors[:-1], delta_softplus, return_last_state=True)
+        decay = _exponential(steps.sum(1).unsqueeze(-1), arguments[2])
+        y, last = current.layout.scan(lambda state: run(initial_state=state), decay)
+        return (y, last) if return_last_state else y
     is_single = dtype == torch.float32 and not A.is_complex()
     with no_autocast(u.device):
         if is_single and _supports_hub(tensors, return_last_state):

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_ssm.ops.sharing import current
+
 __all__ = ["short_conv", "short_conv_extend", "short_conv_reference"]
 
 
@@ -65,7 +67,12 @@ def short_conv(
     """
     taps = weight.shape[1]
     left = (taps - 1) // 2 if bidirectional else taps - 1
-    return _convolve(F.pad(_tokens(u, mask), (0, 0, left, taps - 1 - left)), weight, bias, activation, mask)
+    inputs, right = _tokens(u, mask), taps - 1 - left
+    if current.layout is not None:
+        window = current.layout.extended(inputs, left, right)
+    else:
+        window = F.pad(inputs, (0, 0, left, right))
+    return _convolve(window, weight, bias, activation, mask)
 
 
 def short_conv_extend(

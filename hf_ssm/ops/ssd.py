@@ -25,6 +25,7 @@ from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
 from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.linear_scan import linear_scan
+from hf_ssm.ops.sharing import current
 
 __all__ = ["ssd_extend", "ssd_matrix", "ssd_scan", "ssd_scan_reference", "ssd_step"]
 
@@ -77,6 +78,17 @@ def ssd_scan(
     _check("batch, length", x, dt, A, B, C, D, dt_bias, initial_state, dt_limit)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, or None for an automatic choice, got {chunk_size}")
+    if current.layout is not None:
+        settings: dict[str, Any] = {
+            "dt_bias": dt_bias,
+            "dt_softplus": dt_softplus,
+            "dt_limit": dt_limit,
+            "chunk_size": chunk_size,
+        }
+        run = partial(ssd_scan, x, dt, A, B, C, D, **settings, return_last_state=True)
+        logs = _limited_steps(dt, dt_bias, dt_softplus, dt_limit) * A
+        y, last = current.layout.scan(lambda state: run(initial_state=state), torch.exp(logs.sum(1))[..., None, None])
+        return (y, last) if return_last_state else y
     starts, out_dtype = document_starts(seq_idx, x), x.dtype
     dtype = arithmetic_dtype(x, dt, A, B, C, D, dt_bias, initial_state)
     x, dt, A, B, C, D, dt_bias, state = in_arithmetic(dtype, x, dt, A, B, C, D, dt_bias, initial_state)

@@ -10,35 +10,17 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from threading import Lock
+from functools import lru_cache
 
 import torch
 
 __all__ = ["run_tasks"]
 
 
-class _Pool:
-    """A thread pool that is made when it is needed, and again in a forked process or for another number of threads."""
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        # The lock may have been held by a thread that does not exist in the child.
-        self._lock, self._threads = Lock(), 0
-        self._executor: ThreadPoolExecutor | None = None
-
-    def get(self, threads: int) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._executor is None or self._threads != threads:
-                # The threads of a pool without references end by themselves.
-                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hf_ssm")
-                self._threads = threads
-            return self._executor
-
-
-_POOL = _Pool()
+@lru_cache(maxsize=1)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """So many threads of a process; those of its parent do not exist in a forked one."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="hf_ssm")
 
 
 def _worker(task: Callable[[int], object], count: int) -> Callable[[], None]:
@@ -66,7 +48,7 @@ def run_tasks(task: Callable[[int], object], count: int) -> None:
     if threads <= 1:
         work()
         return
-    pool = _POOL.get(threads - 1)
+    pool = _pool(threads - 1, os.getpid())
     # A context can be entered by one thread at a time.
     others = [pool.submit(copy_context().run, work) for _ in range(threads - 1)]
     try:

@@ -18,7 +18,6 @@ from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.modules.pooling import pool
 from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Documents
 from hf_ssm.parallel.layout import SharedLayout
 from hf_ssm.utils.checks import check_model
 from hf_ssm.utils.processes import Processes
@@ -40,8 +39,6 @@ class SequenceSharing:
         length: L of the rows that were read last.
     """
 
-    is_shared = True
-
     def __init__(self, group: Any, cuts: Callable[[int], Sequence[int]] | None = None):
         self.group, self.cuts, self.length = group, cuts, 0
         self.processes = Processes(group)
@@ -62,7 +59,7 @@ class SequenceSharing:
         return dist.get_world_size(self.group)
 
     def layout(self, length: int, mask: Tensor | None = None, equally: bool = False) -> SharedLayout:
-        """The layout of rows of this length.
+        """The layout of rows of this length, `equally` or by `cuts`.
 
         Raises:
             ValueError: Fewer positions than processes; `cuts` returns other numbers than described.
@@ -93,8 +90,7 @@ class SequenceSharing:
                 "An exported program has no other processes: call `join_sequences(model)` before the export."
             )
         layout = self.layout(hidden_states.shape[1], rows.mask, equally)
-        rows = rows.moved(layout.cut)._replace(layout=layout)
-        return layout.cut(hidden_states), rows
+        return layout.cut(hidden_states), rows.moved(layout.cut)._replace(layout=layout)
 
     def cut(self, values: Tensor) -> Tensor:
         """The positions of this process, `(B, l, ...)`, of whole rows `(B, L, ...)`."""
@@ -104,23 +100,20 @@ class SequenceSharing:
         """All positions of outputs of the last call, `(B, L, ...)`, from those of this process, `(B, l, ...)`."""
         return self.layout(self.length).whole(values)
 
-    def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str, documents: Documents | None = None) -> Tensor:
-        """As `modules.pooling.pool`, of the positions of all processes; `mask` and `documents` are of whole rows."""
+    def pool(self, hidden_states: Tensor, mask: Tensor | None, how: str) -> Tensor:
+        """As `modules.pooling.pool`, of the positions of all processes; `mask` is of whole rows."""
         if how == "max":
-            # Unlike the others, it is no weighted sum of the positions.
-            return pool(self.join(hidden_states), mask, how, documents)
-        batch, length = hidden_states.shape[0], self.length
-        if documents is None:
-            numbers = torch.arange(batch, device=hidden_states.device).unsqueeze(1).expand(batch, length)
-            numbers = numbers if mask is None else torch.where(mask.to(numbers.device).bool(), numbers, -1)
+            return pool(self.join(hidden_states), mask, how)
+        ones = torch.ones(len(hidden_states), self.length, dtype=torch.float64, device=hidden_states.device)
+        tokens = ones if mask is None else mask.to(ones)
+        if how == "mean":
+            weights = tokens / tokens.sum(1, keepdim=True)
         else:
-            numbers, batch = _numbers_of(documents), len(documents)
-        held = self.cut(_weights(numbers, batch, how)).to(hidden_states.device)
-        numbers = self.cut(numbers).clamp(min=0).to(hidden_states.device)
-        precise = torch.promote_types(hidden_states.dtype, torch.float32)
-        weighted = torch.where(held.unsqueeze(-1) > 0, hidden_states.to(precise) * held.unsqueeze(-1).to(precise), 0)
-        sums = weighted.new_zeros(batch, weighted.shape[-1]).index_add(0, numbers.flatten(), weighted.flatten(0, 1))
-        return self.processes.sum(sums).to(hidden_states.dtype)
+            order = tokens.cumsum(1) if how == "last" else tokens.flip(1).cumsum(1).flip(1)
+            weights = torch.nn.functional.one_hot((order * tokens).argmax(1), self.length)
+        held = self.cut(weights).unsqueeze(-1).to(torch.promote_types(hidden_states.dtype, torch.float32))
+        # Padding may hold NaN.
+        return self.processes.sum(torch.where(held > 0, hidden_states * held, 0).sum(1)).to(hidden_states.dtype)
 
     def mean_loss(
         self,
@@ -154,35 +147,6 @@ class SequenceSharing:
         held = self.cut(labels).contiguous()
         return self.processes.sum(loss(labels=held, shift_labels=held, num_items_in_batch=1)) / count
 
-    def mean_squared_error(self, outputs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-        """The mean squared error of all tokens; `labels` and `mask` are those of the whole rows."""
-        held = self.cut(labels)
-        _check_shapes(held, outputs, labels)
-        squares = (outputs.float() - held.to(outputs.device).float()).square()
-        if mask is None:
-            return self.processes.sum(squares.sum()) / (labels.numel())
-        tokens = self.cut(mask.to(outputs.device).bool())
-        count = mask.bool().sum().to(outputs.device) * outputs.shape[-1]
-        return self.processes.sum(torch.where(tokens.unsqueeze(-1), squares, 0).sum()) / count
-
-    def frame_loss(self, frames: Tensor, labels: Tensor, l1_weight: float) -> Tensor:
-        """The loss of predicted frames, each of which is compared with the next one; `labels` are whole videos."""
-        layout = self.layout(labels.shape[1])
-        _check_shapes(layout.cut(labels), frames, labels)
-        target = labels[:, layout.start + 1 : layout.stop + 1].to(frames.device).float()
-        difference = frames[:, : target.shape[1]].float() - target
-        sums = self.processes.sum(torch.stack([difference.square().sum(), difference.abs().sum()]))
-        squared, absolute = (sums / labels[:, 1:].numel()).unbind()
-        return (1 - l1_weight) * squared + l1_weight * absolute
-
-
-def _check_shapes(held: Tensor, outputs: Tensor, labels: Tensor) -> None:
-    if held.shape != outputs.shape:
-        raise ValueError(
-            f"`labels` must be the labels of whole rows: the outputs of this process have the shape "
-            f"{tuple(outputs.shape)}, which does not fit `labels` of the shape {tuple(labels.shape)}."
-        )
-
 
 def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Sequence[int]] | None = None) -> Any:
     """Let the processes of a group share the positions of each sequence that the model reads.
@@ -208,10 +172,10 @@ def split_sequences(model: Any, mesh: Any = None, *, cuts: Callable[[int], Seque
     Communication: numbers that a process sends in a layer and a training step, of which 1 of R + 1 parts in the forward
     pass, for B rows and D channels:
 
-    - scans (S4, S5, ConvS5, Mamba, Mamba-2, without Sobolev filter): `(R + 1) (B S + P)` for each direction, with S
-      numbers of a state (D N of Mamba) and P of the product of its decays (B D N of Mamba); independent of L;
+    - scans (S5, LinOSS, ConvS5, Mamba, Mamba-2, Mamba-3): `(R + 1) (B S + P)` for each direction, with S numbers of a
+      state (D N of Mamba) and P of the product of its decays (B D N of Mamba); independent of L;
     - short convolutions with k taps: `(R + 1) B (k - 1) D`, independent of L;
-    - long convolutions (Hyena, Sobolev filters): `4 B L D / R` for each group of channels;
+    - long convolutions (Hyena, S4, Sobolev filters): `4 B L D / R` for each group of channels;
     - τ and rescaling: `(R + 1) B L D / R` for the input of an operator, and for Δ, B and C of selective scans. Both
       strands and packed documents, which are rows of their own: the same once in a step, with `rc_swap` in each layer.
     """
@@ -265,34 +229,3 @@ def join_positions(model: Any, values: Tensor) -> Tensor:
         `(B, L, ...)`.
     """
     return backbone_of(model).sharing.join(values)
-
-
-def _numbers_of(documents: Documents) -> Tensor:
-    """The number of the document at each position, `(B, L)`, on the CPU; -1 where there is none."""
-    numbers, lengths = torch.full(documents.shape, -1), documents.lengths
-    steps = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    places = documents.rows.repeat_interleave(lengths), documents.starts.repeat_interleave(lengths) + steps
-    numbers[places] = torch.arange(len(lengths)).repeat_interleave(lengths)
-    return numbers
-
-
-def _weights(numbers: Tensor, count: int, how: str) -> Tensor:
-    """The weight of each position in the vector of its sequence, `(B, L)`, float64.
-
-    Args:
-        numbers: Number of the sequence at each position, `(B, L)`, -1 where there is none.
-        count: Number of sequences.
-        how: `"mean"`, `"first"` or `"last"`.
-    """
-    is_token = numbers >= 0
-    # Positions of no sequence have an entry of their own: their number is not read back from a GPU.
-    entries = torch.where(is_token, numbers, count)
-    if how == "mean":
-        ones = torch.ones(numbers.numel(), dtype=torch.float64, device=numbers.device)
-        sizes = ones.new_zeros(count + 1).index_add(0, entries.flatten(), ones)
-        return torch.where(is_token, 1 / sizes[entries], 0.0)
-    places = torch.arange(numbers.numel(), device=numbers.device).view(numbers.shape)
-    signed = places if how == "last" else -places
-    best = signed.new_full((count + 1,), -numbers.numel() - 1)
-    best = best.scatter_reduce(0, entries.flatten(), signed.flatten(), "amax")
-    return (is_token & (best[entries] == signed)).double()

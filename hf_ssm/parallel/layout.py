@@ -1,10 +1,13 @@
-"""Rows whose positions are shared by several processes, and how operations that mix positions read them.
+"""Rows whose positions several processes share, and what the operations exchange that mix positions.
+
+Each process may compute a loss of its own; the gradient that an exchange returns is that of the sum of all losses, as
+in `utils/processes.py`. All processes have to call the same exchanges in the same order, in the backward pass too: so
+each result depends on what every process has given.
 
 Legend: `R` processes, `B` batch, `L` positions of the whole rows, `l` positions of this process, `D` channels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hf_ssm.modules.rows import ByChannel, Halo, SegmentScan
-from hf_ssm.parallel.collectives import exchange_channels, gather, gather_positions, return_channels
+from hf_ssm.ops.sharing import alone
 from hf_ssm.utils.processes import Processes
 
 __all__ = ["SharedLayout"]
@@ -21,17 +23,7 @@ __all__ = ["SharedLayout"]
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """The layout of rows `(B, L, ...)` of which each process of a group holds the positions `start` to `stop`.
-
-    It is `Rows.layout`. A function that mixes
-    positions is computed in the way that its `split` names:
-
-    - `SegmentScan`: each process scans its own positions twice, from the zero state and then from the state that the
-      others leave, and sends one state (and the product of its decays): `R B S` numbers for each, whatever L.
-    - `Halo`: each process receives the positions next to its own ones: `R B (before + after) D` numbers, whatever L.
-    - `ByChannel`: each process receives all positions of D / R channels, and returns the results: `2 B L D / R` numbers
-      (an all-to-all in each direction).
-    - otherwise every process receives the whole rows, `B L D` numbers, and computes all of the function.
+    """The layout of rows `(B, L, ...)` of which each process of a group holds some positions.
 
     Args:
         group: The process group.
@@ -44,7 +36,6 @@ class SharedLayout:
     order: tuple[int, ...]
     lengths: tuple[int, ...]
     mask: Tensor | None = None
-    is_shared = True
 
     @property
     def place(self) -> int:
@@ -56,25 +47,6 @@ class SharedLayout:
         """L."""
         return sum(self.lengths)
 
-    @property
-    def start(self) -> int:
-        """First position of this process."""
-        return sum(self.lengths[: self.place])
-
-    @property
-    def stop(self) -> int:
-        """Position after the last one of this process."""
-        return self.start + self.lengths[self.place]
-
-    @property
-    def longest(self) -> int:
-        """Length of the whole rows."""
-        return self.length
-
-    def flip(self, values: Tensor) -> Tensor:
-        """The positions of this process in reverse order."""
-        return values.flip(1)
-
     def reversed(self) -> "SharedLayout":
         """The layout of rows in reverse order: the first process is the last one."""
         mask = None if self.mask is None else self.mask.flip(1)
@@ -82,123 +54,130 @@ class SharedLayout:
 
     def cut(self, values: Tensor) -> Tensor:
         """The positions of this process, of whole rows `(B, L, ...)`."""
-        return values[:, self.start : self.stop]
+        return values.split(self.lengths, dim=1)[self.place]
 
     def whole(self, values: Tensor) -> Tensor:
         """The whole rows, `(B, L, ...)`, from the positions of this process."""
-        return gather_positions(values, self.lengths, self.order, self.group)
+        parts = self._gathered(_padded(values, max(self.lengths) - values.shape[1], at_end=True))
+        return torch.cat([part[:, :length] for part, length in zip(parts, self.lengths, strict=True)], dim=1)
 
-    def map(
-        self,
-        function: Callable[..., Tensor],
-        *tensors: Tensor | None,
-        split: Halo | ByChannel | SegmentScan | None = None,
-    ) -> Tensor:
-        """The positions of this process of what `function` makes of the whole rows; see `Rows.map`."""
-        if isinstance(split, Halo):
-            return self._with_halo(function, tensors, split)
-        if isinstance(split, SegmentScan):
-            return self._scanned(split, tensors)
-        first = tensors[0]
-        if isinstance(split, ByChannel) and first is not None and first.shape[-1] >= len(self.order):
-            return self._by_channel(split.function, first)
-        with _same_random_numbers(self.group, next(tensor.device for tensor in tensors if tensor is not None)):
-            return self.cut(self._of_whole(function, [None if t is None else self.whole(t) for t in tensors]))
+    def of_first(self, values: Tensor) -> Tensor:
+        """The values of the first process, of the same shape in all processes, such as a random mask; no gradient."""
+        values = values.clone()
+        Processes(self.group).take_from_first_(values)
+        return values
 
-    def _of_whole(self, function: Callable[..., Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
-        return function(*tensors, self.mask)
+    def extended(self, values: Tensor, before: int, after: int, fill: float = 0.0) -> Tensor:
+        """The positions of this process and so many on each side, `fill` outside the rows: for convolutions.
 
-    def _by_channel(self, function: Callable[[Tensor, slice], Tensor], inputs: Tensor) -> Tensor:
-        count, rank = len(self.order), dist.get_rank(self.group)
-        widths = [len(part) for part in torch.arange(inputs.shape[-1]).tensor_split(count)]
-        channels = slice(sum(widths[:rank]), sum(widths[: rank + 1]))
-        places = widths, self.lengths, self.order, self.group
-        whole = exchange_channels(inputs, *places)
-        return return_channels(self._of_whole(lambda batch, _: function(batch, channels), [whole]), *places)
-
-    def _with_halo(self, function: Callable[..., Tensor], tensors: Sequence[Tensor | None], halo: Halo) -> Tensor:
-        start, stop = max(0, self.start - halo.before), min(self.length, self.stop + halo.after)
-        extended = [None if tensor is None else self._extended(tensor, halo, start, stop) for tensor in tensors]
-        output = function(*extended, None if self.mask is None else self.mask[:, start:stop])
-        return output[:, self.start - start : self.stop - start]
-
-    def _extended(self, values: Tensor, halo: Halo, start: int, stop: int) -> Tensor:
-        """The positions from `start` to `stop`, of which this process receives those that it does not hold."""
-        parts = [values]
-        if halo.before:
-            ends, counts = self._edges(values[:, -halo.before :], halo.before, at_end=True)
-            last = sum(counts[: self.place])
-            parts.insert(0, ends[:, last - (self.start - start) : last])
-        if halo.after:
-            firsts, counts = self._edges(values[:, : halo.after], halo.after, at_end=False)
-            first = sum(counts[: self.place + 1])
-            parts.append(firsts[:, first : first + stop - self.stop])
+        Each process sends `B (before + after) D` numbers, whatever L.
+        """
+        parts, border = [values], values.new_full((), fill)
+        if before:
+            parts.insert(0, self._neighbours(values[:, -before:], before, border, at_end=True))
+        if after:
+            parts.append(self._neighbours(values[:, :after], after, border, at_end=False))
         return torch.cat(parts, dim=1)
 
-    def _edges(self, edge: Tensor, most: int, *, at_end: bool) -> tuple[Tensor, list[int]]:
-        """The last (first) positions of each process, at most so many, one after the other; and their numbers."""
-        padding = edge.new_zeros(edge.shape[0], most - edge.shape[1], *edge.shape[2:])
-        gathered = gather(torch.cat([padding, edge] if at_end else [edge, padding], dim=1), self.group)
-        counts = [min(most, length) for length in self.lengths]
-        edges = (gathered[rank] for rank in self.order)
-        kept = [e[:, most - n :] if at_end else e[:, :n] for e, n in zip(edges, counts, strict=True)]
-        return torch.cat(kept, dim=1), counts
+    def _neighbours(self, edge: Tensor, count: int, fill: Tensor, *, at_end: bool) -> Tensor:
+        """The positions before (`at_end` of the other processes) or behind those of this process."""
+        kept = [min(count, length) for length in self.lengths]
+        edges = self._gathered(_padded(edge, count - edge.shape[1], at_end=not at_end))
+        edges = [e[:, count - n :] if at_end else e[:, :n] for e, n in zip(edges, kept, strict=True)]
+        outside = fill.expand(edge.shape[0], count, *edge.shape[2:])
+        start = sum(kept[: self.place]) if at_end else sum(kept[: self.place + 1])
+        return torch.cat([outside, *edges] if at_end else [*edges, outside], dim=1)[:, start : start + count]
 
-    # Scans
+    def scan(self, run: Callable[[Tensor | None], tuple[Tensor, Tensor]], decay: Tensor) -> tuple[Tensor, Tensor]:
+        """A scan of the positions of this process, from the state that the others leave.
 
-    def _scanned(self, scan: SegmentScan, tensors: Sequence[Tensor | None]) -> Tensor:
-        if scan.reverse:
-            turned = SegmentScan(
-                lambda *segment: _first_flipped(scan.run(*_flipped(segment[:-1]), segment[-1])),
-                lambda *segment: scan.product(*_flipped(segment)),
-                apply=scan.apply,
-            )
-            return self.reversed()._scanned(turned, _flipped(tensors)).flip(1)
-        _, rest = scan.run(*tensors, None)
-        return scan.run(*tensors, self._state_before(scan, tensors, rest))[0]
+        Each process scans twice, and sends one state and its decay, whatever L.
 
-    def _state_before(self, scan: SegmentScan, tensors: Sequence[Tensor | None], rest: Tensor) -> Tensor:
-        """The state that the processes before this one leave, `(B, ...)`."""
-        maps = zip(gather(scan.product(*tensors), self.group), gather(rest, self.group), strict=True)
-        products, rests = zip(*maps, strict=True)
-        in_order = [products[rank] for rank in self.order], [rests[rank] for rank in self.order]
+        Args:
+            run: Called with the state before the positions, `None` for zero; returns output and last state.
+            decay: What the positions multiply a state by, broadcastable to the state.
+        """
+        with alone():
+            _, end = run(None)
+            return run(self.state_before(decay, end))
+
+    def state_before(self, decay: Tensor, end: Tensor) -> Tensor:
+        """The state before the positions of this process, from its `decay` and the state it leaves from zero."""
+        state, states = torch.zeros_like(end), []
+        for factor, rest in zip(self._gathered(decay), self._gathered(end), strict=True):
+            states.append(state)
+            state = factor * state + rest
         # An entry of all states: so the backward pass calls the exchange in each process.
-        return _states_before(*in_order, scan.apply)[self.place]
+        return torch.stack(states)[self.place]
+
+    def by_channel(self, function: Callable[[Tensor, slice], Tensor], values: Tensor) -> Tensor:
+        """`function(values, channels)` of all positions and D / R channels, `(B, L, d)`, for long convolutions.
+
+        Each process sends `2 B L D / R` numbers (an all-to-all in each direction).
+        """
+        rank, batch = dist.get_rank(self.group), values.shape[0]
+        widths = [len(part) for part in torch.arange(values.shape[-1]).tensor_split(len(self.order))]
+        start, length_of = sum(widths[:rank]), dict(zip(self.order, self.lengths, strict=True))
+        received = self._exchanged(
+            values.split(widths, dim=-1), [(batch, length_of[r], widths[rank]) for r in range(len(widths))]
+        )
+        whole = torch.cat([received[r] for r in self.order], dim=1)
+        with alone():
+            output = function(whole, slice(start, start + widths[rank]))
+        pieces = dict(zip(self.order, output.split(self.lengths, dim=1), strict=True))
+        shapes = [(batch, length_of[rank], width) for width in widths]
+        return torch.cat(self._exchanged([pieces[r] for r in range(len(widths))], shapes), dim=-1)
+
+    def _gathered(self, value: Tensor) -> list[Tensor]:
+        """`value`, of the same shape in all processes, of each one in the order of the positions."""
+        if value.is_complex():
+            return [torch.view_as_complex(part) for part in self._gathered(torch.view_as_real(value))]
+        gathered: Tensor = _Gather.apply(value, self.group)
+        return [gathered[rank] for rank in self.order]
+
+    def _exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Send `parts[r]` to process r; returns the parts from all processes, in these shapes, by rank."""
+        receive = [torch.Size(shape).numel() for shape in shapes]
+        sent = torch.cat([part.flatten() for part in parts])
+        received: Tensor = _Exchange.apply(sent, receive, [part.numel() for part in parts], self.group)
+        return [part.view(shape) for part, shape in zip(received.split(receive), shapes, strict=True)]
 
 
-def _states_before(
-    products: Sequence[Tensor],
-    rests: Sequence[Tensor],
-    apply: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """The state before the positions of each process, `(R, B, ...)`, where the state before the first one is zero.
-
-    Args:
-        products: What the positions of each process multiply a state by.
-        rests: The state that they leave from the zero state, `(B, ...)`.
-        apply: `apply(product, state)`.
-    """
-    state = torch.zeros_like(rests[0])
-    before = []
-    for product, rest in zip(products, rests, strict=True):
-        before.append(state)
-        state = apply(product, state) + rest
-    return torch.stack(before)
+def _padded(values: Tensor, count: int, *, at_end: bool) -> Tensor:
+    """Values with `count` further positions of zeros."""
+    zeros = values.new_zeros(values.shape[0], count, *values.shape[2:])
+    return torch.cat([values, zeros] if at_end else [zeros, values], dim=1)
 
 
-def _flipped(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.flip(1) for tensor in tensors]
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of flat tensors: `send[r]` numbers to process r, `receive[r]` from it."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, receive: list[int], send: list[int], group: Any) -> Tensor:
+        ctx.arguments = send, receive, group
+        received = sent.new_empty(sum(receive))
+        dist.all_to_all_single(received, sent.contiguous(), receive, send, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Exchange.apply(grad, *ctx.arguments), None, None, None
 
 
-def _first_flipped(results: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return results[0].flip(1), results[1]
+class _Gather(torch.autograd.Function):
+    """The values of all processes, `(R, ...)`; each gets the sum of the gradients for its own value."""
 
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        gathered = [
+            torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
+        ]
+        dist.all_gather(gathered, value.contiguous(), group=group)
+        return torch.stack(gathered)
 
-@contextmanager
-def _same_random_numbers(group: Any, device: torch.device) -> Iterator[None]:
-    """All processes draw on a device what the first one draws: tied dropout has one mask for all positions."""
-    seed = torch.randint(2**62, ())
-    Processes(group).take_from_first_(seed)
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed(int(seed))
-        yield
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        counts = [grad[0].numel()] * len(grad)
+        returned: Tensor = _Exchange.apply(grad.flatten(), counts, counts, ctx.group)
+        return returned.view(grad.shape).sum(0), None

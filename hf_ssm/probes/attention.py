@@ -80,7 +80,7 @@ def attention_matrix(
             f"The attention matrices of {batch} rows, {len(chosen)} channels and length {length} have more than "
             f"`max_elements`={max_elements} entries: give fewer `channels`, fewer rows or a shorter input."
         )
-    mask = check_mask(attention_mask, inputs)
+    mask = None if attention_mask is None else check_mask(attention_mask, inputs)
     check_without_holes(mask)
     # Both scans read the same projection, unless the mixer has one of each.
     projects_twice = getattr(mixer, "reverse_in_proj", None) is not None

@@ -27,7 +27,7 @@ from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerpri
 from hf_ssm.probes.strategies import SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
 from hf_ssm.probes.targets import Prediction, ProbedSequence, head_of, prepare_sequence
 from hf_ssm.utils.evaluation import unwrapped
-from hf_ssm.utils.processes import check_processes_are_joined
+from hf_ssm.utils.launch import check_processes_are_joined
 
 __all__ = ["MaskingProbe"]
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ssm.ops.context import in_function_transform
 from hf_ssm.ops.linear_scan import linear_scan
-from hf_ssm.theory.complexity import standard_deviation
+from hf_ssm.theory.tau import standard_deviation
 
 __all__ = ["MIMOSystem", "kernel_matrix", "kernel_matrix_norm", "kernel_matrix_tau", "matrix_tau"]
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from hf_ssm.tokenization._common import finish
 
@@ -87,11 +88,6 @@ def build_evo2_tokenizer(model_max_length: int | None = None, padding_side: str 
 
 
 def _byte_characters() -> list[str]:
-    """The character of each byte in a `ByteLevel` vocabulary, indexed by the byte.
-
-    Printable Latin-1 characters (33-126, 161-172, 174-255) represent themselves; the other 68 bytes are U+0100,
-    U+0101, ... in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    """The character of each byte in a `ByteLevel` vocabulary, indexed by the byte."""
+    characters = bytes_to_unicode()
+    return [characters[byte] for byte in range(256)]

@@ -1,8 +1,15 @@
 """Training: the Trainer, the rescaled initialisation, the τ regulariser, optimizer groups."""
 
-from hf_ssm.training.losses import TauLogger, tau_loss
-from hf_ssm.training.rescale import rescale_init_
-from hf_ssm.training.streaming import StreamCollator
-from hf_ssm.training.trainer import SSMTrainer, SSMTrainingArguments
+from hf_ssm.utils.lazy import lazy_names
 
-__all__ = ["SSMTrainer", "SSMTrainingArguments", "StreamCollator", "TauLogger", "rescale_init_", "tau_loss"]
+_MODULES = {
+    "SSMTrainer": "hf_ssm.training.trainer",
+    "SSMTrainingArguments": "hf_ssm.training.trainer",
+    "StreamCollator": "hf_ssm.training.streaming",
+    "TauLogger": "hf_ssm.training.losses",
+    "rescale_init_": "hf_ssm.training.rescale",
+    "tau_loss": "hf_ssm.training.losses",
+}
+
+__all__ = sorted(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -78,12 +78,13 @@ def context_size(args: Any) -> int:
             f"`chunk_length`={args.chunk_length} reads a sequence piece by piece, but `cp_size`={size} lets "
             "processes share the sequence: leave one of the two arguments out."
         )
-    if args.eval_use_gather_object:
-        raise ValueError(
-            f"`eval_use_gather_object=True` does not work with `cp_size`={size}: leave `eval_use_gather_object` out."
-        )
-    if args.accelerator_config.dispatch_batches:
-        raise ValueError(f"`dispatch_batches=True` does not work with `cp_size`={size}: leave `dispatch_batches` out.")
+    flags = {
+        "eval_use_gather_object": args.eval_use_gather_object,
+        "dispatch_batches": args.accelerator_config.dispatch_batches,
+    }
+    if any(flags.values()):
+        name = next(name for name, is_set in flags.items() if is_set)
+        raise ValueError(f"`{name}=True` does not work with `cp_size`={size}: leave `{name}` out.")
     return size
 
 
@@ -196,26 +197,8 @@ class ContextParallelism:
         join = self.sharing.join
         return recursively_apply(lambda values: join(values) if values.dim() > 2 else values, outputs)
 
-    def loss_of_smoothed_labels(self, smoother: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """transformers' loss with smoothed labels, of the positions of all processes of a group."""
-        if self.sharing is None:
-            return smoother
-        sharing = self.sharing
-
-        def smoothed(
-            outputs: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Tensor | int | None = None
-        ) -> Tensor:
-            if outputs["logits"].dim() < 3:
-                return smoother(outputs, labels, num_items_in_batch=num_items_in_batch)
-            if shift_labels:
-                labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-            count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-            return sharing.processes.sum(smoother(outputs, sharing.cut(labels), num_items_in_batch=count))
-
-        return smoothed
-
     def loss_of_all_positions(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """A `compute_loss_func` that gets the outputs of all positions."""
+        """A loss, such as a `compute_loss_func`, that gets the outputs of all positions."""
         if self.sharing is None:
             return loss
         return lambda outputs, *args, **kwargs: loss(

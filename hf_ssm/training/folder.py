@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
 from hf_ssm.checkpoint import HEADER
@@ -29,18 +27,18 @@ RESPONSE_NAME = "frequency_response.json"
 RESPONSE_PICTURE_NAME = "frequency_response.png"
 FIGURES = (PICTURE_NAME, "training_log.svg", RESPONSE_PICTURE_NAME, "frequency_response.svg")
 
-_TRAINER_STATE = "trainer_state.json"
-_WEIGHTS = frozenset({"model.safetensors", "model.safetensors.index.json"})
+# Files of a checkpoint, as patterns: the weights, and the states without which a run cannot continue. DeepSpeed writes
+# `latest` in place of optimizer and schedule, FSDP a folder or optimizer.bin; each process has random numbers.
+_WEIGHTS = {"config.json": ("config.json",), "model.safetensors": ("model.safetensors", "model.safetensors.index.json")}
+_STATES = {
+    "trainer_state.json": ("trainer_state.json",),
+    "optimizer.pt": ("optimizer*", "latest"),
+    "scheduler.pt": ("scheduler.pt", "latest"),
+    "rng_state.pth": ("rng_state*.pth",),
+}
 # A killed run leaves the file behind.
 _LOCK_NAME = "_run.lock"
 
-# Files of a checkpoint, and keys of the states in them.
-_STATES = {
-    "optimizer.pt": {"state", "param_groups"},
-    "scheduler.pt": {"last_epoch"},
-    "rng_state*.pth": {"python", "numpy", "cpu"},
-    "scaler.pt": {"scale"},
-}
 # Files that a run writes besides its checkpoints and the code of the model.
 _FILES = (
     *(SETTINGS_NAME, FINGERPRINT_NAME, LOG_NAME, RESPONSE_NAME, *FIGURES),
@@ -137,18 +135,13 @@ def discard_incomplete(folder: Path) -> None:
         if problem is None:
             continue
         kept = checkpoint.with_name(f"damaged-{checkpoint.name}")
-        if _has_whole_weights(checkpoint) and not kept.exists():
+        if _problem_of(checkpoint, _WEIGHTS, "config.json", "model*") is None and not kept.exists():
             checkpoint.rename(kept)
-            logger.warning(
-                f"{str(checkpoint)!r} {problem}: its weights are whole, so it stays as {kept.name!r}, and the run "
-                "continues from the checkpoint before it."
-            )
+            end = f"its weights are whole, so it stays as {kept.name!r}"
         else:
-            logger.warning(
-                f"{str(checkpoint)!r} {problem}: this checkpoint is deleted, and the run continues from the "
-                "checkpoint before it."
-            )
             shutil.rmtree(checkpoint)
+            end = "this checkpoint is deleted"
+        logger.warning(f"{str(checkpoint)!r} {problem}: {end}, and the run continues from the checkpoint before it.")
     for path in folder.glob("*.py"):
         if path.stat().st_size <= len(HEADER.encode()) and _is_exported_code(path):
             path.unlink()
@@ -173,43 +166,31 @@ def _checkpoints(folder: Path) -> dict[int, Path]:
 
 def checkpoint_problem(checkpoint: Path) -> str | None:
     """Reason why a run cannot resume from `checkpoint`, such as "lacks optimizer.pt"; None for a whole checkpoint."""
-    names = {path.name for path in checkpoint.iterdir()}
-    # DeepSpeed writes `latest` and a folder in place of optimizer and schedule, FSDP a folder or optimizer.bin. Each
-    # process of a distributed run writes random numbers of its own.
-    sharded = "latest" in names or any(name.startswith("optimizer") and name != "optimizer.pt" for name in names)
-    needed = [_TRAINER_STATE, "config.json"]
-    needed += [] if sharded else ["optimizer.pt"]
-    needed += [] if "latest" in names else ["scheduler.pt"]
-    needed += [] if any(re.fullmatch(r"rng_state_\d+\.pth", name) for name in names) else ["rng_state.pth"]
-    needed += _WEIGHTS.intersection(names) or ["model.safetensors"]
-    for path in sorted(checkpoint.iterdir()):
+    return _problem_of(checkpoint, _WEIGHTS | _STATES, "*")
+
+
+def _problem_of(checkpoint: Path, needed: Mapping[str, tuple[str, ...]], *read: str) -> str | None:
+    """What is wrong with files: those of the patterns `read`, and those that are needed."""
+    for path in sorted(path for pattern in read for path in checkpoint.glob(pattern)):
         try:
-            needed += _check_file(path)
+            _check_file(path)
         # Whatever the parsers of these formats raise for damaged content.
         except Exception as error:
             return f"is incomplete: {path.name} is damaged ({' '.join(str(error).split()) or type(error).__name__})"
-    missing = [name for name in dict.fromkeys(needed) if name not in names]
+    missing = [name for name, patterns in needed.items() if not any(map(any, map(checkpoint.glob, patterns)))]
     return f"is incomplete: it lacks {', '.join(missing)}" if missing else None
 
 
-def _has_whole_weights(checkpoint: Path) -> bool:
-    """Whether `from_pretrained` loads a checkpoint from which a run cannot be resumed."""
-    try:
-        weights = [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.safetensors.index.json")]
-        needed = {name for path in [checkpoint / "config.json", *weights] for name in _check_file(path)}
-    except Exception:  # as in `checkpoint_problem`
-        return False
-    return bool(weights) and all((checkpoint / name).is_file() for name in needed)
-
-
-def _check_file(path: Path) -> list[str]:
-    """Read a file of a checkpoint to its end; return the names of the files of which it is an index."""
+def _check_file(path: Path) -> None:
+    """Read a file of a checkpoint to its end."""
     if path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
-        if path.name == _TRAINER_STATE and path.parent.name != f"checkpoint-{content['global_step']}":
+        if path.name == "trainer_state.json" and path.parent.name != f"checkpoint-{content['global_step']}":
             raise ValueError(f"the file holds the state of step {content['global_step']}")
-        return sorted(set(content["weight_map"].values())) if path.name.endswith(".index.json") else []
-    if path.suffix == ".safetensors":
+        for name in content["weight_map"].values() if path.name.endswith(".index.json") else ():
+            if not path.with_name(name).is_file():
+                raise ValueError(f"the folder lacks {name}")
+    elif path.suffix == ".safetensors":
         with safe_open(path, "pt"):  # reads the header and compares the size of the file with it
             pass
     elif path.suffix in (".pt", ".pth", ".bin"):
@@ -217,13 +198,6 @@ def _check_file(path: Path) -> list[str]:
             member = archive.testzip()
         if member is not None:
             raise ValueError(f"{member} has a wrong checksum")
-        for pattern, keys in _STATES.items():
-            if path.match(pattern):
-                with safe_globals():
-                    state = torch.load(path, map_location="meta", weights_only=True)
-                if not isinstance(state, dict) or not keys <= state.keys():
-                    raise ValueError(f"the file lacks {', '.join(sorted(keys))}")
-    return []
 
 
 def _is_exported_code(path: Path) -> bool:

@@ -28,13 +28,13 @@ from hf_ssm.data.cache import values_of
 from hf_ssm.data.checks import check_column
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import SignalCollator, default_normalization, fit_extractor
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.files import bare_suffix, common_suffix, source_files
 from hf_ssm.data.labels import label_kind
 from hf_ssm.data.records import check_letters
-from hf_ssm.data.signals import inner_lengths, is_pixels, is_signal, num_channels, row_lengths, signal_inputs
+from hf_ssm.data.signals import is_pixels, is_signal, num_channels, row_lengths, signal_inputs
 from hf_ssm.data.splits import SPLITS, split_name
 from hf_ssm.data.streaming import first_rows, is_local, stored_num_rows
-from hf_ssm.data.tables import TABLE_SUFFIXES, read_rows, row_noun
+from hf_ssm.data.tables import READ_SUFFIXES, read_rows, row_noun
 from hf_ssm.data.tokenized import align_labels
 from hf_ssm.hub.sources import check_source
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer, build_listops_tokenizer, reads_only_dna
@@ -123,8 +123,8 @@ class RunData:
         """Length of the longest sequence of all splits, in tokens or positions; of a stream, its limit."""
         if self.stream is not None and self.max_length is not None:
             return self.max_length
-        lengths = inner_lengths if self.has_pairs else row_lengths
-        longest = max(int(lengths(split, self._input_column).max()) for split in self.splits.values())
+        depth = 1 if self.has_pairs else 0
+        longest = max(int(row_lengths(split, self._input_column, depth).max()) for split in self.splits.values())
         return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
@@ -185,7 +185,7 @@ def load_tokenizer(settings: RunSettings) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def open_stream(settings: RunSettings, labelled: bool = True, **changes: Any) -> IterableDataset:
+def _open_stream(settings: RunSettings, labelled: bool, **changes: Any) -> IterableDataset:
     """The stream of the settings, with other arguments of `stream_sequences` where there are `changes`."""
     buffer, task = settings.data["shuffle_buffer"], TASKS[settings.task]
     arguments = {
@@ -201,14 +201,14 @@ def open_stream(settings: RunSettings, labelled: bool = True, **changes: Any) ->
 
 def _rows_of_stream(settings: RunSettings, labelled: bool) -> DatasetDict:
     """The first rows of the training split, and all rows of the other splits, each from its files or from the Hub."""
-    source, splits = settings.data["dataset"], {"train": first_rows(open_stream(settings, labelled), _FIRST_ROWS)}
+    source, splits = settings.data["dataset"], {"train": first_rows(_open_stream(settings, labelled), _FIRST_ROWS)}
     hub = [] if is_local(source) else get_dataset_split_names(source, settings.data.get("config_name"))
     stored = {split_name(name): {"split": name} for name in hub}
     for name in SPLITS[1:]:
         file = settings.data.get(f"{name}_file")
         where = {"source": file} if file else stored.get(name)
         if where:
-            splits[name] = first_rows(open_stream(settings, labelled, **where, shuffle_buffer=0))
+            splits[name] = first_rows(_open_stream(settings, labelled, **where, shuffle_buffer=0))
     return DatasetDict(splits)
 
 
@@ -222,7 +222,7 @@ def load_rows(settings: RunSettings, labelled: bool = True) -> DatasetDict:
     if settings.data["streaming"]:
         return _rows_of_stream(settings, labelled)
     source, arguments = settings.data["dataset"], settings.loader_arguments
-    if source not in GENERATORS:
+    if source not in [*GENERATORS]:
         if not labelled or settings.label_column is None:
             arguments["label_column"] = None
         task = TASKS[settings.task]
@@ -240,17 +240,11 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
         ValueError: Unreadable or unsuitable data; see `load_sequences` and `tokenize`.
         OSError: A file is missing or the Hub cannot be reached.
     """
-    source, task = settings.data["dataset"], TASKS[settings.task]
+    data, task = settings.data, TASKS[settings.task]
     labels = settings.label_column if labelled else None
     if labelled and task.labelled and labels is None:
         raise ValueError(f"model.task={settings.task!r} needs labels: name their column with data.label_column")
-    if labelled and task.labelled and bare_suffix(Path(source)) in FASTA_SUFFIXES:
-        raise ValueError(
-            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, but "
-            f"model.task={settings.task!r} needs labels: choose --task causal-lm or masked-lm, or give a table "
-            "with labels"
-        )
-    if task.reads_pairs and not settings.data.get("pair_column"):
+    if task.reads_pairs and not data.get("pair_column"):
         raise ValueError(
             f"model.task={settings.task!r} reads two texts of each row: name the column of the second text with "
             "data.pair_column"
@@ -258,47 +252,70 @@ def load_data(settings: RunSettings, labelled: bool = True) -> RunData:
     # A misspelled name is found before a download.
     if settings.model["checkpoint"] is not None:
         check_source(settings.model["checkpoint"])
-    tokenizer = load_tokenizer(settings) if settings.data["tokenizer"] else None
+    tokenizer = load_tokenizer(settings) if data["tokenizer"] else None
     rows = load_rows(settings, labelled)
     kind = classes = None
     if labels is not None:
-        check_column("label_column", labels, rows["train"].column_names, "the data")
-        kind = label_kind(rows["train"], labels)
-        _check_label_kind(settings, kind)
-        classes = None if task.predicts_numbers else label_names(rows, labels)
-        _hint_at_regression(settings, rows["train"], labels, kind)
+        kind, classes = _check_labels(settings, rows, labels)
+    is_generated, limit = data["dataset"] in [*GENERATORS], data["max_length"]
+    description = rows["train"].info.description if is_generated else ""
     numbers = is_signal(rows["train"].features[settings.sequence_column])
     _check_kind_of_input(settings, numbers)
-    processor: PreTrainedTokenizerBase | SignalFeatureExtractor
     if numbers:
         splits = signal_inputs(rows, settings.sequence_column, labels)
         if kind == "classes":
             check_label_for_each_position(splits)
-        processor, settled = _load_extractor(settings, splits["train"])
-    else:
-        settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
-        processor, limit = tokenizer or load_tokenizer(settings), settings.data["max_length"]
-        if settings.data["streaming"] and limit is None:  # FASTA
-            limit = settings.data.get("window", 1024) + processor.num_special_tokens_to_add()
-        pairs = settings.data.get("pair_column")
-        if reads_only_dna(processor):
-            _check_letters(
-                settings, rows, [settings.sequence_column, *([pairs] if pairs else [])], processor.get_vocab()
+        extractor, settled = _load_extractor(settings, splits["train"])
+        return RunData(splits, extractor, classes, kind, description, limit, settled)
+    settled = {} if tokenizer or settings.model["checkpoint"] else {"tokenizer": _DEFAULT_TOKENIZER}
+    tokenizer = tokenizer or load_tokenizer(settings)
+    if data["streaming"] and limit is None:  # FASTA
+        limit = data.get("window", 1024) + tokenizer.num_special_tokens_to_add()
+    pairs = data.get("pair_column")
+    if reads_only_dna(tokenizer):
+        _check_letters(settings, rows, [settings.sequence_column, *([pairs] if pairs else [])], tokenizer.get_vocab())
+    options = {"separate": task.reads_pairs, "num_proc": data["num_proc"]}
+    splits = tokenize(rows, tokenizer, settings.sequence_column, labels, limit, pairs, **options)
+    if kind == "classes":
+        splits = align_labels(splits, tokenizer, limit)
+    found = RunData(splits, tokenizer, classes, kind, description, limit, settled)
+    if not data["streaming"]:
+        return found
+    stream = _open_stream(settings, labelled)
+    count = data["epoch_rows"] or stored_num_rows(data["dataset"], stream)
+    return dataclasses.replace(found, stream=stream, stream_rows=count)
+
+
+def _check_labels(settings: RunSettings, rows: DatasetDict, labels: str) -> tuple[str, list[str] | None]:
+    """Kind of the labels and names of the classes, after a check that they fit the task."""
+    train, task, source = rows["train"], TASKS[settings.task], settings.data["dataset"]
+    if labels not in train.column_names and common_suffix(source_files(source)) in FASTA_SUFFIXES:
+        raise ValueError(
+            f"data.label_column={labels!r}: the FASTA records of {source!r} have no labels, but "
+            f"model.task={settings.task!r} needs labels: write them into the headers ('>name label=1' or '>name|1'), "
+            "choose --task causal-lm or masked-lm, or give a table with labels"
+        )
+    check_column("label_column", labels, train.column_names, "the data")
+    kind = label_kind(train, labels)
+    if kind not in task.labels:
+        fitting = [name for name, other in TASKS.items() if kind in other.labels]
+        raise ValueError(
+            f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in task.labels)}, but the "
+            f"labels of {source!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, or another "
+            "data.label_column"
+        )
+    if kind == "class" and settings.task == "sequence-classification":
+        count = 0 if isinstance(train.features[labels], ClassLabel) else len(set(train[labels]))
+        if count > _MANY_CLASSES:
+            logger.warning(
+                f"The labels in {labels!r} are {count} different whole numbers, and each is taken for a class. To "
+                "predict the numbers, use --task sequence-regression."
             )
-        options = {"separate": task.reads_pairs, "num_proc": settings.data["num_proc"]}
-        splits = tokenize(rows, processor, settings.sequence_column, labels, limit, pairs, **options)
-        if kind == "classes":
-            splits = align_labels(splits, processor, limit)
-    description = rows["train"].info.description if source in GENERATORS else ""
-    if not settings.data["streaming"]:
-        return RunData(splits, processor, classes, kind, description, settings.data["max_length"], settled)
-    stream = open_stream(settings, labelled)
-    count = settings.data["epoch_rows"] or stored_num_rows(source, stream)
-    return RunData(splits, processor, classes, kind, description, limit, settled, stream, count)
+    return kind, None if task.predicts_numbers else label_names(rows, labels)
 
 
 def _check_letters(settings: RunSettings, rows: DatasetDict, columns: list[str], tokens: Collection[str]) -> None:
-    """Refuse texts of other letters than those of DNA, and overlapping k-mers that are no tokens."""
+    """Raise an error for texts of other letters than those of DNA, and overlapping k-mers that are no tokens."""
     for name, split in rows.items():
         for column in columns:
             for row, text in enumerate(values_of(split, column)):
@@ -312,9 +329,8 @@ def _check_letters(settings: RunSettings, rows: DatasetDict, columns: list[str],
 def _place(settings: RunSettings, text: str) -> str | None:
     """Where a text stands in the tables of a run, for messages: splits have other numbers than files."""
     for path in map(Path, settings.data_paths):
-        if path.is_file() and bare_suffix(path) in TABLE_SUFFIXES:
-            options = settings.data.get("column_names"), settings.data.get("quoted", True)
-            for number, row in read_rows(path, *options):
+        if path.is_file() and bare_suffix(path) in READ_SUFFIXES:
+            for number, row in read_rows(path, settings.data.get("column_names"), settings.data.get("quoted", True)):
                 if text in row.values():
                     return f"{row_noun(path)} {number} of {path.name}"
     return None
@@ -333,28 +349,6 @@ def _load_extractor(settings: RunSettings, train: Dataset) -> tuple[SignalFeatur
             f"--model {checkpoint!r} has no preprocessor_config.json, the file that defines the scale of numbers: "
             "choose a model that was trained on images or numbers, or set data.normalization"
         ) from error
-
-
-def _check_label_kind(settings: RunSettings, kind: str) -> None:
-    wanted = TASKS[settings.task].labels
-    if kind not in wanted:
-        fitting = [name for name, task in TASKS.items() if kind in task.labels]
-        raise ValueError(
-            f"model.task={settings.task!r} needs {' or '.join(_LABEL_KINDS[label] for label in wanted)}, but the "
-            f"labels of {settings.data['dataset']!r} are {_LABEL_KINDS[kind]}: choose --task {' or '.join(fitting)}, "
-            "or another data.label_column"
-        )
-
-
-def _hint_at_regression(settings: RunSettings, train: Dataset, labels: str, kind: str) -> None:
-    """Warn of whole numbers that are many for classes."""
-    if kind == "class" and not isinstance(train.features[labels], ClassLabel):
-        count = len(set(train[labels]))
-        if count > _MANY_CLASSES and settings.task == "sequence-classification":
-            logger.warning(
-                f"The labels in {labels!r} are {count} different whole numbers, and each is taken for a class. To "
-                "predict the numbers, use --task sequence-regression."
-            )
 
 
 def _check_kind_of_input(settings: RunSettings, numbers: bool) -> None:
@@ -411,37 +405,32 @@ def check_label_for_each_position(splits: DatasetDict) -> None:
 
 
 def build_collator(settings: RunSettings, data: RunData) -> Callable[[list[Any]], Any]:
-    """The collator of the task; masks are drawn with the seed of the run."""
-    seed = int(settings.training["seed"])
-    if data.stream is not None and data.tokenizer is not None:
-        changes = [random_reverse_complement(data.tokenizer)] if settings.data["reverse_complement"] else []
-        if settings.data["unknown_bases"]:
-            changes.append(random_unknown_bases(data.tokenizer, settings.data["unknown_bases"]))
-        pair_column = settings.data.get("pair_column")
-        return StreamCollator(
-            data.tokenizer,
-            # The stream draws the masks.
-            _collator_of_rows(settings, data, mask_seed=None),
-            [settings.sequence_column, *([pair_column] if pair_column else [])],
-            settings.label_column,
-            max_length=data.max_length,
-            separate=TASKS[settings.task].reads_pairs,
-            changes=changes,
-            seed=seed,
-        )
-    return _collator_of_rows(settings, data, seed)
-
-
-def _collator_of_rows(settings: RunSettings, data: RunData, mask_seed: int | None) -> Callable[[list[Any]], Any]:
-    """The collator of tokenized rows."""
-    if data.tokenizer is not None and settings.task == "token-classification":
-        return DataCollatorForTokenClassification(data.tokenizer)
-    if data.tokenizer is None or TASKS[settings.task].labelled:
+    """The collator of the task; masks are drawn with the seed of the run, or by the stream."""
+    seed, tokenizer, is_stream = int(settings.training["seed"]), data.tokenizer, data.stream is not None
+    collator: Any = data.collator
+    if tokenizer is None:
         return data.collator
-    if settings.task != "masked-lm":
-        return DataCollatorForLanguageModeling(data.tokenizer, mlm=False)
-    collator = DataCollatorForLanguageModeling(data.tokenizer, seed=mask_seed)
-    if mask_seed is not None and not settings.training.get("dataloader_num_workers"):
-        # The collator makes the same generator, but not in a child process, such as one of `tune --jobs`.
-        collator.generator = collator.get_generator(mask_seed)
-    return collator
+    if settings.task == "token-classification":
+        collator = DataCollatorForTokenClassification(tokenizer)
+    elif settings.task == "causal-lm":
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    elif settings.task == "masked-lm":
+        collator = DataCollatorForLanguageModeling(tokenizer, seed=None if is_stream else seed)
+        if not is_stream and not settings.training.get("dataloader_num_workers"):
+            # The collator makes the same generator, but not in a child process, such as one of `tune --jobs`.
+            collator.generator = collator.get_generator(seed)
+    if not is_stream:
+        return collator
+    pair_column, unknown_bases = settings.data.get("pair_column"), settings.data["unknown_bases"]
+    changes = [random_reverse_complement(tokenizer)] if settings.data["reverse_complement"] else []
+    changes += [random_unknown_bases(tokenizer, unknown_bases)] if unknown_bases else []
+    return StreamCollator(
+        tokenizer,
+        collator,
+        [settings.sequence_column, *([pair_column] if pair_column else [])],
+        settings.label_column,
+        max_length=data.max_length,
+        separate=TASKS[settings.task].reads_pairs,
+        changes=changes,
+        seed=seed,
+    )

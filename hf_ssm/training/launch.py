@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 
 from hf_ssm.training import folder
 from hf_ssm.training.settings import RunSettings
-from hf_ssm.utils.processes import check_processes_are_joined
+from hf_ssm.utils.launch import check_processes_are_joined
 
 T = TypeVar("T")
 

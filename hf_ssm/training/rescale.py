@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ssm.modules.block import Block
-from hf_ssm.modules.observers import Observer, measured_tau, observing
+from hf_ssm.modules.observers import Observer, observing
 from hf_ssm.modules.operator import SequenceOperator, operators_in
 from hf_ssm.modules.rows import Reading
 from hf_ssm.utils.checks import check_batch, check_model
@@ -83,7 +83,7 @@ def rescale_init_(model: Any, batch: Mapping[str, Any]) -> Tensor:
     for dropout in dropouts:
         dropout.eval()
     try:
-        with observing(blocks, rescaler):
+        with observing(model, rescaler):
             model(**inputs, use_cache=False)
         kernels = [[tau for op in layer for tau, _ in rescaler.taus.get(op, [])] for layer in layers if layer]
         taus = torch.stack([torch.stack(values).mean() for values in kernels])
@@ -119,7 +119,7 @@ class _Rescaler(Observer):
         return all_processes()
 
     def __call__(self, operator: SequenceOperator, reading: Reading) -> Tensor:
-        value = measured_tau(operator, reading, self.processes(operator)).detach()
+        value = operator.tau(reading, self.processes(operator)).detach()
         if not math.isfinite(value) or value <= 0:
             raise ValueError(
                 f"τ of a layer is {value.item()}: rescaling needs a positive, finite τ. Look for an input that is "

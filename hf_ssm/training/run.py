@@ -31,6 +31,7 @@ from hf_ssm.checkpoint import family_of
 from hf_ssm.data import with_random_reverse_complement, with_random_unknown_bases
 from hf_ssm.data.signals import fingerprint, row_lengths
 from hf_ssm.training import folder, launch
+from hf_ssm.training.baselines import count_baseline
 from hf_ssm.training.build import build_model, chosen_fields, time_step_fields
 from hf_ssm.training.chunks import check_chunks, pieces_of
 from hf_ssm.training.context import context_size
@@ -61,6 +62,7 @@ class RunResult:
         data: The data of the run.
         results: Metrics and `loss` of "validation" and "test", as far as these splits exist.
         chance: The metrics of a constant prediction for these splits (see `chance_metrics`).
+        baseline: The metrics of `count_baseline` on the last of these splits; empty where it does not apply.
         tau: τ per layer on one batch of training data, by the time of the measurement.
         movement: Relative change of the groups of parameters since before the first step; empty if unknown in a resumed
             run.
@@ -76,6 +78,7 @@ class RunResult:
     data: RunData
     results: dict[str, dict[str, float]]
     chance: dict[str, dict[str, float]]
+    baseline: dict[str, float]
     tau: dict[str, list[float]]
     movement: dict[str, float]
     responses: tuple[list[FrequencyResponse], list[FrequencyResponse]]
@@ -182,6 +185,14 @@ def chance_key(split: str, name: str) -> str:
     return f"{split}_chance_{name}"
 
 
+def baseline_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
+    """The metrics of `count_baseline` for sequences of tokens with one class or number each; empty for other data."""
+    train = data.splits.get("train")
+    applies = task in ("sequence-classification", "sequence-regression") and data.label_kind in ("class", "number")
+    is_of_tokens = isinstance(train, Dataset) and "input_ids" in train.column_names
+    return count_baseline(train, data.splits[split]) if applies and is_of_tokens else {}
+
+
 def chance_metrics(task: str, data: RunData, split: str) -> dict[str, float]:
     """The metrics of the best constant prediction for a split: most frequent class, frequencies of tokens, or mean."""
     rows, kind = data.splits[split], data.label_kind
@@ -271,7 +282,7 @@ def train(
         trainer.add_callback(progress)
     movement = ParameterMovement(prepared.checkpoint)
     trainer.add_callback(movement)
-    launch.on_main(lambda: _make_folder(settings, splits, output, clear=overwrite and not resume))
+    launch.on_main(lambda: _make_folder(settings, loaded, output, clear=overwrite and not resume))
 
     started = time.perf_counter()
     batch = probe_batch(prepared)
@@ -299,6 +310,7 @@ def train(
         data=loaded,
         results=results,
         chance=chance,
+        baseline=baseline_metrics(settings.task, loaded, list(chance)[-1]) if chance else {},
         tau=tau,
         movement=changes_in_log(trainer.state.log_history),
         responses=responses,
@@ -330,11 +342,15 @@ def _responses_before_and_after(
     return before, frequency_responses(model)
 
 
-def _make_folder(settings: RunSettings, data: DatasetDict, output: Path, *, clear: bool) -> None:
+def _make_folder(settings: RunSettings, data: RunData, output: Path, *, clear: bool) -> None:
     if clear:
         folder.clear_output(output)
     write_text_atomically(output / folder.SETTINGS_NAME, settings.to_yaml())
-    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(fingerprints(data), indent=1) + "\n")
+    found = fingerprints(data.splits)
+    if "train" in found:
+        # In tokens or positions: the length of windows for commands that use the model.
+        found["train"]["longest"] = data.longest
+    write_text_atomically(output / folder.FINGERPRINT_NAME, json.dumps(found, indent=1) + "\n")
 
 
 def fingerprints(data: DatasetDict) -> dict[str, dict[str, Any]]:

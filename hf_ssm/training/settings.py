@@ -1,59 +1,51 @@
-"""The settings of a training run: sections, defaults, and the sources of a value.
+"""The settings of a training run: their sources, their checks, and the text of their file.
 
-A run has three sections: `model` (family, task, checkpoint and fields of the family's configuration), `data` (dataset,
-tokenizer, max_length and arguments of `hf_ssm.data.load_sequences`) and `training` (fields of `SSMTrainingArguments`).
-Values come from a YAML or JSON file, from options, and from `section.key=value` assignments; later sources win. An
-unknown name is an error that suggests the nearest known one, and every value is checked against the type annotation of
-its field.
+A run has three sections: `model` (`ModelArguments` and fields of the family's configuration), `data` (`DataArguments`,
+or arguments of a generator) and `training` (fields of `SSMTrainingArguments`). Values come from a YAML or JSON file,
+from options, and from `section.key=value` assignments; later sources win. An unknown name is an error that suggests the
+nearest known one, and every value is checked against the type of its field.
 """
 
 import dataclasses
-import glob
 import inspect
-import os
-import re
 import typing
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from huggingface_hub.dataclasses import type_validator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_ssm.analysis.time_steps import RULES
-from hf_ssm.data import GENERATORS, load_sequences, stream_sequences
+from hf_ssm.data import GENERATORS, stream_sequences
 from hf_ssm.data.fasta import FASTA_SUFFIXES
 from hf_ssm.data.features import NORMALIZATIONS
-from hf_ssm.data.files import bare_suffix
+from hf_ssm.data.files import common_suffix, source_files
 from hf_ssm.data.labels import merged_name
 from hf_ssm.models.registry import FAMILIES
+from hf_ssm.training.arguments import (
+    DATA_DEFAULTS,
+    DATA_PATHS,
+    FIELD_ALIASES,
+    FINE_TUNING_RATE,
+    MODEL_DEFAULTS,
+    SECTIONS,
+    TRAINING_DEFAULTS,
+    check_choice,
+    data_types,
+    is_of_type,
+    training_types,
+)
+from hf_ssm.training.arguments import DEFAULT_SHUFFLE_BUFFER as DEFAULT_SHUFFLE_BUFFER
+from hf_ssm.training.arguments import read_settings_file as read_settings_file
+from hf_ssm.training.arguments import suggestion as suggestion
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.trainer import SSMTrainingArguments
+from hf_ssm.utils.families import ALIASES
 from hf_ssm.utils.hints import closest_name
 
-SECTIONS = ("model", "data", "training")
-
-# Arguments of `load_sequences` that are not settings: the task determines them, or they have another name here.
-NOT_SETTINGS = frozenset({"source", "generator_options", "targets", "multi_label", "per_position", "return"})
-# Types of the settings of the section `data` that are not arguments of `load_sequences`.
-_DATA_TYPES: dict[str, Any] = {
-    "dataset": str,
-    "tokenizer": str | None,
-    "max_length": int | None,
-    "reverse_complement": bool,
-    "unknown_bases": float,
-    "normalization": str | None,
-    "num_proc": int | None,
-    "streaming": bool,
-    "shuffle_buffer": int | None,
-    "epoch_rows": int | None,
-    "classes": list[str] | list[int] | None,
-}
+DEFAULT_FAMILY = "hyena"
 _OF_STREAMS = ("shuffle_buffer", "epoch_rows", "classes")
-DEFAULT_SHUFFLE_BUFFER = 1000
-_WITHOUT_EFFECT_ON_ROWS = ("num_proc",)
 # torch reads them back from the checkpoint of the optimizer.
 _OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 # Fields of the training arguments that options of the command determine.
@@ -65,125 +57,19 @@ _MANAGED = {
     "hub_private_repo": "--private",
     "hub_token": "the login of `hf auth login` or the variable HF_TOKEN",
 }
-
-ALIASES = {
-    "alpha": "frequency_scale",
-    "beta": "sobolev_order",
-    "tau": "tau_weight",
-    "lambda": "tau_weight",
+# Smallest values, and what they are.
+_LEAST = {
+    "max_length": (1, "a positive number of tokens"),
+    "num_proc": (1, "a positive number of processes"),
+    "shuffle_buffer": (0, "a whole number of at least 0"),
+    "epoch_rows": (1, "a whole number of at least 1"),
+    "num_train_epochs": (0, "a number of at least 0"),
+    "per_device_train_batch_size": (1, "a positive number of rows"),
+    "per_device_eval_batch_size": (1, "a positive number of rows"),
+    "learning_rate": (0, "a rate of at least 0"),
 }
-"""Names of the papers for fields of the section `model`, in settings files and assignments."""
 
-DEFAULT_FAMILY = "hyena"
-MODEL_DEFAULTS: dict[str, Any] = {
-    "family": None,
-    "task": "sequence-classification",
-    "checkpoint": None,
-    "time_steps": None,
-}
-DATA_PATHS = ("dataset", "validation_file", "test_file")
-"""Settings of the section `data` that name data, which may be local files."""
-
-DATA_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(_DATA_TYPES),
-    **{"reverse_complement": False, "unknown_bases": 0.0, "streaming": False},
-}
-TRAINING_DEFAULTS: dict[str, Any] = {
-    "num_train_epochs": 10,
-    "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 64,
-    # Of fresh models; docs/experiments/tuning.md compares the rates.
-    "learning_rate": 3e-3,
-    # Published fine-tuning of such models diverges without these three.
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 0.1,
-    "max_grad_norm": 1.0,
-    "weight_decay": 0.1,
-    "seed": 0,
-    "eval_strategy": "epoch",
-    "save_strategy": "epoch",
-    "save_total_limit": 2,
-    "load_best_model_at_end": True,
-    "logging_steps": 0.02,
-    "logging_first_step": True,
-    "report_to": "none",
-}
-FINE_TUNING_RATE = 1e-3
-"""Default of `training.learning_rate` for runs that start from a checkpoint."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, in which `1e-3` is text, with the floats of YAML 1.2."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def parse_value(text: str, kind: Any = Any) -> Any:
-    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself.
-
-    It is also the text itself if only that is of type `kind`, such as the strategy `no`, which is false in YAML.
-    """
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
-    return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
-
-
-def suggestion(name: str, choices: Iterable[str]) -> str:
-    """`did you mean ...?` with the choice nearest to `name`, or a list of all choices if none is similar."""
-    choices = list(choices)
-    closest = closest_name(name, choices)
-    return f"did you mean {closest!r}?" if closest else f"choose from {', '.join(sorted(choices))}"
-
-
-def check_choice(kind: str, name: str, choices: Iterable[str], where: str) -> None:
-    """Raise a ValueError that suggests the nearest of `choices` unless `name` is one of them."""
-    choices = list(choices)
-    if name not in choices:
-        raise ValueError(f"{where}: unknown {kind} {name!r}: {suggestion(name, choices)}")
-
-
-def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The sections of a YAML or JSON file; a `ValueError` for other content."""
-    where = f"settings file {str(path)!r}"
-    try:
-        content = parse_value(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{where} is neither YAML nor JSON: {error}") from error
-    if not isinstance(content, dict | None):
-        raise ValueError(f"{where} must hold a mapping with the sections {', '.join(SECTIONS)}")
-    for section, values in (content or {}).items():
-        check_choice("section", str(section), SECTIONS, where)
-        if not isinstance(values, dict | None):
-            raise ValueError(f"section {section!r} of {where} must hold lines of the form `key: value`, got {values!r}")
-    sections = {section: dict(values or {}) for section, values in (content or {}).items()}
-    model = sections.get("model", {})
-    for alias in [name for name in ALIASES if name in model]:
-        if ALIASES[alias] in model:
-            raise ValueError(f"{where}: model.{alias} is another name of model.{ALIASES[alias]}: leave one of them out")
-        model[ALIASES[alias]] = model.pop(alias)
-    return sections
-
-
-def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The sections of `section.key=value` texts, later ones winning; a value is read as YAML."""
-    sections: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and key):
-            raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
-        check_choice("section", section, SECTIONS, "--set")
-        kind = training_types().get(key, Any) if section == "training" else Any
-        key = ALIASES.get(key, key) if section == "model" else key
-        sections.setdefault(section, {})[key] = parse_value(value, kind)
-    return sections
+Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,18 +77,10 @@ class RunSettings:
     """Complete settings of a run: defaults are filled in, and all names and types are checked.
 
     Attributes:
-        model: `family`, `task`, `checkpoint` (None: a fresh model), `time_steps` (the rule by which the training data
-            determine `time_step_min` and `time_step_max` where these are not given, see
-            `hf_ssm.analysis.time_steps.propose_time_steps`; None: the defaults) and fields of the configuration.
-        data: `dataset`, `tokenizer` (None: the tokenizer of the checkpoint, or of DNA), `max_length` (tokens; None: the
-            longest sequence), `reverse_complement` (whether each training sequence is replaced by its reverse
-            complement with probability 1/2), `unknown_bases` (largest share of the bases of each training sequence
-            that N replaces), `normalization` (of images and numbers, see
-            `hf_ssm.data.features.fit_extractor`), `num_proc` (processes that tokenize), `streaming` (whether training
-            rows are read while the model trains), for streams `shuffle_buffer`, `epoch_rows` (of one pass) and
-            `classes`, and arguments of the loader.
-        training: Fields of `SSMTrainingArguments`. The default `learning_rate` is 3e-3 for a fresh model and 1e-3 for a
-            checkpoint.
+        model: `ModelArguments`, and fields of the configuration that are set.
+        data: `DataArguments`; those of the loader, or of a generator, that are set.
+        training: Fields of `SSMTrainingArguments` that differ from their defaults. The default `learning_rate` is 3e-3
+            for a fresh model and 1e-3 for a checkpoint.
     """
 
     model: dict[str, Any]
@@ -228,7 +106,7 @@ class RunSettings:
     def data_paths(self) -> list[str]:
         """The data: files of paths and globs, ids of the Hub and names of generators."""
         named = [value for value in map(self.data.get, DATA_PATHS) if value is not None]
-        return [path for value in named for path in (glob.glob(os.path.expanduser(value), recursive=True) or [value])]
+        return [str(path) for value in named for path in source_files(value)]
 
     @property
     def inputs(self) -> list[str]:
@@ -253,7 +131,7 @@ class RunSettings:
         column = self.data.get("label_column", "label") if TASKS[self.task].labelled else None
         return None if column is None else merged_name(column)
 
-    def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "RunSettings":
+    def with_changes(self, changes: Sections) -> "RunSettings":
         """The settings with other values, by section; a value replaces that of another name of its field, too."""
         layers = {section: {**getattr(self, section), **changes.get(section, {})} for section in SECTIONS}
         if self.model["checkpoint"] is None:
@@ -266,7 +144,7 @@ class RunSettings:
         return yaml.safe_dump({name: getattr(self, name) for name in SECTIONS}, sort_keys=False)
 
 
-def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
+def resolve(*layers: Sections) -> RunSettings:
     """Settings from layers of sections (as of `read_settings_file`) over the defaults, later layers winning.
 
     Raises:
@@ -289,7 +167,9 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     data = {**DATA_DEFAULTS, **merged["data"]}
     by_start = {} if model["checkpoint"] is None else {"learning_rate": FINE_TUNING_RATE}
     training = {**TRAINING_DEFAULTS, **by_start, **merged["training"]}
-    if model["checkpoint"] is None:  # a checkpoint determines its family
+    if isinstance(model["family"], str):
+        model["family"] = ALIASES.get(model["family"], model["family"])
+    elif model["checkpoint"] is None:  # a checkpoint determines its family
         model["family"] = model["family"] or DEFAULT_FAMILY
     if "save_strategy" not in merged["training"]:  # the best model is known only among those saved
         training["save_strategy"] = training["eval_strategy"]
@@ -304,22 +184,18 @@ def resolve(*layers: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     return settings
 
 
-def check_same_run(settings: RunSettings, stored: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same_run(settings: RunSettings, stored: Sections) -> None:
     """Raise a `ValueError` if a run is resumed with other settings than `stored` where they have to stay.
 
     These are the model, the data, and what the optimizer reads back from its checkpoint, such as the learning rate.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(SSMTrainingArguments)}
     # Runs of earlier versions lack settings.
-    begun = {
-        "model": stored.get("model", {}),
-        "data": {**DATA_DEFAULTS, **stored.get("data", {})},
-        "training": {**defaults, **stored.get("training", {})},
-    }
-    for section, then in begun.items():
-        now = getattr(settings, section)
-        for key in now if section != "training" else now.keys() & _OF_OPTIMIZER:
-            if now[key] != then.get(key) and key not in _WITHOUT_EFFECT_ON_ROWS:
+    defaults = {field.name: field.default for field in dataclasses.fields(SSMTrainingArguments)}
+    earlier = {"model": {}, "data": DATA_DEFAULTS, "training": defaults}
+    for section, missing in earlier.items():
+        now, then = getattr(settings, section), {**missing, **stored.get(section, {})}
+        for key in now.keys() & _OF_OPTIMIZER if section == "training" else now:
+            if now[key] != then.get(key) and key != "num_proc":
                 raise ValueError(
                     f"--resume: {section}.{key} was {then.get(key)!r} when the run began and is {now[key]!r} now: "
                     "leave this setting unchanged, or start a new run in another --output"
@@ -340,13 +216,19 @@ def config_fields(family: str) -> list[Any]:
     return [field for field in dataclasses.fields(config_class(family)) if field.name in defined and field.init]
 
 
+def family_of(config: Any) -> str | None:
+    """The short name of a configuration's family; None for a model of another library."""
+    names = {entry.config_class.model_type: entry.short_name for entry in FAMILIES.values()}
+    return names.get(config.model_type)
+
+
 def check_config_field(config_type: Any, name: str) -> None:
     """Raise a ValueError for a name that is no argument of the configuration, with the names that hf_ssm defines."""
     if name in config_type.known_arguments():
         return
     fields = [field.name for field in config_fields(str(family_of(config_type)))]
-    near = closest_name(name, [*fields, *ALIASES, *config_type.attribute_map])
-    papers = ", ".join(f"{alias} ({field})" for alias, field in ALIASES.items())
+    near = closest_name(name, [*fields, *FIELD_ALIASES, *config_type.attribute_map])
+    papers = ", ".join(f"{alias} ({field})" for alias, field in FIELD_ALIASES.items())
     hint = (
         f"did you mean `{near}`?" if near else f"the fields are {', '.join(fields)}; names of the papers are {papers}"
     )
@@ -356,14 +238,15 @@ def check_config_field(config_type: Any, name: str) -> None:
     )
 
 
-def check_single_value(name: str, value: Any, kind: Any) -> None:
-    """Raise a ValueError for a list where the type annotation of a setting has none.
+def check_config_lists(config_type: Any, values: Mapping[str, Any]) -> None:
+    """Apply `_check_single_value` to fields of a configuration, which may have other names."""
+    kinds = {field.name: field.type for field in dataclasses.fields(config_type)}
+    for name, value in values.items():
+        _check_single_value(f"model.{name}", value, kinds.get(config_type.attribute_map.get(name, name), Any))
 
-    Args:
-        name: The setting, as in `--set`.
-        value: Its value.
-        kind: Its type annotation.
-    """
+
+def _check_single_value(name: str, value: Any, kind: Any) -> None:
+    """Raise a ValueError for a list where the type `kind` of a setting has none: it would mean several runs."""
     kinds = [typing.get_origin(each) or each for each in (kind, *typing.get_args(kind))]
     takes_lists = any(each in (Any, tuple) or (isinstance(each, type) and issubclass(list, each)) for each in kinds)
     if isinstance(value, list) and not takes_lists:
@@ -375,102 +258,75 @@ def check_single_value(name: str, value: Any, kind: Any) -> None:
         )
 
 
-def check_config_lists(config_type: Any, values: Mapping[str, Any]) -> None:
-    """Apply `check_single_value` to fields of a configuration, which may have other names."""
-    kinds = {field.name: field.type for field in dataclasses.fields(config_type)}
-    for name, value in values.items():
-        check_single_value(f"model.{name}", value, kinds.get(config_type.attribute_map.get(name, name), Any))
-
-
-def family_of(config: Any) -> str | None:
-    """The short name of a configuration's family; None for a model of another library."""
-    names = {entry.config_class.model_type: entry.short_name for entry in FAMILIES.values()}
-    return names.get(config.model_type)
-
-
-def training_types() -> dict[str, Any]:
-    """The fields of the training arguments, with their type annotations."""
-    types = typing.get_type_hints(SSMTrainingArguments)
-    return {field.name: types[field.name] for field in dataclasses.fields(SSMTrainingArguments) if field.init}
-
-
-def data_types(dataset: Any) -> dict[str, Any]:
-    """The settings of the section `data` for a data set, with their type annotations."""
-    types = _DATA_TYPES | typing.get_type_hints(load_sequences)
-    if isinstance(dataset, str) and dataset in GENERATORS:
-        types |= typing.get_type_hints(GENERATORS[dataset])
-    return {name: kind for name, kind in types.items() if name not in NOT_SETTINGS}
-
-
 def _check_model(settings: RunSettings) -> None:
     for name in MODEL_DEFAULTS:
-        check_single_value(f"model.{name}", settings.model[name], str)
+        _check_single_value(f"model.{name}", settings.model[name], str)
     check_choice("task", settings.task, TASKS, "model.task")
-    rule = settings.model["time_steps"]
+    rule, family, checkpoint = (settings.model[name] for name in ("time_steps", "family", "checkpoint"))
     if rule is not None:
         check_choice("rule", str(rule), RULES, "model.time_steps")
-        if settings.model["checkpoint"] is not None:
+        if checkpoint is not None:
             raise ValueError(
                 f"model.time_steps={rule!r} is for fresh models, but a checkpoint already has step sizes: leave "
                 "model.time_steps out"
             )
-    family = settings.model["family"]
-    if family is not None:
-        check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
-        if config_class(str(family))().reads_series:
+    if family is None:
+        return
+    check_choice("family", str(family), [entry.short_name for entry in FAMILIES.values()], "model.family")
+    config_type = config_class(str(family))
+    check_trainable(f"model.family={family!r}", config_type())
+    if checkpoint is not None:
+        return
+    for name in settings.config_fields:
+        check_config_field(config_type, name)
+    check_config_lists(config_type, settings.config_fields)
+    for alias, name in config_type.attribute_map.items():
+        if alias in settings.model and name in settings.model:  # the alias would win, whichever came last
+            raise ValueError(f"model.{alias} is another name of model.{name}: leave one of them out")
+    try:
+        config_type(**settings.config_fields)
+    except StrictDataclassError as error:  # a value of the wrong type
+        raise ValueError(f"model: {error}") from error
+
+
+def check_trainable(name: str, config: Any) -> None:
+    """Raise a ValueError for a model whose task the command does not have."""
+    for what, is_so, example in (
+        ("forecasts series", config.reads_series, "forecasting.py"),
+        ("predicts videos", config.frame_shape is not None, "moving_mnist.py"),
+    ):
+        if is_so:
             raise ValueError(
-                f"model.family={family!r} forecasts series, and the command has no task of this kind: train the "
-                "model in Python, as examples/forecasting.py does"
+                f"{name} {what}, and the command has no task of this kind: train the model in Python, as "
+                f"examples/{example} does"
             )
-        if config_class(str(family))().frame_shape is not None:
-            raise ValueError(
-                f"model.family={family!r} predicts videos, and the command has no task of this kind: train the "
-                "model in Python, as examples/moving_mnist.py does"
-            )
-    if settings.model["checkpoint"] is None:
-        for name in settings.config_fields:
-            check_config_field(config_class(str(family)), name)
-        check_config_lists(config_class(str(family)), settings.config_fields)
-        for alias, name in config_class(str(family)).attribute_map.items():
-            if alias in settings.model and name in settings.model:  # the alias would win, whichever came last
-                raise ValueError(f"model.{alias} is another name of model.{name}: leave one of them out")
-        try:
-            config_class(str(family))(**settings.config_fields)
-        except StrictDataclassError as error:  # a value of the wrong type
-            raise ValueError(f"model: {error}") from error
 
 
 def _check_data(settings: RunSettings) -> None:
     data = settings.data
-    check_single_value("data.dataset", data["dataset"], str)
-    if not data["dataset"] or not isinstance(data["dataset"], str):
+    if not data["dataset"]:
         raise ValueError("the dataset is missing: give --dataset, or data.dataset in the settings file")
-    _check_types("data", data, data_types(data["dataset"]))
+    types = data_types()
+    if data["dataset"] in [*GENERATORS]:
+        types |= typing.get_type_hints(GENERATORS[data["dataset"]])
+        types.pop("return", None)
+    _check_types("data", data, types)
     if data["normalization"] is not None:
         check_choice("normalization", data["normalization"], NORMALIZATIONS, "data.normalization")
     if not 0 <= data["unknown_bases"] <= 1:
         raise ValueError(f"data.unknown_bases={data['unknown_bases']!r}: give a number from 0 to 1")
-    if data["num_proc"] is not None and data["num_proc"] < 1:
-        raise ValueError(f"data.num_proc={data['num_proc']!r}: give a positive number of processes")
-    if data["max_length"] is not None and data["max_length"] < 1:
-        raise ValueError(f"data.max_length must be a positive number of tokens, got {data['max_length']!r}")
-    _check_stream(settings)
+    if data["streaming"]:
+        _check_stream(settings)
+    elif given := [key for key in _OF_STREAMS if data[key] is not None]:
+        raise ValueError(
+            f"data.{given[0]}={data[given[0]]!r} is for streams: set data.streaming=true, or leave data.{given[0]} out"
+        )
 
 
 def _check_stream(settings: RunSettings) -> None:
-    """Refuse settings that have no effect on a stream, or none without one, and a stream without a longest row."""
+    """Raise a ValueError for settings that have no effect on a stream, and a stream without a longest row."""
     data, task = settings.data, TASKS[settings.task]
-    if not data["streaming"]:
-        for key in _OF_STREAMS:
-            if data[key] is not None:
-                raise ValueError(
-                    f"data.{key}={data[key]!r} is for streams: set data.streaming=true, or leave data.{key} out"
-                )
-        return
-    for key, least in (("shuffle_buffer", 0), ("epoch_rows", 1)):
-        if data[key] is not None and data[key] < least:
-            raise ValueError(f"data.{key}={data[key]!r}: give a whole number of at least {least}")
-    if data["dataset"] in GENERATORS:
+    if data["dataset"] in [*GENERATORS]:
         raise ValueError(f"data.streaming=true: {data['dataset']!r} is generated in memory: leave data.streaming out")
     if task.reads == "numbers" or "classes" in task.labels:
         raise ValueError(
@@ -486,18 +342,17 @@ def _check_stream(settings: RunSettings) -> None:
             f"data.{key}={data[key]!r} has no effect on a stream of texts: leave data.{key} out (for validation "
             "and test rows, give separate files by data.validation_file and data.test_file)"
         )
-    if data["max_length"] is None and bare_suffix(Path(data["dataset"])) not in FASTA_SUFFIXES:
+    if data["max_length"] is None and common_suffix(source_files(data["dataset"])) not in FASTA_SUFFIXES:
         raise ValueError(
             "data.streaming=true: the length of the longest row is unknown in advance; set data.max_length (in tokens)"
         )
 
 
 def _check_training(settings: RunSettings) -> None:
-    for key in settings.training:
-        if key in _MANAGED:
-            raise ValueError(f"training.{key} is determined by the command: use {_MANAGED[key]}")
     types = {name: kind for name, kind in training_types().items() if name not in _MANAGED}
     for name in settings.training:
+        if name in _MANAGED:
+            raise ValueError(f"training.{name} is determined by the command: use {_MANAGED[name]}")
         if name not in types and closest_name(name, types) is None:
             fields = ", ".join(vars(SSMTrainingArguments)["__annotations__"])
             raise ValueError(
@@ -536,17 +391,10 @@ def _check_types(section: str, values: Mapping[str, Any], types: Mapping[str, An
     """Raise a ValueError for an unknown key, or a value that does not have the annotated type."""
     for key, value in values.items():
         check_choice("key", key, types, section)
-        check_single_value(f"{section}.{key}", value, types[key])
+        _check_single_value(f"{section}.{key}", value, types[key])
         if not is_of_type(value, types[key]):
             name = inspect.formatannotation(types[key])
             raise ValueError(f"{section}.{key} must be of type {name}, got {value!r}")
-
-
-def is_of_type(value: Any, kind: Any) -> bool:
-    """Whether a value has an annotated type; an int is a valid float, also for Python's own annotations."""
-    accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
-    try:
-        type_validator("value", value, accepted)
-    except TypeError:
-        return False
-    return True
+        least, what = _LEAST.get(key, (None, ""))
+        if least is not None and value is not None and value < least:
+            raise ValueError(f"{section}.{key}={value!r}: give {what}")

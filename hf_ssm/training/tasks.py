@@ -1,42 +1,53 @@
-"""The tasks of `hf-ssm train`: model class, requirements on the data, and metrics of each."""
+"""The tasks of `hf-ssm train`: model class, requirements on the data, and metrics of each. Nothing imports torch."""
 
-import dataclasses
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForNextSentencePrediction,
-    AutoModelForSequenceClassification,
-    AutoModelForTimeSeriesPrediction,
-    AutoModelForTokenClassification,
-)
 
-from hf_ssm.training import metrics
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Task:
     """How a task is trained and evaluated.
 
     Attributes:
-        auto_class: Auto class that creates and loads the model.
+        about: Its description in the help.
+        auto_class_name: Auto class of transformers that creates and loads the model.
         labels: Allowed kinds of a row's label (see `hf_ssm.data.labels.label_kind`); empty if the task has no labels.
         reads: "text", "numbers", or "either".
         best_metric: Metric of the validation split that selects the checkpoint.
-        compute_metrics: Argument of the Trainer.
-        preprocess: The Trainer's `preprocess_logits_for_metrics`, if any.
+        metrics: Function of `hf_ssm.training.metrics`, the argument `compute_metrics` of the Trainer.
+        reduction: Function there, the Trainer's `preprocess_logits_for_metrics`; "" for none.
         reads_pairs: Whether the model encodes two texts of each row separately.
     """
 
-    auto_class: Any
+    about: str
+    auto_class_name: str
     labels: tuple[str, ...]
     reads: str
     best_metric: str = "accuracy"
-    compute_metrics: Callable[..., dict[str, float]] = metrics.classification_metrics
-    preprocess: Callable[..., Any] | None = None
+    metrics: str = "classification_metrics"
+    reduction: str = ""
     reads_pairs: bool = False
+
+    @property
+    def auto_class(self) -> Any:
+        """The Auto class."""
+        return getattr(importlib.import_module("transformers"), self.auto_class_name)
+
+    @property
+    def compute_metrics(self) -> Callable[..., dict[str, float]]:
+        """The argument of the Trainer."""
+        function: Callable[..., dict[str, float]] = _metric(self.metrics)
+        return function
+
+    @property
+    def preprocess(self) -> Callable[..., Any] | None:
+        """The argument `preprocess_logits_for_metrics` of the Trainer, if any."""
+        if self.reduction == "token_statistics":
+            statistics: Callable[..., Any] = _metric(self.reduction)(self.auto_class_name == "AutoModelForCausalLM")
+            return statistics
+        return _metric(self.reduction) if self.reduction else None
 
     @property
     def labelled(self) -> bool:
@@ -54,31 +65,57 @@ class Task:
         return self.best_metric == "accuracy"
 
 
-def _language_modelling(auto_class: Any, shift: bool) -> Task:
-    return Task(
-        auto_class, (), "text", "perplexity", metrics.language_modeling_metrics, metrics.token_statistics(shift)
-    )
+def _metric(name: str) -> Any:
+    return getattr(importlib.import_module("hf_ssm.training.metrics"), name)
 
 
 _NUMBERS = ("number", "numbers")
+_OF_TOKENS: dict[str, Any] = {
+    "labels": (),
+    "reads": "text",
+    "best_metric": "perplexity",
+    "metrics": "language_modeling_metrics",
+    "reduction": "token_statistics",
+}
 
 TASKS: dict[str, Task] = {
-    "sequence-classification": Task(AutoModelForSequenceClassification, ("class", "flags"), "either"),
-    "sequence-pair-classification": Task(AutoModelForNextSentencePrediction, ("class",), "text", reads_pairs=True),
+    "sequence-classification": Task(
+        "a class, or several labels, of each row (default)",
+        "AutoModelForSequenceClassification",
+        ("class", "flags"),
+        "either",
+    ),
+    "sequence-pair-classification": Task(
+        "a class of two texts (--pair-column), which are encoded separately",
+        "AutoModelForNextSentencePrediction",
+        ("class",),
+        "text",
+        reads_pairs=True,
+    ),
     "token-classification": Task(
-        AutoModelForTokenClassification, ("classes",), "either", preprocess=metrics.predicted_classes
+        "a class of each position",
+        "AutoModelForTokenClassification",
+        ("classes",),
+        "either",
+        reduction="predicted_classes",
     ),
     "sequence-regression": Task(
-        AutoModelForSequenceClassification, _NUMBERS, "text", "mse", metrics.sequence_regression_metrics
+        "numbers of each text",
+        "AutoModelForSequenceClassification",
+        _NUMBERS,
+        "text",
+        "mse",
+        "sequence_regression_metrics",
     ),
     "signal-regression": Task(
-        AutoModelForTimeSeriesPrediction,
+        "numbers of a signal, or of each of its positions",
+        "AutoModelForTimeSeriesPrediction",
         _NUMBERS,
         "numbers",
         "mse",
-        metrics.regression_metrics,
-        metrics.regression_statistics,
+        "regression_metrics",
+        "regression_statistics",
     ),
-    "causal-lm": _language_modelling(AutoModelForCausalLM, shift=True),
-    "masked-lm": _language_modelling(AutoModelForMaskedLM, shift=False),
+    "causal-lm": Task("the next token, without labels", "AutoModelForCausalLM", **_OF_TOKENS),
+    "masked-lm": Task("masked tokens, without labels", "AutoModelForMaskedLM", **_OF_TOKENS),
 }

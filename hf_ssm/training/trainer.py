@@ -24,7 +24,8 @@ from hf_ssm.training.optim import StateMatrixDecay, is_decayed
 from hf_ssm.training.rescale import rescale_init_
 from hf_ssm.training.sharded import check_is_whole, sharding_of
 from hf_ssm.training.streaming import RunStream, StreamCollator
-from hf_ssm.utils.processes import all_processes, check_processes_are_joined, is_sharded
+from hf_ssm.utils.launch import check_processes_are_joined
+from hf_ssm.utils.processes import all_processes, is_sharded
 
 __all__ = ["SSMTrainer", "SSMTrainingArguments"]
 
@@ -167,7 +168,7 @@ class SSMTrainer(PieceTrainer):
             labels = rows.with_format(None)["labels"][:]
             self.compute_loss_func = BalancedLoss(labels, self._unwrapped.config.num_labels)
         if self.label_smoother is not None:
-            smoother: Any = self._context.loss_of_smoothed_labels(self.label_smoother)
+            smoother: Any = self._context.loss_of_all_positions(self.label_smoother)
             self.label_smoother = smoother
         if self.compute_loss_func is not None:
             self.compute_loss_func = self._context.loss_of_all_positions(self.compute_loss_func)

@@ -1,7 +1,6 @@
 """Sums over the processes of a distributed run, through which gradients flow."""
 
 import importlib
-import os
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 __all__ = [
-    *("Processes", "all_processes", "check_processes_are_joined"),
-    *("has_whole_parameters", "is_sharded", "whole_state_dict"),
+    *("Processes", "all_processes", "has_whole_parameters", "is_sharded", "whole_state_dict"),
 ]
 
 
@@ -100,19 +98,3 @@ def whole_state_dict(model: nn.Module) -> dict[str, Any]:
     options = functions.StateDictOptions(full_state_dict=True, cpu_offload=True)
     state_dict: dict[str, Any] = functions.get_model_state_dict(model, options=options)
     return state_dict
-
-
-def check_processes_are_joined(count: int) -> None:
-    """Raise `ValueError` if a launcher has started several processes, of which each is alone.
-
-    Args:
-        count: Number of processes that accelerate has joined.
-    """
-    started = os.environ.get("WORLD_SIZE", "")
-    if count == 1 and started.isdecimal() and int(started) > 1:
-        raise ValueError(
-            f"A launcher has started WORLD_SIZE={started} processes, but accelerate has joined none of them: each "
-            "process would do all of the work and write the same files. On CPUs pass `use_cpu=True` "
-            "(TrainingArguments, or `--set training.use_cpu=true`) or set ACCELERATE_USE_CPU=true; otherwise start one "
-            "process."
-        )

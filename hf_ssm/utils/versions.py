@@ -1,13 +1,10 @@
-"""The versions of libraries with which hf_ssm is tested, and the hint for errors with newer ones."""
+"""The versions of libraries with which hf_ssm is tested, and the hint for imports that fail with newer ones."""
 
-import functools
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["TESTED", "installed_versions", "note_newer_transformers", "noting_newer_transformers"]
+__all__ = ["TESTED", "installed_versions", "note_newer_transformers"]
 
 TESTED = {
     "torch": "2.13.0",
@@ -52,26 +49,3 @@ def note_newer_transformers(error: Exception) -> None:
             f"(hf_ssm was tested with transformers {TESTED['transformers']}; {_installed('transformers')} is "
             f"installed. If this error began with it: pip install transformers=={TESTED['transformers']})"
         )
-
-
-def noting_newer_transformers(*methods: str) -> Callable[[type], type]:
-    """Class decorator: if an untested, newer transformers is installed, errors in the methods say so."""
-
-    def decorated(cls: Any) -> Any:
-        for name in methods if _is_newer("transformers") else ():
-            setattr(cls, name, _noting(getattr(cls, name)))
-        return cls
-
-    return decorated
-
-
-def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except (AttributeError, ImportError, KeyError, TypeError) as error:
-            note_newer_transformers(error)
-            raise
-
-    return noting

@@ -9,7 +9,7 @@ import torch
 
 import hf_ssm
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.models.selective.convert_mamba import plain_classifier_from_state_dict
+from hf_ssm.models.selective.convert_mamba import HonarpishehConverter
 from hf_ssm.theory.bounds import capacity_covers, combine_covers, gap_bound, log_output_bound
 from hf_ssm.theory.selective_norms import selective_norms
 
@@ -66,7 +66,7 @@ class TestPlain:
         assert model(batch["input_ids"]).logits.abs().max().log() < bound
 
     def test_numbers_are_those_of_the_weights(self, weights, batch):
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         found = generalization_bound(model, [batch], num_sequences=15)
         largest = weights["embedding.weight"].double().norm(dim=1).max().item()
         norms = expected_norms(weights, largest, weights["embedding.weight"])
@@ -82,7 +82,7 @@ class TestPlain:
         assert found.notes[0].startswith("The bound is vacuous: no gap exceeds the largest loss, 1,")
 
     def test_a_given_embedding_is_measured_on_the_data_and_not_counted(self, weights, batch):
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         model.model.embed_tokens.requires_grad_(False)
         found = generalization_bound(model, [batch], num_sequences=100)
         seen = weights["embedding.weight"][batch["input_ids"][batch["attention_mask"].bool()]]
@@ -92,7 +92,7 @@ class TestPlain:
         assert found.log_capacity == pytest.approx(combine_covers(capacity_covers(norms)))
 
     def test_arguments(self, weights, batch):
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         found = generalization_bound(model, [batch], input_bound=100.0, num_sequences=10**9)
         norms = expected_norms(weights, 100.0, weights["embedding.weight"])
         assert found.gap == gap_bound(combine_covers(capacity_covers(norms)), 10**9)
@@ -102,9 +102,9 @@ class TestPlain:
             generalization_bound(model, [])
 
     def test_two_logits_are_read_as_their_difference(self, weights, batch):
-        one = generalization_bound(plain_classifier_from_state_dict(weights), [batch], num_sequences=100)
+        one = generalization_bound(HonarpishehConverter().convert(weights), [batch], num_sequences=100)
         both = plain(state_matrix="raw", hidden_size=CHANNELS, state_size=STATES, num_labels=2, problem_type=None)
-        state = plain_classifier_from_state_dict(weights).state_dict()
+        state = HonarpishehConverter().convert(weights).state_dict()
         other = torch.randn(CHANNELS)
         state["classifier.weight"] = torch.stack([other, other + weights["SSM.w"]])
         both.load_state_dict(state)
@@ -121,14 +121,14 @@ class TestPlain:
         assert found.scans[0].contraction["largest"] == pytest.approx(found.norms["rho_A"])
 
     def test_scores_stay_within_the_bound_on_them(self, weights):
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         ids = torch.randint(0, 7, (50, 30))
         norms = expected_norms(weights, weights["embedding.weight"].norm(dim=1).max().item())
         with torch.no_grad():
             assert model(ids).logits.abs().max().log() < log_output_bound(norms, 30)
 
     def test_contraction_by_token(self, weights, batch):
-        found = generalization_bound(plain_classifier_from_state_dict(weights), [batch]).scans[0].contraction
+        found = generalization_bound(HonarpishehConverter().convert(weights), [batch]).scans[0].contraction
         part = {name.rpartition(".")[2]: value.double().numpy() for name, value in weights.items()}
         table = weights["embedding.weight"].double().numpy()
         steps, factors = [], []
@@ -144,7 +144,7 @@ class TestPlain:
 
     def test_authors_models_are_unstable_and_have_no_bound(self, shared_data):
         path = shared_data / "selective_ssm" / "majority_T100.pth"
-        model = plain_classifier_from_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        model = HonarpishehConverter().convert(torch.load(path, map_location="cpu", weights_only=True))
         found = generalization_bound(model, [{"input_ids": torch.randint(0, 2, (8, 100))}], num_sequences=1000)
         failing = [assumption for assumption in found.assumptions if not assumption.holds]
         assert [a.name for a in failing] == ["stable state matrix"]
@@ -156,7 +156,7 @@ class TestPlain:
 
     def test_fewer_sequences_than_lemma_c4_needs(self, weights, batch):
         """W_C acts on states, N d = 15 numbers, and a learnt embedding on one-hot vectors of 7 tokens."""
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         assert generalization_bound(model, [batch], num_sequences=15).bound > 0
         found = generalization_bound(model, [batch], num_sequences=14)
         failing = [assumption for assumption in found.assumptions if not assumption.holds]
@@ -171,10 +171,10 @@ class TestPlain:
 
     def test_nan_weights(self, weights, batch):
         weights["SSM.ssm.W_B"][0, 0] = math.inf
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            plain_classifier_from_state_dict(weights)
+        with pytest.raises(ValueError, match="not finite real numbers"):
+            HonarpishehConverter().convert(weights)
         weights["SSM.ssm.W_B"][0, 0] = 1.0
-        model = plain_classifier_from_state_dict(weights)
+        model = HonarpishehConverter().convert(weights)
         model.model.layers[0].mixer.scan.x_proj.weight.data[2, 0] = math.nan
         found = generalization_bound(model, [batch])
         assert "finite norms" in [assumption.name for assumption in found.assumptions if not assumption.holds]

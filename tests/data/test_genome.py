@@ -55,7 +55,7 @@ def test_a_current_index_is_used_and_an_old_one_is_not(reference, monkeypatch):
     path = reference()
     pysam.faidx(str(path))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_build_index", lambda *arguments: pytest.fail("there is an index"))
+        patch.setattr(module, "_check_records", lambda *arguments: pytest.fail("there is an index"))
         with Genome(path) as genome:
             assert genome.fetch("chr2", 0, 4) == "TTTT"
     path.write_text(">new\nACGT\n")
@@ -86,8 +86,8 @@ def test_intervals_outside_are_refused(reference, interval, message):
     ("text", "message"),
     [
         (">a\nACGT\n>a x\nGG\n", "line 3: the file has a second contig 'a'"),
-        (">a\nACGT\nACGTAC\nAC\n", "'a' at line 3.*faidx"),
-        ("name,sequence\nx,ACGT\n", r"line 1: b'name,sequence\\n' is not a header"),
+        (">a\nACGT\nACGTAC\nAC\n", "line 3: the lines of the contig 'a' .*faidx"),
+        ("name,sequence\nx,ACGT\n", "line 1: 'name,sequence' is not a header"),
         (">a\nACGT\n>b\n\n", "the contig 'b' has no sequence"),
         (">\nACGT\n", "line 1: the header has no name"),
         ("", "has no FASTA record"),
@@ -144,7 +144,7 @@ def test_the_index_of_many_contigs_is_compared_at_some(reference, monkeypatch, n
     monkeypatch.setattr(module, "_COMPARED", 3)
     path = reference("".join(f">c{n} x\n{'ACGTN' * (n + 1)}\n" for n in range(20)) + "\n", name)
     pysam.faidx(str(path))
-    monkeypatch.setattr(module, "_build_index", lambda *arguments: pytest.fail("there is an index"))
+    monkeypatch.setattr(module, "_check_records", lambda *arguments: pytest.fail("there is an index"))
     with Genome(path) as genome:
         assert len(genome.contigs) == 20 and genome.fetch("c19", 95, 100) == "ACGTN"
 

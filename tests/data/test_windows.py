@@ -88,7 +88,7 @@ def test_a_setting_of_earlier_versions_is_ignored(genome):
 def test_windows_cut_from_pieces_are_those_of_whole_records(genome, monkeypatch, window, stride):
     monkeypatch.setattr(fasta, "_PIECE", 100)
     facts = {}
-    found = list(fasta.fasta_rows(genome, window, stride, 1, True, facts))
+    found = list(fasta.fasta_windows(genome, window, stride, 1, True, facts))
     expected = [
         {"sequence": sequence[first:stop], "name": name, "start": first}
         for name, sequence in fasta.read_fasta(genome)

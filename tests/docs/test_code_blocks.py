@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 # Exporters use deprecated names of their own.
 TOLERANT = {"how-to/export.md", "how-to/hub.md", "how-to/tune.md"}
 # Pages whose blocks take many seconds, and repeat what other tests cover: `make test-docs`.
-SLOW = {*TOLERANT, *("how-to/motifs.md", "how-to/tracks.md", "how-to/train.md", "how-to/training.md", "index.md")}
+SLOW = {*TOLERANT, *("how-to/motifs.md", "how-to/tracks.md", "how-to/train.md", "how-to/training.md", "start/dna.md")}
 EXPORTERS = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch.*"
 )
@@ -75,6 +75,8 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "genome.fa": f">chr1\n{genome}\n",
         "peaks.bed": "".join(f"chr1\t{start}\t{start + 60}\tpeak{start}\n" for start in range(100, 600, 100)),
         "variants.vcf": f"##fileformat=VCFv4.2\n##contig=<ID=chr1>\n{columns}\n{calls}",
+        "genes.fa": f">chr1\n{genome}\n>chr2\n{letters(1000)}\n",
+        "genes.gff": "".join(f"{at}\tx\tCDS\t201\t600\t.\t+\t0\tID=a\n" for at in ("chr1", "chr2")),
         "labelled.csv": f"chrom,pos,ref,alt,pathogenic\n{labelled}",
     }
     for name, text in files.items():

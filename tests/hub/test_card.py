@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 
 from hf_ssm import build_dna_tokenizer
@@ -28,8 +27,11 @@ FACTS = card.CardFacts(
     splits={"train": 100, "validation": 20, "test": 30},
     results={
         "validation": {"accuracy": 0.95, "f1": 0.94, "mcc": 0.9, "loss": 0.2},
-        "test": {"accuracy": 0.9123456789, "f1": 0.91, "mcc": 0.82, "loss": 0.3},
+        "test": {"loss": 0.3, "accuracy": 0.9123456789, "f1": 0.91, "mcc": 0.82},
     },
+    chance={"accuracy": 0.5, "mcc": 0.0},
+    baseline=("counts of triplets", {"accuracy": 0.8}),
+    interval=(0.9, 0.93),
     settings={"training.learning_rate": 0.001, "model.sobolev_order": [0.0, 1.0], "odd": "a|b\nc"},
     tau={"at initialisation": [12.5, 3.0], "after training": [1.25, 1.0]},
     selection_note="Chosen on validation.",
@@ -55,10 +57,12 @@ def test_card_reads_back(tmp_path):
     assert results["accuracy"].metric_value == pytest.approx(0.912346)
     assert results["accuracy"].dataset_split == "test"
     text = read.text
-    assert "| accuracy | 0.9500 | 0.9123 |" in text
-    assert "| Matthews correlation | 0.9000 | 0.8200 |" in text
+    assert "the accuracy is **0.912** (95 % interval 0.900 to 0.930); a constant prediction scores 0.500;" in text
+    assert "counts of triplets scores 0.800." in text and "validation (20 sequences) | test (30 sequences)" in text
+    assert "| accuracy | 0.9500 | 0.9123 | 0.5000 | 0.8000 |" in text
+    assert "| Matthews correlation | 0.9000 | 0.8200 | 0.0000 |  |" in text
     assert "| 0 | 12.5 | 1.25 |" in text and "| 1 | 3 | 1 |" in text
-    assert "| train | 100 |" in text
+    assert "trained on 100 sequences" in text
     assert "| odd | `a\\|b c` |" in text
     assert "![Training log](training_log.png)" in text
     assert "{{" not in text and "{%" not in text
@@ -68,7 +72,7 @@ def test_tables_are_whole():
     """Every row of a table has as many cells as its head: a line break would cut the table in two."""
     lines = build_text(FACTS).splitlines()
     tables = [i for i, line in enumerate(lines) if line.startswith("| --- ")]
-    assert len(tables) == 4
+    assert len(tables) == 3
     for index in tables:
         end = index
         while end < len(lines) and lines[end].startswith("|"):
@@ -82,7 +86,7 @@ def test_data_from_the_hub_are_in_the_metadata():
     built = card.build_card(replace(FACTS, dataset_id="user/data", base_model="user/base", repo_id="me/model"))
     assert built.data.datasets == ["user/data"]
     assert built.data.base_model == "user/base"
-    assert 'from_pretrained("me/model")' in built.text
+    assert '"me/model", trust_remote_code=True' in built.text
     assert "fine-tuned from user/base" in built.text
     assert "https://huggingface.co/datasets/user/data" in built.text
 
@@ -92,7 +96,7 @@ def test_without_results_and_tau_there_is_no_index_and_no_section():
     assert built.data.eval_results is None
     assert built.data.metrics is None
     assert "Complexity" not in built.text
-    assert "AutoModelForCausalLM" in built.text
+    assert 'pipeline("text-generation"' in built.text and "the accuracy is" not in built.text
 
 
 @pytest.mark.parametrize(
@@ -121,22 +125,16 @@ def test_card_of_an_export_and_its_code(make_model, tmp_path, capsys, family, he
         assert part in built.text
     for part in ("train_config.yaml", "## Results", "## Data", "hf-ssm train", "trained from", "\n\n\n", "{{", "{%"):
         assert part not in built.text
-    assert card.addressed(built.text, "ada/x").count('"ada/x"') == (2 if signals else 3)
-    assert "No licence is stated" in built.text and "license" not in built.data.to_dict()
-    probed = head in ("ForSequenceClassification", "ForMaskedLM", "ForCausalLM") and not signals
-    assert ("## Which bases matter" in built.text) == probed
+    assert card.addressed(built.text, "ada/x").count('"ada/x"') == 1
+    assert "Licence" not in built.text and "license" not in built.data.to_dict()
     text = card.addressed(built.text, str(folder))
-    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(blocks) == 2 and "hf_ssm" not in blocks[0] and "trust_remote_code=True" in blocks[0]
+    (block,) = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert "hf_ssm" not in block and "trust_remote_code=True" in block
     names: dict = {}
-    for block in blocks:
-        exec(block, names)
-    assert type(names["model"]) is type(model)
-    if not signals:
-        with torch.no_grad():
-            wanted = model(**names["tokenizer"](replace(FACTS, task=TASKS[head]).example, return_tensors="pt"))
-        torch.testing.assert_close(names.get("logits", names.get("last_hidden_state")), wanted[0])
-        assert capsys.readouterr().out.startswith("[")
+    exec(block, names)
+    found = names["model"] if signals else names["pipe"].model
+    assert type(found).__name__ == type(model).__name__
+    assert signals or capsys.readouterr().out.startswith("[")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_card_of_a_forecaster_and_its_code(make_model, tmp_path, capsys):
     for block in blocks:
         exec(block, names)
     assert capsys.readouterr().out == "torch.Size([1, 9, 24]) torch.Size([1, 24])\n"
-    assert type(names["model"]) is type(model) and names["quantile_outputs"].shape == (1, 9, 24)
+    assert type(names["model"]).__name__ == type(model).__name__
 
 
 def test_licence_classes_and_version(make_model, tmp_path):
@@ -195,7 +193,7 @@ def test_an_existing_card_is_kept(make_model, tmp_path):
 
 def test_the_code_of_a_card_loads_the_repository():
     text = card.build_card(replace(FACTS, repo_id="ada/mine")).content
-    assert text.count('"ada/mine"') == 3 and card.addressed(text, "ben/other") == text
+    assert text.count('"ada/mine"') == 1 and card.addressed(text, "ben/other") == text
 
 
 def test_figures_of_a_probe_are_shown(make_model, tmp_path):
@@ -204,13 +202,13 @@ def test_figures_of_a_probe_are_shown(make_model, tmp_path):
     (tmp_path / "probe" / "curve.png").touch()
     text = card.write_default_card(tmp_path, make_model("S4", "Model")).read_text(encoding="utf-8")
     assert "## Which tokens matter" in text and "](probe/curve.png)" in text
-    assert text.index("## Theory report") < text.index("## Which tokens matter") < text.index("## Training")
+    assert "Theory report" not in text and text.index("## Which tokens matter") < text.index("## Training")
 
 
 def test_a_report_can_be_replaced(tmp_path):
     path = card.write_card(tmp_path, replace(FACTS, theory="## Theory report\n\nτ is 3."))
     text = path.read_text(encoding="utf-8")
-    assert "τ is 3." in text and "Not measured yet" not in text
+    assert "τ is 3." in text
     card.update_section(tmp_path, "## Theory report\n\nτ is 4.")
     assert path.read_text(encoding="utf-8") == text.replace("τ is 3.", "τ is 4.")
 
@@ -219,20 +217,17 @@ def test_movement_and_responses_have_sections():
     movement = {"Im A": 0.0143, "step sizes Δ": 12345.678}
     text = build_text(replace(FACTS, movement=movement, response_picture="f.png", environment="Here."))
     assert "| Im A | 0.0143 |" in text and "| step sizes Δ | 1.235e+04 |" in text
-    assert "![Frequency responses](f.png)" in text
-    assert (
-        text.index("## Complexity") < text.index("## Movement") < text.index("## Frequency") < text.index("## Training")
-    )
+    assert "](f.png)" in text and text.index("## Training") < text.index("Complexity τ") < text.index("Relative change")
     plain = build_text(FACTS)
-    assert "Movement" not in plain and "Frequency" not in plain
+    assert "Relative change" not in plain and "Frequency" not in plain
     assert "\n\n\n" not in text
 
 
 def test_a_section_is_added_and_replaced(tmp_path):
-    path = card.write_card(tmp_path, FACTS)
+    path = card.write_card(tmp_path, replace(FACTS, theory="## Theory report\n"))
     before, _, rest = path.read_text(encoding="utf-8").partition("## Theory report\n")
     after = rest.partition("<!-- hf-ssm report: end -->")[2]
-    assert "Not measured yet: `hf-ssm report" in rest and "## Training" in after
+    assert "## Training" in after
     assert card.update_section(tmp_path, "## Report\n\nfirst") == path
     first = path.read_text(encoding="utf-8")
     assert first == f"{before}## Report\n\nfirst\n<!-- hf-ssm report: end -->{after}"

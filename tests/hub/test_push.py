@@ -209,11 +209,11 @@ def test_code_of_a_folder_is_neither_run_nor_uploaded(hub, folder, tmp_path, cap
         (lambda folder: (folder / "handler.py").write_text("import os\n"), r"handler\.py: is foreign code"),
         (
             lambda folder: configured(folder, auto_map={"AutoConfig": "eve/x--configuration_x.X"}),
-            r"config\.json: `auto_map` refers to foreign code in another repository: 'eve/x--configuration_x\.X'",
+            r"config\.json: `auto_map` refers to foreign code: 'eve/x--configuration_x\.X'",
         ),
         (
             lambda folder: configured(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["e/x--t.T", None]}),
-            r"tokenizer_config\.json: `auto_map` refers to foreign code in another repository",
+            r"tokenizer_config\.json: `auto_map` refers to foreign code",
         ),
     ],
 )

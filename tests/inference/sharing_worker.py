@@ -18,9 +18,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hf_ssm import cli
-from hf_ssm.cli import score
-from hf_ssm.inference import windows
-from hf_ssm.inference.parts import Parts
+from hf_ssm.inference import score, table_job
+from hf_ssm.inference.table_job import Parts
 
 RANK = os.environ["RANK"]
 ADD = Parts.add
@@ -50,8 +49,8 @@ def status(*words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as stack:
         # Small parts, of the same number of sequences in all processes.
-        stack.enter_context(patch.object(windows, "_MOST_ITEMS", 8))
-        stack.enter_context(patch.object(score, "_PART", 8))
+        stack.enter_context(patch.object(table_job, "MOST_ITEMS", 8))
+        stack.enter_context(patch.object(score, "PART", 8))
         if change is not None:
             stack.enter_context(patch.object(Parts, "add", change))
         try:

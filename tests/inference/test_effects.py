@@ -317,7 +317,7 @@ def test_bad_arguments(make_model, genome: Genome) -> None:
         (model, {"target": "all", "shifts": []}, "`shifts` is empty"),
         (model, {"target": "all", "flank": 3}, "only for a classifier of tokens"),
         (tokens, {"target": "all", "flank": -1}, "`flank`=-1"),
-        (model, {"flank": 3}, "`flank`=3 needs `target`"),
+        (causal, {"flank": 3}, "`flank`=3 needs `target`"),
         (model, {"target": "all", "scores": ["embedding_distance"]}, "exclude each other"),
         (causal, {"target": "all"}, "needs a classifier or a regressor, not a S4ForCausalLM"),
         (model, {"target": "all", "shifts": [0, 600]}, "600 bases move the variant out of the window"),

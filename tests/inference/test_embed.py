@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
 from hf_ssm.data.records import Place, Record, reverse_complement
-from hf_ssm.inference import windows
+from hf_ssm.inference import table_job
 from hf_ssm.inference.embed import Embedder
+from hf_ssm.inference.model import SequenceModel
 from hf_ssm.tokenization import build_dna_tokenizer
 
 TEXTS = ["ACGTTGCATCGAATCG", "GATTACA", "C", "TTGACGTNNACGATACCAGTAACC", "CATGCAT"]
@@ -136,7 +137,7 @@ def test_windows(make_model, stride, expected):
 
 def test_inputs_are_read_as_needed(make_model, monkeypatch):
     """Memory does not grow with the input: not more is read than the next group of sequences."""
-    monkeypatch.setattr(windows, "_MOST_LETTERS", 50)
+    monkeypatch.setattr(table_job, "MOST_LETTERS", 50)
     read = 0
 
     def records() -> Iterator[Record]:
@@ -145,7 +146,8 @@ def test_inputs_are_read_as_needed(make_model, monkeypatch):
             read += 1
             yield Record("ACGT" * 5, "")
 
-    groups = Embedder(make_model("S4", "Model"), build_dna_tokenizer(), window=10).groups(records())
+    model = SequenceModel(make_model("S4", "Model"), build_dna_tokenizer())
+    groups = Embedder(model, window=10).job(records).parts()
     for number in range(1, 6):
         assert [len(record.sequence) for record in next(groups)] == [10] * 5
         assert read <= 3 * number + 1
@@ -183,7 +185,7 @@ def test_bad_arguments(llama, arguments, message):
 
 
 def test_models_of_signals_are_refused(make_model):
-    with pytest.raises(ValueError, match="S4Model has no embedding of tokens"):
+    with pytest.raises(ValueError, match="S4ForSignalRegression has no embedding of tokens"):
         hf_ssm.embed(make_model("S4", "ForSignalRegression", num_input_channels=1), build_dna_tokenizer(), ["ACGT"])
 
 

@@ -163,5 +163,5 @@ def test_pairs_of_sequences_and_bad_arguments():
             hf_ssm.embed_variants(model, TOKENIZER, pairs, **options)
     with pytest.raises(ValueError, match="need the reference: give `genome`"):
         hf_ssm.embed_variants(model, TOKENIZER, [{"chrom": "one", "pos": 1, "ref": "A", "alt": "C"}])
-    with pytest.raises(ValueError, match="a column 'reason', but the table of embeddings needs this name"):
+    with pytest.raises(ValueError, match="the input has a column 'reason', but the output needs this name"):
         hf_ssm.embed_variants(model, TOKENIZER, [{**pairs[0], "reason": ""}])

@@ -16,7 +16,7 @@ from transformers import (
 
 import hf_ssm
 from hf_ssm.data.records import Place, Record, reverse_complement
-from hf_ssm.inference import windows as windows_module
+from hf_ssm.inference import table_job
 from hf_ssm.inference.windows import spans
 from hf_ssm.ops.backends import use_backend
 from hf_ssm.tokenization import build_byte_tokenizer, build_dna_tokenizer
@@ -234,8 +234,8 @@ def test_groups_do_not_change_the_result(classifier, tagger, tokenizer, monkeypa
         lambda: hf_ssm.predict(classifier, tokenizer, ROWS, max_tokens_per_batch=1),
     ]
     before = [call().to_pandas() for call in calls]
-    monkeypatch.setattr(windows_module, "_MOST_ITEMS", 2)
-    monkeypatch.setattr(windows_module, "_MOST_LETTERS", 12)
+    monkeypatch.setattr(table_job, "MOST_ITEMS", 2)
+    monkeypatch.setattr(table_job, "MOST_LETTERS", 12)
     for call, expected in zip(calls, before, strict=True):
         np.testing.assert_array_equal(call().to_pandas().columns, expected.columns)
         for name, values in call().to_pandas().items():

@@ -215,7 +215,7 @@ def test_saturation_keeps_the_case_of_a_model_that_knows_both(make_model) -> Non
 def test_embedding_distance(make_model) -> None:
     model = make_model("S4", "ForSequenceClassification").double()
     rows = [{"ref_sequence": "ACGTACGTTT", "alt_sequence": "ACGTTCGTTT", "id": 7}]
-    found = hf_ssm.score_variants(model, TOKENIZER, rows, both_strands=False)
+    found = hf_ssm.score_variants(model, TOKENIZER, rows, scores=["embedding_distance"], both_strands=False)
     with evaluating(model):
         ids = TOKENIZER(list(map(str, rows[0].values()))[:2], return_tensors="pt")["input_ids"]
         means = model(input_ids=ids, output_hidden_states=True).hidden_states[-1].mean(1)
@@ -296,7 +296,7 @@ def test_bad_arguments(make_model, model_of, genome: Genome) -> None:
         hf_ssm.score_variants(broken, TOKENIZER, [snv(4)], genome)
     with pytest.raises(ValueError, match="the model computes NaN"):
         hf_ssm.saturate(broken, TOKENIZER, GENOME, 3, 5)
-    with pytest.raises(ValueError, match=r"the variants have a column 'reason'.* rename the column"):
+    with pytest.raises(ValueError, match=r"the input has a column 'reason'.* rename the column"):
         hf_ssm.score_variants(model, TOKENIZER, [snv(4, reason="x")], genome)
     with pytest.raises(ValueError, match="not a language model"):
         hf_ssm.saturate(make_model("S4", "ForSequenceClassification"), TOKENIZER, GENOME)

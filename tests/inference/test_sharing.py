@@ -12,9 +12,8 @@ from launching import run_workers
 
 import hf_ssm
 from hf_ssm import cli
-from hf_ssm.cli import score
-from hf_ssm.inference import windows
-from hf_ssm.inference.parts import Parts
+from hf_ssm.inference import score, table_job
+from hf_ssm.inference.table_job import Parts
 from hf_ssm.tokenization import build_dna_tokenizer
 
 WORKER = Path(__file__).with_name("sharing_worker.py")
@@ -55,8 +54,8 @@ def test_two_processes_write_what_one_writes(inputs, monkeypatch, capfd):
     monkeypatch.chdir(inputs)
     commands = {"a.csv": SCORE, "b.parquet": PREDICT, "c.npz": EMBED}
     with monkeypatch.context() as patch:
-        patch.setattr(windows, "_MOST_ITEMS", 8)
-        patch.setattr(score, "_PART", 8)
+        patch.setattr(table_job, "MOST_ITEMS", 8)
+        patch.setattr(score, "PART", 8)
         for name, words in commands.items():
             assert cli.main([*words, "--output", f"one-{name}"]) == 0
     shared = [[*words, "--output", f"two-{name}"] for name, words in commands.items()]
@@ -88,7 +87,7 @@ def test_two_processes_write_what_one_writes(inputs, monkeypatch, capfd):
 def test_continued_with_another_number_of_processes(inputs, tmp_path, monkeypatch):
     """Parts that are missing anywhere are computed, also before those that exist."""
     monkeypatch.chdir(inputs)
-    monkeypatch.setattr(score, "_PART", 8)
+    monkeypatch.setattr(score, "PART", 8)
     whole, output = tmp_path / "whole.csv", tmp_path / "out.csv"
     assert cli.main([*SCORE, "--output", str(whole)]) == 0
     with monkeypatch.context() as patch:
@@ -109,7 +108,7 @@ def test_continued_with_another_number_of_processes(inputs, tmp_path, monkeypatc
 def test_killed_and_continued_by_another_number_of_processes(inputs, tmp_path, monkeypatch):
     """SIGKILL of the first process, which holds the output, after its first part; the launcher ends the other."""
     monkeypatch.chdir(inputs)
-    monkeypatch.setattr(score, "_PART", 8)
+    monkeypatch.setattr(score, "PART", 8)
     whole, output = tmp_path / "whole.csv", tmp_path / "out.csv"
     with pytest.raises(AssertionError, match=r"exit codes \[.*-9"):
         in_two_processes(inputs, [["kill 0", *SCORE, "--output", str(output)]])

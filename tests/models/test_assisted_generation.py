@@ -191,8 +191,6 @@ def test_what_cannot_be_cropped_or_drafted(make):
     assert cache.get_seq_length() == 16
     with pytest.raises(ValueError, match="holds 16 positions"):
         greedy(model, ids, cache=cache, prompt_lookup_num_tokens=2)
-    with pytest.raises(ValueError, match="`assistant_early_exit`=1 needs a model with layers for drafts"):
-        greedy(model, ids, assistant_early_exit=1)
     with pytest.raises(ValueError, match="pass `input_ids`"):
         greedy(model, None, inputs_embeds=model.get_input_embeddings()(ids), prompt_lookup_num_tokens=2)
     with pytest.raises(ValueError, match="batch_size = 1"):

@@ -1,14 +1,13 @@
 """Errors for bad configurations and inputs name the argument and how to fix it."""
 
 import json
-import math
 
 import pytest
 import torch
 
 import hf_ssm
 from hf_ssm import HyenaConfig, HyenaForCausalLM, S4Config, S4ForMaskedLM, SelectiveSSMConfig
-from hf_ssm.models.base.inputs import check_ids, check_labels, check_mask
+from hf_ssm.models.base.inputs import check_mask
 
 FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM")
 HEADS = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForSignalRegression")
@@ -35,13 +34,10 @@ def test_configuration(config: type, arguments: dict, message: str) -> None:
 
 
 BOUNDS = [
-    ({"sobolev_order": 1e6}, r"`sobolev_order` must lie in \[-85.2, 85.2\] .*got 1000000.0"),
     ({"initializer_range": 1e5}, r"`initializer_range` must lie in \[0, 10\], got 100000.0"),
     ({"layer_norm_epsilon": 1e-300}, "`layer_norm_epsilon` must lie in"),
     ({"time_step_min": 1e-30}, "`time_step_min` must lie in"),
     ({"output_clip": 1e200}, "`output_clip` must lie in"),
-    ({"dtype": 5}, "`dtype` must be the name of a type of torch.*got 5"),
-    ({"dtype": "int64"}, "`dtype` must be"),
 ]
 FREQUENCIES = [
     ({"frequency_scale": 1e30}, r"`frequency_scale` must lie in \[0, 1e\+06\], got 1e\+30"),
@@ -76,24 +72,6 @@ def test_bounds_of_fields(family: str, arguments: dict, message: str, tmp_path) 
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "largest"),
-    [
-        ({"sobolev_frequency": "normalized"}, math.log(1.5)),
-        ({"sobolev_frequency": "radian"}, math.log1p(1000 * math.pi)),
-        ({"sobolev_frequency": "bilinear"}, math.log1p(2000)),
-        ({"sobolev_frequency": "bilinear", "sobolev_mode": "zero_phase"}, math.log1p(2000 * math.tan(0.475 * math.pi))),
-    ],
-)
-def test_the_largest_sobolev_order_goes_by_the_largest_frequency(arguments: dict, largest: float) -> None:
-    limit = math.log(1e15) / largest
-    S4Config(sobolev_order=0.999 * limit, **arguments)
-    with pytest.raises(ValueError, match=r"would exceed 1e.15"):
-        S4Config(sobolev_order=[-1.001 * limit, 0.0, 0.0, 0.0], **arguments)
-    if "sobolev_mode" not in arguments:
-        hf_ssm.S5Config(sobolev_order=1.5 * limit if largest > 1 else limit * 0.9, **arguments)
-
-
 @pytest.mark.parametrize("family", ["Hyena", "S4", "S5", "SelectiveSSM", "SSD"])
 @pytest.mark.parametrize(
     "arguments",
@@ -126,12 +104,6 @@ def test_heads_need_an_output(make_model, head: str) -> None:
     make_model("S4", "ForCausalLM", num_labels=0)
 
 
-@pytest.mark.parametrize("config", [HyenaConfig, SelectiveSSMConfig])
-def test_unnormalised_models_of_products_begin_small(config: type) -> None:
-    with pytest.raises(ValueError, match=r"`initializer_range`=3.0 must be at most 1 with `norm_type='none'`"):
-        config(norm_type="none", initializer_range=3.0)
-
-
 @pytest.mark.parametrize("config", [HyenaConfig, S4Config, SelectiveSSMConfig])
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -139,7 +111,6 @@ def test_unnormalised_models_of_products_begin_small(config: type) -> None:
         ({"hidden_size": "8"}, "'hidden_size'.* got str"),
         ({"sobolev_order": ["a", 1.0]}, "'sobolev_order'"),
         ({"bidirectional": "yes"}, "'bidirectional'"),
-        ({"dtype": "no_such_type"}, "`dtype` must be the name of a type of torch.*'no_such_type'"),
     ],
 )
 def test_types_of_the_configuration(config: type, arguments: dict, message: str) -> None:
@@ -196,7 +167,6 @@ def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
     [
         ("ForCausalLM", {"input_ids": torch.zeros(1, 65, dtype=torch.long)}, "`max_position_embeddings`=64"),
         ("ForCausalLM", {"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"with sizes of at least 1, got \(1, 0\)"),
-        ("ForCausalLM", {"input_ids": torch.full((1, 3), 12)}, "the vocabulary has 12"),
         ("ForCausalLM", {}, "exactly one of `input_ids` and `inputs_embeds`, got none"),
         (
             "ForCausalLM",
@@ -208,13 +178,8 @@ def test_zero_phase_of_order_zero_is_no_filter(make_model) -> None:
             {"input_ids": torch.zeros(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},
             "keeps no token in row 1",
         ),
-        (
-            "ForSequenceClassification",
-            {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.tensor([2])},
-            "`labels` has the value 2, but `num_labels`=2 allows 0 to 1",
-        ),
         ("ForSignalRegression", {"input_values": torch.tensor([[[1.0], [torch.nan]]])}, "`input_values` holds NaN"),
-        ("ForSignalRegression", {"input_values": torch.zeros(1, 3, 2)}, "has 2 channels, but `num_input_channels`=1"),
+        ("ForSignalRegression", {"input_values": torch.zeros(1, 3, 1) * 1j}, "`input_values` must be real"),
         ("ForSignalRegression", {"input_ids": torch.zeros(1, 3, dtype=torch.long)}, "exactly one of `input_values`"),
         (
             "ForSignalRegression",
@@ -292,42 +257,8 @@ def test_what_a_file_holds_beyond_our_fields_is_kept(tmp_path) -> None:
 
 def test_checks_read_tensors_on_the_cpu_only() -> None:
     """Reading a value of a tensor on the device "meta" is an error, whereas on a GPU it would wait for the device."""
-    hidden = torch.empty(2, 5, 4, device="meta")
-    mask, labels = torch.ones(2, 5, device="meta"), torch.zeros(2, 5, dtype=torch.long, device="meta")
+    hidden, mask = torch.empty(2, 5, 4, device="meta"), torch.ones(2, 5, device="meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool(mask.any())
     assert check_mask(mask, hidden) is not None
     assert check_mask(mask[:1, :1], hidden[:1, :1]) is not None
-    check_labels(labels, 3, "num_labels")
-    check_ids(labels, 12)
-
-
-IDS = torch.tensor([[1, 2, 3]])
-NO_TENSORS = ["ACGT", [1, 2, 3], [[1, 2, 3]], 3, IDS.numpy()]
-
-
-@pytest.mark.parametrize("head", ["Model", *HEADS])
-def test_types_of_the_inputs(make_model, head: str) -> None:
-    signals = head == "ForSignalRegression"
-    model = make_model("S4", head, **({"num_input_channels": 1} if signals else {}))
-    name, good = ("input_values", torch.zeros(1, 3, 1)) if signals else ("input_ids", IDS)
-    for bad in NO_TENSORS:
-        for argument in (name, "inputs_embeds"):
-            with pytest.raises(TypeError, match=f"`{argument}` must be a tensor .*, got {type(bad).__name__}"):
-                model(**{argument: bad})
-        with pytest.raises(TypeError, match="`attention_mask` must be a tensor"):
-            model(**{name: good}, attention_mask=bad)
-        if head != "Model":
-            with pytest.raises(TypeError, match="`labels` must be a tensor"):
-                model(**{name: good}, labels=bad)
-    for bad in (torch.zeros(1, 3, 9), torch.zeros(1, 3, 8).long()):
-        with pytest.raises(ValueError, match="`inputs_embeds` must hold 8 floating point numbers"):
-            model(inputs_embeds=bad)
-    if signals:
-        with pytest.raises(TypeError, match="`input_values` must be real"):
-            model(input_values=good.to(torch.complex64))
-    else:
-        assert torch.equal(model(IDS.int())[0], model(IDS)[0])
-        for dtype in (torch.float32, torch.bool, torch.int16, torch.complex64):
-            with pytest.raises(TypeError, match=f"`input_ids` must be integers .* got {dtype}"):
-                model(IDS.to(dtype))

@@ -1,4 +1,4 @@
-"""The cache as a value: gradients through pieces, `detach_`, `to`, files."""
+"""The cache as a value: gradients through pieces, `detach_`, files."""
 
 import copy
 from typing import Any
@@ -109,20 +109,3 @@ def test_a_cache_of_another_model_is_refused(make, tmp_path):
     file.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"cache.safetensors' is not a safetensors file"):
         SSMCache.load(file, model)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS)
-def test_to_converts_the_states(make, name):
-    model = make(name)
-    ids = torch.randint(0, 12, (2, 14))
-    cache = model(ids[:, :10], use_cache=True).cache
-    assert cache.to(torch.float32) is cache
-    assert {value.dtype for value in cache.named_tensors().values()} <= {torch.float32, torch.int64}
-    found = model(ids[:, 10:], cache=copy.deepcopy(cache)).logits
-    torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
-    model.double()
-    found = model(ids[:, 10:], cache=cache.to("cpu", torch.float64)).logits
-    torch.testing.assert_close(found, model(ids).logits[:, 10:], rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match=r"`dtype` must be torch.float32 or torch.float64"):
-        cache.to(torch.float16)

@@ -447,7 +447,7 @@ def _config(**fields: Any) -> Any:
 CONTRADICTIONS: list[tuple[Any, str]] = [
     (_config(d_model=5), r"of another shape model.embed_tokens.weight \(16, 6\) instead of \(16, 5\)"),
     (_config(vocab_size=24), r"complement_map is \[0, .*, but `complement_map` of the configuration"),
-    (_config(n_layer=3), r"the tensors have 2 layers, but the configuration asks for 3"),
+    (_config(n_layer=3), r"missing model\.layers\.2\.mixer"),
     (
         _config(ssm_cfg={**SSM, "d_state": 4}),
         r"of another shape .*scan.x_proj.weight \(8, 12\) instead of \(10, 12\)",
@@ -461,7 +461,7 @@ CONTRADICTIONS: list[tuple[Any, str]] = [
     (_config(bidirectional=False), r"unknown .*reverse_scan.A_log"),
     (_config(complement_map=None), r"no `complement_map`"),
     (_config(complement_map={"7": 8, "8": 7}), r"complement_map is \[0, 1.* `complement_map` of the configuration"),
-    (_config(ssm_cfg={"layer": "Mamba2"}), r"`ssm_cfg` has options that Mamba does not have: 'layer'"),
+    (_config(ssm_cfg={"layer": "Mamba2"}), r"`ssm_cfg` has options that the models here do not have: 'layer'"),
     (_config(d_model="6"), r"`d_model` must be a positive integer, got '6'"),
     (_rename("x_proj.weight", "x_projection.weight"), r"missing model.layers.0.mixer.reverse_scan.x_proj.weight"),
     (_scale("lm_head.lm_head"), r"lm_head.weight differs from the embedding, but the configuration ties them"),

@@ -223,7 +223,7 @@ def without(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     ("changes", "spoil", "message"),
     [
         ({"final_norm": False}, dict, "`final_norm`=False cannot be converted: the models here have True"),
-        ({"hcs_filter_groups": None}, dict, "lacks hcs_filter_groups: give the YAML file"),
+        ({"hcs_filter_groups": None}, dict, "the configuration lacks `hcs_filter_groups`"),
         ({"hcs_layer_idxs": [0]}, dict, "layer 4 is in none of hcs_layer_idxs"),
         ({"proj_groups": 2, "num_attention_heads": 2}, dict, "`proj_groups` other than 1"),
         ({}, lambda state: without("blocks.1.filter.h", state), "missing model.layers.1.mixer.long_conv.filter.taps"),

@@ -382,7 +382,7 @@ class TestConverting:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"short_filter_order": 4}, "short_filter_order`=4"),
+            ({"short_filter_order": 4}, "`short_filter_order`=4 cannot be converted: the models here have 3"),
             ({"d_model": "6"}, "d_model` must be a positive integer"),
             ({"emb_dim": 4}, "filter_emb_dim"),
             ({"architectures": ["Other"]}, "architectures"),
@@ -521,8 +521,8 @@ class TestOriginalLayout:
     @pytest.mark.parametrize(
         ("layer", "message"),
         [
-            ({"num_heads": 2}, "'num_heads'=2"),
-            ({"_name_": "mha"}, "'_name_'='mha'"),
+            ({"num_heads": 2}, "`layer.num_heads`=2 cannot be converted"),
+            ({"_name_": "mha"}, "`layer._name_`='mha' cannot be converted"),
             ({"l_max": None}, r"lacks `layer\.l_max`"),
         ],
     )

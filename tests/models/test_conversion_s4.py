@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
-from hf_ssm import S4Config, S4ForSequenceClassification, cli
-from hf_ssm.models.s4.convert_s4 import S4Converter, layer_from_state_dict
-from hf_ssm.models.s4.modeling_s4 import S4Mixer
+from hf_ssm import S4ForSequenceClassification, cli
+from hf_ssm.models.s4.convert_s4 import S4Converter
 
 H, P, C, K = 6, 4, 3, 5
 converted = S4Converter().convert
@@ -211,18 +210,12 @@ def example_by_formula(state, rows, norm_first):
     return torch.stack(logits)
 
 
-def mixer_of(layer):
-    parameters, options = layer_from_state_dict(layer)
-    mixer = S4Mixer(S4Config(**options), 0)
-    mixer.load_state_dict(parameters)
-    return mixer.eval()
-
-
 @pytest.mark.parametrize("version", LAYERS)
 def test_a_layer_is_the_same_function(version):
     layer = LAYERS[version]()
     inputs = torch.randn(2, 13, H, dtype=torch.float64)
-    found = mixer_of(layer).double()(inputs)
+    mixer = converted(example(lambda: layer, layers=1)).model.layers[0].mixer
+    found = mixer.double()(inputs)
     expected = torch.stack([layer_by_formula(layer, row) for row in inputs])
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -253,8 +246,7 @@ def test_double_precision_is_kept():
 
 
 def test_the_discretization_may_be_told():
-    assert layer_from_state_dict(s4d_3()).options["discretization"] == "bilinear"
-    assert layer_from_state_dict(s4d_3(), discretization="zoh").options["discretization"] == "zoh"
+    assert converted(example(s4d_3)).config.discretization == "bilinear"
     assert converted(example(s4d_3), discretization="zoh").config.discretization == "zoh"
 
 
@@ -293,27 +285,26 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("make_layer", "change", "message"),
     [
-        (s4d, changed(**{"kernel.A_imag": None}), r"missing s4_layers\.0\.kernel\.A_imag$"),
+        (s4d, changed(**{"kernel.A_imag": None}), r"missing model\.layers\.0\.mixer\.long_conv\.filter\.A_imag$"),
         (
             s4d,
             changed(**{"D": None, "input_gate.0.weight": torch.ones(H, H), "kernel.Q": torch.ones(1)}),
-            r"missing s4_layers\.0\.D; unknown s4_layers\.0\.input_gate\.0\.weight, s4_layers\.0\.kernel\.Q",
+            r"missing .*\.0\.mixer\.long_conv\.D; unknown .*\.0\.mixer\.input_gate\.0\.weight, .*\.filter\.Q",
         ),
-        (s4, changed(**{"kernel.kernel.L": None}), r"missing s4_layers\.0\.kernel\.L"),
-        (s4, changed(**{"kernel.kernel.P": torch.ones(2, 2, P, 2)}), r"kernel\.P has the rank 2"),
-        (s4, changed(**{"kernel.kernel.L": torch.tensor(-3)}), "number of taps, got -3"),
-        (s4d, changed(**{"kernel.C": torch.ones(3, H, P, 2)}), "several heads"),
-        (s4d, changed(**{"kernel.C": torch.ones(H, P + 1, 2)}), r"s4_layers\.0\.kernel\.log_A_real has the shape"),
-        (s4d, changed(**{"kernel.log_dt": torch.full((H,), math.nan)}), "NaN"),
+        (s4, changed(**{"kernel.kernel.L": None}), r"0\.mixer\.long_conv\.filter\.P needs a number of taps"),
+        (s4, changed(**{"kernel.kernel.P": torch.ones(2, 2, P, 2)}), r"filter\.P needs .* the rank 1"),
+        (s4d, changed(**{"kernel.C": torch.ones(3, H, P, 2)}), r"filter\.C \(3, 6, 4, 2\) instead of \(1, 6, 4, 2\)"),
+        (s4d, changed(**{"kernel.C": torch.ones(H, P + 1, 2)}), r"0\.mixer\..*A_imag \(6, 4\) instead of \(6, 5\)"),
+        (s4d, changed(**{"kernel.log_dt": torch.full((H,), math.nan)}), r"not finite .*filter\.log_dt"),
         (
             s4d,
             changed(**{"output_linear.0.weight": torch.ones(H, H, 1), "output_linear.0.bias": torch.ones(H)}),
-            "gated",
+            r"0\.mixer\.out_proj\.weight \(6, 6, 1\) instead of \(12, 6\)",
         ),
-        (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), "occurs twice"),
-        (s4d, lambda state: state | {"norms.0.running_mean": torch.ones(H)}, r"unknown norms\.0\.running_mean"),
-        (s4d, lambda state: {n.replace("s4_layers.0", "s4_layers.7"): v for n, v in state.items()}, "without gaps"),
-        (s4d, lambda state: s4d(), "layer_from_state_dict"),
+        (s4d, changed(**{"kernel.kernel.C": torch.ones(H, P, 2)}), r"kernel\.kernel\.C differs from another tensor"),
+        (s4d, lambda state: state | {"norms.0.running_mean": torch.ones(H)}, r"unknown .*norm1\.running_mean"),
+        (s4d, lambda state: {n.replace("s4_layers.0", "s4_layers.7"): v for n, v in state.items()}, r"missing .*\.0\."),
+        (s4d, lambda state: s4d(), "a layer alone cannot be converted"),
     ],
 )
 def test_what_cannot_be_represented_is_named(make_layer, change, message, tmp_path, capsys):
@@ -332,7 +323,7 @@ def test_layers_of_two_kinds_are_refused():
     for name in [*s4d()]:
         if name not in first_s4d():
             state.pop(f"s4_layers.1.{name}")
-    with pytest.raises(ValueError, match=r"s4_layers\.1 differs"):
+    with pytest.raises(ValueError, match=r"layers\.1\.mixer\.long_conv\.filter\.A_imag \(1, 4\) instead of \(6, 4\)"):
         converted(state)
 
 
@@ -340,8 +331,8 @@ def test_a_length_that_says_nothing_is_refused():
     layer = s4(taps=16)
     # Without decay, the matrix to the power of 16 is one.
     layer["kernel.kernel.log_dt"] = torch.full((H,), -100.0)
-    with pytest.raises(ValueError, match=r"kernel\.C.*(singular|infinite)"):
-        layer_from_state_dict(layer)
+    with pytest.raises(ValueError, match=r"filter\.C.*singular|not finite .*filter\.C"):
+        converted(example(lambda: layer))
 
 
 def test_a_model_without_final_norm(make_model):
@@ -359,7 +350,8 @@ def test_a_model_without_final_norm(make_model):
 
 @pytest.mark.parametrize(("version", "copies"), [("s4d", None), ("first_s4d", 1), ("s4_4", 3)])
 def test_shared_systems_stay_shared(version, copies):
-    parameters, options = layer_from_state_dict(LAYERS[version]())
-    assert options["n_ssm"] == copies
-    rows = {name: len(parameters[f"long_conv.filter.{name}"]) for name in ("log_A_real", "A_imag", "B", "log_dt")}
+    model = converted(example(LAYERS[version]))
+    assert model.config.n_ssm == copies
+    filter = model.model.layers[1].mixer.long_conv.filter
+    rows = {name: len(getattr(filter, name)) for name in ("log_A_real", "A_imag", "B", "log_dt")}
     assert rows == {**dict.fromkeys(rows, copies or H), "log_dt": H}

@@ -107,10 +107,10 @@ class TestMamba:
         [
             ({"attn_layer_idx": [1]}, r"`attn_layer_idx`=\[1\] cannot be converted"),
             ({"d_intermediate": 8}, "`d_intermediate`=8 cannot be converted"),
-            ({"ssm_cfg": {"d_state": N, "d_konv": 3}}, "has options that Mamba does not have: 'd_konv'"),
+            ({"ssm_cfg": {"d_state": N, "d_konv": 3}}, "has options that the models here do not have: 'd_konv'"),
             ({"ssm_cfg": {"d_state": 4, "d_conv": 3}}, r"scan.A_log \(16, 6\) instead of \(16, 4\)"),
             ({"vocab_size": 13}, r"embed_tokens.weight \(12, 8\) instead of \(16, 8\)"),
-            ({"n_layer": 3}, "the tensors have 2 layers, but the configuration asks for 3"),
+            ({"n_layer": 3}, r"missing model\.layers\.2\.mixer"),
             ({"n_layer": 1}, r"unknown model\.layers\.1"),
         ],
     )
@@ -214,7 +214,7 @@ class TestMamba3:
     @pytest.mark.parametrize(
         ("options", "removed", "message"),
         [
-            ({"d_stat": 6}, "", "has options that Mamba-3 does not have: 'd_stat'"),
+            ({"d_stat": 6}, "", "has options that the models here do not have: 'd_stat'"),
             ({"d_state": 4}, "", r"in_proj.weight \(69, 8\) instead of \(61, 8\)"),
             ({"is_mimo": False}, "", r"unknown .*layers.0.mixer.mimo_z"),
             ({}, "mixer.mimo_o", r"missing model.layers.0.mixer.scan.mimo_o"),

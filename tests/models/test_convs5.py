@@ -371,11 +371,11 @@ def test_exported_program_reads_any_number_of_frames(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("frames", "error", "message"),
     [
-        (torch.rand(2, 6, 8, 3), ValueError, r"shape \(batch, frames, height, width, channels\)"),
-        (torch.rand(1, 2, 3, 6, 8), ValueError, r"8 channels, but `num_channels`=3.*movedim"),
-        (torch.rand(1, 2, 7, 8, 3), ValueError, r"7 x 8 pixels, but `patch_size`=2 must divide both"),
+        (torch.rand(2, 6, 8, 3), ValueError, r"shape \(batch, frames, height, width, 3\)"),
+        (torch.rand(1, 2, 3, 6, 8), ValueError, r"width, 3\), .*got \(1, 2, 3, 6, 8\).*movedim"),
+        (torch.rand(1, 2, 7, 8, 3), ValueError, r"divisible by `patch_size`=2, got \(1, 2, 7, 8, 3\)"),
         (torch.full((1, 2, 6, 8, 3), torch.nan), ValueError, "NaN or infinite"),
-        (torch.zeros(1, 2, 6, 8, 3, dtype=torch.uint8), TypeError, "divide bytes by 255"),
+        (torch.zeros(1, 2, 6, 8, 3, dtype=torch.uint8), TypeError, "divide by 255"),
     ],
 )
 def test_bad_frames(frames: object, error: type[Exception], message: str) -> None:
@@ -390,18 +390,12 @@ def test_bad_arguments() -> None:
     for message, arguments in {
         "must be the video itself": {"labels": frames[:, 1:]},
         "needs the whole sequence": {"output_tau": True, "use_cache": True},
-        "states of 3 x 4 patches, but the frames have 4 x 4": {
-            "pixel_values": torch.rand(2, 1, 8, 8, 3),
-            "cache": cache,
-        },
         "holds 2 sequences, but the input has 1": {"pixel_values": frames[:1], "cache": cache},
     }.items():
         with pytest.raises(ValueError, match=message):
             model(**({"pixel_values": frames} | arguments))
     with pytest.raises(TypeError, match="no argument `attention_mask`"):
         model(frames, attention_mask=torch.ones(2, 3))
-    with pytest.raises(ValueError, match="`num_frames` must be a positive number, got 0"):
-        model.generate_frames(frames, 0)
 
 
 @pytest.mark.parametrize(

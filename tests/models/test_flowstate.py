@@ -343,10 +343,7 @@ def test_what_needs_whole_series_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="normalises whole series"):
         SSMTrainer(model, arguments, train_dataset=data).train()
 
-    class Sharing:
-        is_shared = True
-
-    model.model.sharing = Sharing()
+    model.model.sharing = object()
     with pytest.raises(ValueError, match="normalises whole series"):
         model(series())
 
@@ -358,9 +355,7 @@ def test_what_needs_whole_series_is_refused(tmp_path) -> None:
     ("arguments", "error", "message"),
     [
         ({"past_values": torch.ones(3)}, ValueError, "must have the shape"),
-        ({"past_values": torch.ones(2, 3, dtype=torch.complex64)}, TypeError, "real numbers"),
         ({"past_values": torch.tensor([[1.0, math.inf]])}, ValueError, "holds infinite values"),
-        ({"past_observed_mask": torch.ones(2, 29)}, ValueError, "`past_observed_mask` must have the shape"),
         ({"prediction_length": 5000}, ValueError, "leaves no context"),
         ({"prediction_length": 3, "future_values": torch.ones(2, 4)}, ValueError, "is not the length 4"),
         ({"scale_factor": 7.0}, ValueError, "a patch would have no step"),
@@ -369,7 +364,6 @@ def test_what_needs_whole_series_is_refused(tmp_path) -> None:
             ValueError,
             "`prediction_type` must be 'mean', 'median' or 'quantile', got 'mode'",
         ),
-        ({"time_deltas": torch.ones(2, 5)}, ValueError, "`time_deltas` must be a number for each position"),
         ({"seq_idx": torch.zeros(2, 30)}, TypeError, "has no argument `seq_idx`"),
     ],
 )

@@ -45,10 +45,15 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+def one_layer(size, **flags):
+    return Hyena2Config(hidden_size=size, num_hidden_layers=1, layer_types=["long_conv"], **flags)
+
+
 @pytest.mark.parametrize("decays", [False, True])
 @torch.no_grad()
 def test_explicit_kernels_are_the_taps(decays):
-    explicit = ExplicitFilter(6, 3, 5, decays=decays).double()
+    config = one_layer(6, medium_filter_groups=3, medium_filter_length=5, medium_filter_decay=decays)
+    explicit = ExplicitFilter(config, 6, "medium").double()
     explicit.taps.copy_(torch.randn(3, 5))
     expected = np.zeros((6, 8))
     for channel in range(6):
@@ -66,7 +71,9 @@ def test_explicit_kernels_are_the_taps(decays):
 @pytest.mark.parametrize("frequencies", [None, (1.0, 0.0), (2.0, 0.5)])
 @torch.no_grad()
 def test_modal_kernels_are_sums_of_exponentials(frequencies):
-    modal = ModalFilter(4, 2, 3, (0.01, 0.1), frequencies).double()
+    flags = {"frequency_scale": frequencies[0], "frequency_shift": frequencies[1]} if frequencies else {}
+    flags |= {"complex_state": frequencies is not None, "time_step_min": 0.01}
+    modal = ModalFilter(one_layer(4, long_filter_groups=2, state_size=3, **flags), 4).double()
     for name, value in modal.initial_parameters().items():
         getattr(modal, name).copy_(value)
     poles, residues = modal.log_poles.numpy(), modal.residues.numpy()

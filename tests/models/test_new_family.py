@@ -109,7 +109,7 @@ class MovingAverage(SequenceOperator):
         kernel = self.kernel(self.longest(inputs, rows))
         factor = self.observe(rows, inputs, kernel=kernel.unsqueeze(0))
         kernel = kernel if factor is None else kernel * factor
-        return rows.map(lambda batch, _: long_conv(batch, kernel), inputs)
+        return long_conv(inputs, kernel)
 
     def step(self, inputs, state) -> Tensor:
         """The next positions of the sequences that the state remembers."""

@@ -99,6 +99,18 @@ def test_masked_positions_are_skipped(make_model, family: str, head: str, flags:
             torch.testing.assert_close(found[row, -1], expected[-1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("head", HEADS[:2] + HEADS[3:4])
+def test_masked_positions_have_no_loss(make_model, head: str) -> None:
+    """The loss is that of the rows alone: a causal model predicts the token after a hole from the one before."""
+    model, mask, ids = make_model("S4", head), torch.tensor(HOLES).bool(), torch.randint(0, 12, (3, 8))
+    labels = ids % 2 if head == "ForTokenClassification" else ids
+    losses, counts = [], mask.sum(1) - int(head == "ForCausalLM")
+    for row, kept in enumerate(mask):
+        losses.append(model(ids[row : row + 1, kept], labels=labels[row : row + 1, kept]).loss)
+    expected = (torch.stack(losses) * counts).sum() / counts.sum()
+    torch.testing.assert_close(model(ids, attention_mask=mask, labels=labels).loss, expected)
+
+
 def test_masked_positions_have_no_time_steps_no_tau_and_no_gradient(make_model) -> None:
     model, mask = make_model("S5", "ForCausalLM"), torch.tensor(HOLES)
     steps, embedded = torch.rand(3, 8) + 0.5, torch.randn(3, 8, 8, requires_grad=True)
@@ -255,4 +267,5 @@ def test_half_precision_pools_long_sequences() -> None:
 def test_operators_and_configuration_agree_on_causality(make_model, family, flags):
     model = make_model(family, "Model", **flags)
     operators = [part for part in model.modules() if isinstance(part, SequenceOperator)]
-    assert operators and all(part.is_causal for part in operators) == model.config.is_causal == (not flags)
+    assert operators and all(part.is_causal for part in operators) == (not flags)
+    assert (model.config.non_causal_flag is None) == (not flags)

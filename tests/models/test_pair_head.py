@@ -102,11 +102,7 @@ def test_other_labels_and_inputs(make_model) -> None:
         ),
         (
             {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "seq_idx": torch.zeros(1, 5, dtype=torch.long)},
-            "but packed rows hold none: leave out `seq_idx`",
-        ),
-        (
-            {"input_ids": torch.zeros(1, 2, 5, dtype=torch.long), "labels": torch.tensor([2])},
-            "`labels` has the value 2",
+            "reads no packed rows: leave out `seq_idx`",
         ),
     ],
 )

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 import hf_ssm
 from hf_ssm.models import registry
-from hf_ssm.models.base import configuration
 
 FAMILIES = ("Hyena", "S4", "S5", "SelectiveSSM", "SSD")
 AUTO_CLASSES = {
@@ -211,24 +210,6 @@ def test_autocast_leaves_the_scan_in_float32(make_model, flags: dict) -> None:
     torch.testing.assert_close(found.tau, whole.tau, rtol=0.05, atol=0)
     size = whole.last_hidden_state.abs().max().item()
     torch.testing.assert_close(found.last_hidden_state.float(), whole.last_hidden_state, rtol=0.1, atol=0.1 * size)
-
-
-@pytest.mark.parametrize("family", ["Hyena", "S4"])
-def test_a_checkpoint_from_before_the_cutoff_of_the_zero_phase_filter_warns(make_model, family, tmp_path, caplog):
-    flags = {"sobolev_mode": "zero_phase", "sobolev_frequency": "bilinear", "sobolev_order": 0.5}
-    flags |= {"filter_type": "s4d"} if family == "Hyena" else {}
-    for changes, warns in (({}, True), ({"sobolev_order": 0.0}, False), ({"sobolev_frequency": "radian"}, False)):
-        model = make_model(family, "ForMaskedLM", **(flags | changes))
-        model.save_pretrained(tmp_path)
-        path = tmp_path / "config.json"
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        for is_old in (False, True):
-            configuration.logger.warning_once.cache_clear()
-            caplog.clear()
-            path.write_text(json.dumps({k: v for k, v in saved.items() if not (is_old and k == "tie_dropout")}))
-            type(model).from_pretrained(tmp_path)
-            messages = [text for text in caplog.messages if "became constant above 0.95 π" in text]
-            assert len(messages) == (warns and is_old)
 
 
 @pytest.mark.parametrize(

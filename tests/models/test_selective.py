@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 import hf_ssm
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM, SelectiveSSMModel, cli
 from hf_ssm.models.conversion import convert_checkpoint
-from hf_ssm.models.selective.convert_mamba import MAMBA_NAMES, plain_classifier_from_state_dict
+from hf_ssm.models.selective.convert_mamba import HonarpishehConverter, MambaConverter
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def ours(mamba_folder):
 
 
 def our_name(name):
-    for pattern, replacement in MAMBA_NAMES.items():
+    for pattern, replacement in MambaConverter.names.items():
         name = re.sub(pattern, replacement, name)
     return name
 
@@ -194,7 +194,7 @@ class TestPlain:
     def test_closed_formula(self):
         state_dict = random_state_dict()
         ids = torch.randint(0, 7, (4, 33))
-        model = plain_classifier_from_state_dict(state_dict).double()
+        model = HonarpishehConverter().convert(state_dict).double()
         expected = authors_formula(state_dict, ids)
         torch.testing.assert_close(model(ids).logits[:, 0], expected, atol=1e-9, rtol=1e-9)
 
@@ -212,7 +212,7 @@ class TestPlain:
         state_dict = torch.load(
             shared_data / "selective_ssm" / "majority_T100.pth", map_location="cpu", weights_only=True
         )
-        model = plain_classifier_from_state_dict(state_dict)
+        model = HonarpishehConverter().convert(state_dict)
         # Balanced: as many ones as not, by the count that decides, in random order.
         ones = torch.arange(4000) % 101
         order = torch.rand(4000, 100).argsort(dim=1).argsort(dim=1)
@@ -225,11 +225,11 @@ class TestPlain:
     def test_double_precision_weights_keep_it(self):
         state_dict = {name: value.double() for name, value in random_state_dict().items()}
         ids = torch.randint(0, 7, (4, 33))
-        logits = plain_classifier_from_state_dict(state_dict)(ids).logits
+        logits = HonarpishehConverter().convert(state_dict)(ids).logits
         torch.testing.assert_close(logits[:, 0], authors_formula(state_dict, ids), atol=1e-12, rtol=1e-12)
 
     def test_labels_of_one_logit_may_be_yes_or_no(self):
-        model = plain_classifier_from_state_dict(random_state_dict())
+        model = HonarpishehConverter().convert(random_state_dict())
         ids = torch.randint(0, 7, (4, 9))
         loss = model(ids, labels=torch.tensor([0, 1, 1, 0])).loss
         expected = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
@@ -250,10 +250,10 @@ class TestPlain:
         state_dict = random_state_dict()
         target = tmp_path / "target"
         for change, message in (
-            ({"SSM.w": torch.ones(5, dtype=torch.complex64)}, r"SSM\.w must be a dense tensor of real"),
-            ({"SSM.w": torch.ones(5).to_sparse()}, r"SSM\.w must be a dense tensor"),
-            ({"SSM.w": torch.ones(4)}, r"SSM\.w has the shape \(4,\)"),
-            ({"SSM.w": torch.full((5,), math.nan)}, "NaN"),
+            ({"SSM.w": torch.ones(5, dtype=torch.complex64)}, r"not finite real numbers classifier\.weight"),
+            ({"SSM.w": torch.ones(5).to_sparse()}, r"not finite real numbers classifier\.weight"),
+            ({"SSM.w": torch.ones(4)}, r"classifier\.weight \(4,\) instead of \(1, 5\)"),
+            ({"SSM.w": torch.full((5,), math.nan)}, r"not finite real numbers classifier\.weight"),
             ({"other": torch.ones(1)}, "unknown other"),
         ):
             torch.save(state_dict | change, tmp_path / "bad.pth")
@@ -261,8 +261,8 @@ class TestPlain:
             assert re.search(message, capsys.readouterr().err)
             assert not target.exists()
         del state_dict["SSM.w"]
-        with pytest.raises(ValueError, match=r"missing SSM\.w"):
-            plain_classifier_from_state_dict(state_dict)
+        with pytest.raises(ValueError, match=r"missing classifier\.weight"):
+            HonarpishehConverter().convert(state_dict)
 
     def test_sources_and_targets_that_cannot_be(self, tmp_path, capsys):
         (tmp_path / "text.pth").write_text("no tensors")
@@ -419,7 +419,7 @@ class TestAttentionMatrix:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block": "plain", "expand": 3}, r"`expand`=3 has no meaning with `block='plain'`"),
+        ({"block": "plain", "expand": 3}, r"`expand`=3 has no effect with `block='plain'`"),
         ({"fixed_step": True}, r"fixed_step=True.*block='plain'"),
         ({"time_step_rank": "all"}, r"time_step_rank.*'all'"),
         ({"discretization": "bilinear"}, "must be 'zoh'"),

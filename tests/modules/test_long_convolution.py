@@ -4,6 +4,7 @@ import pytest
 import torch
 from theory_references import tau_reference
 
+from hf_ssm import S4Config
 from hf_ssm.modules.filters import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.observers import Observer
@@ -16,15 +17,9 @@ CHANNELS, LENGTH = 4, 11
 
 
 def build(directions: int = 1, groups: int = 1, **flags) -> LongConvolution:
-    kernel = StateSpaceFilter(
-        CHANNELS * groups,
-        directions,
-        state_size=8,
-        low_rank=False,
-        init="legs",
-        discretization="zoh",
-        time_step_range=(0.05, 0.5),
-    )
+    steps = {"time_step_min": 0.05, "time_step_max": 0.5}
+    config = S4Config(bidirectional=directions == 2, state_size=8, init="legs", discretization="zoh", **steps)
+    kernel = StateSpaceFilter(config, CHANNELS * groups)
     module = LongConvolution(kernel, groups=groups, **flags)
     with torch.no_grad():
         for part in (kernel, module):

@@ -36,16 +36,32 @@ def test_rows_are_chosen_in_order_and_may_repeat() -> None:
     state = filled(inputs)
     check(state.rows(rows), inputs[rows])
     check(state, inputs)  # `rows` leaves it alone
-    state.select(rows)
-    check(state, inputs[rows])
 
 
 def test_states_are_put_together_in_the_order_given() -> None:
     inputs = torch.randn(4, 5, 2)
-    state, whole = filled(inputs), LayerState()
+    state = filled(inputs)
     parts = [torch.tensor([3]), torch.tensor([0, 1]), torch.tensor([2])]
-    whole.assemble([state.rows(rows) for rows in parts])
-    check(whole, inputs[torch.cat(parts)])
+    check(LayerState.concatenated([state.rows(rows) for rows in parts]), inputs[torch.cat(parts)])
+
+
+def test_states_of_several_lengths_are_put_together_and_parted_again() -> None:
+    inputs = [torch.randn(rows, length, 2) for rows, length in ((1, 30), (2, 200), (1, 129))]
+    joined = LayerState.concatenated([filled(each) for each in inputs])
+    assert joined.streams["stream"].length == 200
+    for row, each in ((0, inputs[0]), (3, inputs[2])):
+        check(joined.rows(torch.tensor([row])), each)
+
+
+def test_rows_stay_at_an_earlier_state() -> None:
+    inputs = torch.randn(2, 5, 2)
+    state = filled(inputs)
+    before = state.snapshot()
+    state.tensors["last"] = following = torch.randn(2, 2)
+    state.streams["stream"].extend(following.unsqueeze(1), taps)
+    mixed = state.unless(torch.tensor([True, False]), before)
+    check(mixed.rows(torch.tensor([0])), inputs[:1])
+    check(mixed.rows(torch.tensor([1])), torch.cat([inputs, following.unsqueeze(1)], dim=1)[1:])
 
 
 def test_a_copy_is_independent() -> None:
@@ -55,5 +71,3 @@ def test_a_copy_is_independent() -> None:
     state.tensors["last"].zero_()
     state.streams["stream"].extend(torch.randn(2, 4, 2), taps)
     check(copied, inputs)
-    state.reset()
-    assert state.get("last") is None and not state.streams

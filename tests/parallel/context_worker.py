@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import dropout
 
 import hf_ssm
 from hf_ssm.analysis.remembrance import effective_remembrance
+from hf_ssm.modules.block import Block
 from hf_ssm.modules.rows import Rows
+from hf_ssm.ops.sharing import on_whole_rows, sharing
 from hf_ssm.parallel import join_positions, split_sequences
 from hf_ssm.parallel.context import SequenceSharing
 
@@ -187,20 +188,28 @@ def traffic(name: str, length: int) -> int:
     return sum(sent)
 
 
+class Same(torch.nn.Identity):
+    """A mixer that returns its input."""
+
+    def forward(self, hidden_states: Tensor, *others: Any) -> Tensor:
+        return hidden_states
+
+
 def mapped() -> dict[str, Any]:
-    """What operations make of shared rows that do not say how they can be split: cumulative sums and tied dropout."""
+    """Cumulative sums, of an operation that cannot be split, and tied dropout of shared rows."""
     layout = SequenceSharing(dist.group.WORLD).layout(7)
     whole = torch.arange(28, dtype=torch.float64).view(2, 7, 2).requires_grad_()
-    rows = Rows(layout=layout)
-    sums = rows.map(lambda batch, _: batch.cumsum(1), layout.cut(whole))
+    with sharing(layout):
+        sums = on_whole_rows(lambda batch, _: batch.cumsum(1), layout.cut(whole), None)
     # The sum of the losses of all processes.
     sums.square().sum().backward()
     dist.all_reduce(whole.grad)
     expected = whole.detach().clone().requires_grad_()
     expected.cumsum(1).square().sum().backward()
-    ones = layout.cut(torch.ones(2, 7, 32))
+    flags = {"norm_type": "none", "use_residual": False, "hidden_dropout": 0.5, "tie_dropout": True}
+    block = Block(hf_ssm.HyenaConfig(hidden_size=32, **flags), 0, Same).train()
     torch.manual_seed(dist.get_rank())
-    dropped = layout.whole(rows.map(lambda batch, _: batch * dropout(torch.ones_like(batch[:, :1])), ones))
+    dropped = layout.whole(block(layout.cut(torch.ones(2, 7, 32)), Rows(layout=layout))[0])
     return {
         "values": difference(layout.whole(sums.detach()), expected.detach().cumsum(1)),
         "gradient": difference(whole.grad, expected.grad),

@@ -32,7 +32,7 @@ TWO = [
     *(f"{name}/packed/no/{cut}-{7 - cut}" for name in ("S4D", "Mamba") for cut in range(1, 7)),
     *(f"{name}/packed/no/{cut}-{7 - cut}" for name in ("Hyena", "S5", "Mamba-2") for cut in (3, 4)),
 ]
-RECURRENT = ("S4D", "S4", "S5, bilinear", "Mamba", "Mamba-2", "Mamba-2, two-sided", "Mamba-3")
+RECURRENT = ("S5, bilinear", "Mamba", "Mamba-2", "Mamba-2, two-sided", "Mamba-3")
 OTHERS = ("mapped", "other_losses", "measurement", "refusals", *(f"traffic/{name}" for name in RECURRENT))
 FOUR = [
     "S4/packed/tau/5-1-2-13",

@@ -215,7 +215,7 @@ def commands(runs: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
     variants = DATA / "lambda_phage_variants.vcf"
     run("score", runs / "lm", variants, "--genome", phage, "--output", scratch / "score.csv")
     region = "NC_001416.1:1001-1030"
-    run("score", runs / "lm", "--saturate", region, "--genome", phage, "--output", scratch / "saturate.csv")
+    run("saturate", runs / "lm", region, "--genome", phage, "--output", scratch / "saturate.csv")
     yield "score", scratch / "score.csv"
     yield "saturate", scratch / "saturate.csv"
 

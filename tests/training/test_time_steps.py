@@ -7,7 +7,8 @@ import pytest
 
 from hf_ssm.analysis.time_steps import state_scales
 from hf_ssm.training import run
-from hf_ssm.training.settings import check_same_run, parse_assignments, read_settings_file, resolve
+from hf_ssm.training.arguments import parse_assignments
+from hf_ssm.training.settings import check_same_run, read_settings_file, resolve
 
 DATA = {"dataset": "planted-motifs", "length": 24, "num_train": 40, "num_validation": 16, "num_test": 8}
 MODEL = {"family": "s4", "hidden_size": 4, "num_hidden_layers": 1, "state_size": 4}

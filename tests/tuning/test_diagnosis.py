@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_ssm.training.arguments import parse_assignments
 from hf_ssm.training.run import plan, probe_batch
-from hf_ssm.training.settings import RunSettings, parse_assignments, resolve
+from hf_ssm.training.settings import RunSettings, resolve
 from hf_ssm.training.tracking import measure_tau
 from hf_ssm.tuning import diagnosis as diagnoses
 from hf_ssm.tuning.diagnosis import Diagnosis, Recommendation, diagnose

@@ -8,7 +8,8 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from hf_ssm import HyenaConfig, S4Config, SSMTrainer
 from hf_ssm.training import SSMTrainingArguments
-from hf_ssm.training.settings import TRAINING_DEFAULTS, resolve
+from hf_ssm.training.arguments import TRAINING_DEFAULTS
+from hf_ssm.training.settings import resolve
 from hf_ssm.tuning.space import SearchSpace
 
 optuna = pytest.importorskip("optuna", reason="the extra tuning is not installed")

@@ -28,7 +28,7 @@ def add_series_columns(add: Callable[..., object]) -> None:
     add(
         "--time-column",
         metavar="NAME",
-        help="column of dates or numbers by which rows are sorted, and which `hf-ssm predict` continues",
+        help="column of dates or numbers by which rows are sorted, and which `hf-ssm forecast` continues",
     )
 
 

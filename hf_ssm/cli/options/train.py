@@ -1,90 +1,35 @@
 """Options of `hf-ssm train`, `tune` and `demo`."""
 
 import argparse
-from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hf_ssm.cli.options import SVG_HELP
-
-# Without those that predict videos or forecast series, for which there is no task.
-FAMILY_NAMES = ("hyena", "hyena2", "s4", "s5", "linoss", "selective", "ssd", "mamba3", "hybrid")
-TASK_NAMES = (
-    *("sequence-classification", "sequence-pair-classification", "token-classification", "sequence-regression"),
-    *("signal-regression", "causal-lm", "masked-lm"),
-)
-SECTIONS = ("model", "data", "training")
-
-# Names of the option and of its value, type, help.
-_Option = tuple[str, Callable[[str], Any], str]
-OPTIONS: dict[str, dict[str, _Option]] = {
-    "data": {
-        "dataset": (
-            "--dataset --dataset-name --train-file SOURCE",
-            str,
-            "planted-motifs (generated data), a .csv, .tsv, .json, .jsonl or .fa file (also compressed), images "
-            "(an idx file, a folder), a Hub id, or, with --set data.streaming=true, a glob of files",
-        ),
-        "validation_file": (
-            "--validation-file FILE",
-            str,
-            "file with the validation rows (default: a part of the data)",
-        ),
-        "test_file": ("--test-file FILE", str, "file with the test rows (default: a part of the data)"),
-        "sequence_column": ("--sequence-column NAME", str, "column of the sequences (default: sequence, seq or text)"),
-        "label_column": ("--label-column NAME", str, "column of the labels (default: label, labels, class or target)"),
-        "tokenizer": (
-            "--tokenizer --tokenizer-name NAME",
-            str,
-            "dna (default), byte, listops, a folder or a Hub id; images need none",
-        ),
-        "max_length": (
-            "--max-length --max-seq-length TOKENS",
-            int,
-            "cut longer sequences to this number of tokens (default: no limit)",
-        ),
-    },
-    "model": {
-        "family": ("--family FAMILY", str, f"family of a fresh model: {', '.join(FAMILY_NAMES)} (default: hyena)"),
-        "task": (
-            "--task TASK",
-            str,
-            "sequence-classification (default), sequence-regression (labels are numbers), sequence-pair-classification "
-            "(two texts of a row, encoded separately), token-classification, signal-regression, causal-lm or masked-lm",
-        ),
-        "checkpoint": ("--model --model-name-or-path CHECKPOINT", str, "fine-tune this model (folder or Hub id)"),
-    },
-    "training": {
-        "num_train_epochs": ("--epochs --num-train-epochs N", float, "passes over the training split (default: 10)"),
-        "per_device_train_batch_size": (
-            "--batch-size --per-device-train-batch-size N",
-            int,
-            "sequences per step and device (default: 32)",
-        ),
-        "learning_rate": ("--learning-rate RATE", float, "peak learning rate (default: 3e-3, with --model 1e-3)"),
-        "seed": ("--seed N", int, "seed of weights, order and dropout (data.seed is the seed of the splits)"),
-        "report_to": ("--report-to NAME", str, "also log to trackio, tensorboard or wandb (default: none)"),
-    },
-}
-"""The options that are settings, by section and key."""
+from hf_ssm.training.arguments import SECTIONS, DataArguments, ModelArguments, TrainingDefaults
 
 
 def _add_settings(parser: argparse.ArgumentParser, resume: str) -> None:
     """The options that give the settings of a run."""
-    for section, options in OPTIONS.items():
+    for section, arguments in (("data", DataArguments), ("model", ModelArguments), ("training", TrainingDefaults)):
         group = parser.add_argument_group(section)
-        for key, (usage, kind, text) in options.items():
-            *names, value = usage.split()
-            group.add_argument(*names, dest=f"{section}.{key}", type=kind, metavar=value, help=text)
+        for entry in fields(arguments):
+            if entry.metadata["option"]:
+                *names, value = entry.metadata["option"].split()
+                several: dict[str, Any] = {"nargs": "+"} if entry.name == "dataset" else {}
+                group.add_argument(
+                    *names, dest=f"{section}.{entry.name}", metavar=value, help=entry.metadata["help"], **several
+                )
     group.add_argument("--resume", action="store_true", help=resume)
     # Not declared one by one, which would need an import of transformers.
-    fields = parser.add_argument_group(
-        "fields of transformers' TrainingArguments",
-        "Each is an option, such as --warmup_steps 100, --lr_scheduler_type linear, --bf16 or\n"
-        "--no_load_best_model_at_end.",
+    others = parser.add_argument_group(
+        "other settings",
+        "Every setting of the data and every field of transformers' TrainingArguments is an option, such as\n"
+        "--window 1024, --warmup_steps 100, --lr_scheduler_type linear, --bf16 or --no_load_best_model_at_end.\n"
+        "`hf-ssm train --help-settings` lists all settings.",
     )
-    fields.set_defaults(fields={})
-    add = parser.add_argument_group("all settings", "`hf-ssm train --help-settings` lists them.").add_argument
+    others.set_defaults(fields={})
+    add = others.add_argument
     add("--config", metavar="FILE", type=Path, help="YAML or JSON file with the sections model, data and training")
     example = (
         "any setting, such as model.sobolev_order=0.5 (or model.beta=0.5); --set takes precedence over other options"
@@ -134,14 +79,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    default = Path("runs/demo")
-    add(
-        "--output",
-        "--output-dir",
-        metavar="DIR",
-        type=Path,
-        default=default,
-        help="folder for the result (default: runs/demo)",
-    )
+    add, default = parser.add_argument, Path("runs/demo")
+    folder = "folder for the result (default: %(default)s)"
+    add("--output", "--output-dir", metavar="DIR", type=Path, default=default, help=folder)
     add("--overwrite-output", "--overwrite-output-dir", action="store_true", help="replace the run in --output")

@@ -3,7 +3,7 @@
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,18 @@ from transformers.utils import ModelOutput, can_return_tuple
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.door import Door
-from hf_ssm.models.base.inputs import check_extra_arguments, check_length, the_input
+from hf_ssm.models.base.inputs import PACKING_ARGUMENTS, check_extra_arguments, the_input
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.strands import embed_strands
+from hf_ssm.models.views.strands import Strands, embed_strands
 from hf_ssm.modules.block import Block
 from hf_ssm.modules.norms import build_norm, normalized
 from hf_ssm.modules.observers import TauMeter
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
 
-# Arguments of a backbone that its heads have looked up; callers do not pass them.
-FROM_HEADS = ("documents", "both_strands")
+# Arguments that heads pass: how the last hidden states become one vector for each sequence, and whether both strands of
+# DNA are read.
+FROM_HEADS = ("pooling", "both_strands")
 
 
 @dataclass
@@ -51,6 +52,7 @@ class SSMModel(SSMPreTrainedModel):
 
     parameter_quantity = "embedding"
     sharing: Any = None  # The processes that hold some positions of each sequence: `parallel.split_sequences`.
+    observer: Any = None  # Sees what operators mix, in place of τ: `modules/observers.py`.
 
     def __init__(self, config: SSMConfig):
         super().__init__(config)
@@ -116,61 +118,54 @@ class SSMModel(SSMPreTrainedModel):
                 `find_documents`.
             position_ids: `(B, L)`, instead of `seq_idx`: a document begins where the numbers start again.
             kwargs: The family's `extra_inputs`, `(B, L)` each, positive;
-                other arguments are refused, see `inputs.py`.
+                other arguments are an error.
 
         Raises:
-            TypeError: An argument that models of hf_ssm do not read, see `inputs.py`; an input that is not a tensor, or
-                of another type.
+            TypeError: An argument that models of hf_ssm do not read.
             ValueError: Not exactly one input; unknown layers in `output_hidden_states`; an empty sequence; an input
                 longer than the model allows; a mask of another shape, or
                 without positions that the cache has read as tokens; a cache for a model that is not causal, together
-                with τ or gradient checkpointing, of another model or another batch size. On a CPU also: token ids
-                outside the vocabulary; NaN in `input_values`; a mask with an empty row.
+                with τ or gradient checkpointing, of another model or another batch size. On a CPU also: NaN in
+                `input_values`; a mask with an empty row.
         """
-        check_extra_arguments(self, kwargs, accepted=FROM_HEADS)
-        sources = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "input_values": input_values}
-        door = Door(self, attention_mask, cache, kwargs, tuple(sources.values()))
-        name, inputs = the_input(self, sources, door.both_strands)
-        check_length(self.config, inputs.shape[1], door.documents, cache)
+        check_extra_arguments(self, kwargs, (*PACKING_ARGUMENTS, *FROM_HEADS))
+        name, inputs = the_input(self, input_ids=input_ids, inputs_embeds=inputs_embeds, input_values=input_values)
+        door = Door(self, inputs, attention_mask, cache, kwargs)
         hidden_states = self.embed(name, inputs, door.both_strands)
         # The reverse complement begins with the last token.
         use_cache = False if door.both_strands and use_cache is None else use_cache
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
-        rows = Rows(observer=TauMeter() if output_tau else None)
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        taus: list[Tensor] = []
-        if cache is not None:
-            outputs = door.read_next(hidden_states, rows, cache)
-            chosen = selected_states(outputs, requested)
+        keep_all, taus = requested is not None and requested is not False, list[Tensor]()
+        if cache is None:
+            observer = TauMeter() if output_tau and self.observer is None else self.observer
+            batches = door.batches(hidden_states, observer)
+            results = [self.run(*batch, keep_all=keep_all) for batch in batches]
+            layers, (taus, *_) = zip(*results, strict=True)
+            outputs = [door.restore(batches, layer) for layer in zip(*layers, strict=True)]
         else:
-            batches = door.batches(hidden_states, rows)
-            keep_all = requested is not None and requested is not False
-            runs = [self.run(batch.hidden_states, batch.rows, swap=batch.swap, keep_all=keep_all) for batch in batches]
-            layers, taus = list(zip(*(run[0] for run in runs), strict=True)), runs[0][1]
-            chosen = selected_states(layers, requested)
-            if chosen is not None:
-                chosen = tuple(None if state is None else door.restore(batches, state) for state in chosen)
-            outputs = [door.restore(batches, layers[-1])]
+            outputs = door.read_next(hidden_states, cache, keep_all)
+        how = kwargs.get("pooling")
         return SSMModelOutput(
-            last_hidden_state=outputs[-1],
+            last_hidden_state=outputs[-1] if how is None else door.pool(outputs[-1], how),
             cache=cache,
-            hidden_states=chosen,
-            tau=torch.stack(taus) if output_tau else None,
+            hidden_states=selected_states(outputs, requested) if keep_all else None,
+            tau=torch.stack(taus) if taus else None,
         )
 
     def run(
         self,
         hidden_states: Tensor,
         rows: Rows,
+        strands: Strands | None = None,
         states: Sequence[LayerState] | None = None,
-        swap: Callable[[Tensor, Rows], Tensor] | None = None,
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
-        dtype, outputs, taus = hidden_states.dtype, [hidden_states], []
+        dtype, outputs, taus = hidden_states.dtype, [hidden_states], list[Tensor]()
         for index, layer in enumerate(self.layers):
-            if swap is not None:
-                hidden_states = swap(hidden_states, rows)
+            if strands is not None and self.config.rc_swap:
+                hidden_states = strands.exchanged(hidden_states, rows.layout)
             hidden_states, *results = layer(hidden_states, rows, None if states is None else states[index])
             outputs = [*outputs, hidden_states] if keep_all else [hidden_states]
             taus += results
@@ -179,10 +174,6 @@ class SSMModel(SSMPreTrainedModel):
         if self.norm is not None:
             hidden_states = normalized(self.norm, hidden_states, rows.mask, self.config.norm_type)
         return [*outputs[:-1], hidden_states], taus
-
-    def run_states(self, hidden_states: Tensor, rows: Rows, states: Sequence[LayerState] | None) -> list[Tensor]:
-        """The outputs of `run`, for the next positions of the sequences that the states remember."""
-        return self.run(hidden_states, rows, states)[0]
 
 
 def selected_states(hidden_states: list[Any], requested: bool | int | list[int] | None) -> tuple[Any, ...] | None:

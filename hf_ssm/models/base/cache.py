@@ -6,9 +6,7 @@ Legend: `B` batch, `L` length.
 import copy
 import functools
 import hashlib
-import json
 import os
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -18,37 +16,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils import _pytree
-from transformers import Cache, PreTrainedConfig
+from transformers import Cache
 from transformers.utils.deprecation import deprecate_kwarg
 
 from hf_ssm.models.base.configuration import SSMConfig
 from hf_ssm.models.base.rollback import PastRecording
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.modules.state import LayerState, as_real
 from hf_ssm.ops.context import is_exporting
 from hf_ssm.ops.long_conv import StreamingConvolution
-from hf_ssm.utils.checks import check_type
 from hf_ssm.utils.processes import is_sharded
-
-
-class SSMCacheLayer(LayerState):
-    """The state of one layer, with the method names of transformers' cache layers."""
-
-    is_compileable = False
-    is_sliding = False
-    supports_early_init = False
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the rows for beam search."""
-        self.select(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows of the batch."""
-        self.select(indices)
-
-    def get_max_length(self) -> int:
-        """-1: there is no limit."""
-        return -1
 
 
 def accepts_old_names(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,20 +50,6 @@ def generates_for_peft(model: Any) -> bool:
     return "prepare_inputs_for_generation" in vars(model)
 
 
-def _register_as_pytree(cls: Any) -> Any:
-    """Let `torch.export` take a cache apart into tensors, as transformers does with its own caches."""
-    # torch has no public name for this module; transformers registers its outputs here too.
-    _pytree.register_pytree_node(
-        cls,
-        cls.flatten,
-        cls.unflatten,
-        serialized_type_name=f"{cls.__module__}:{cls.__qualname__}",
-        flatten_with_keys_fn=cls.flatten_with_keys,
-    )
-    return cls
-
-
-@_register_as_pytree
 class SSMCache(Cache):
     """The states of a causal model of hf_ssm after the tokens that the model has read.
 
@@ -108,13 +70,14 @@ class SSMCache(Cache):
         config: The configuration of the model.
     """
 
-    # Not in `vars()`, which transformers' exporters take for the state.
-    __slots__ = ("_owner", "ends", "prompt_length", "recording")
+    layers: list[Any]
 
     def __init__(self, config: SSMConfig):
-        # Of any class: with remote code, transformers loads the module of the configuration a second time.
-        check_type("config", config, PreTrainedConfig, "a configuration of hf_ssm, such as `model.config`")
-        layers: list[Any] = [SSMCacheLayer() for _ in range(config.num_hidden_layers)]
+        self._begin(config.num_hidden_layers)
+
+    def _begin(self, count: int) -> "SSMCache":
+        """Become empty, for a model of so many layers."""
+        layers: list[Any] = [LayerState() for _ in range(count)]
         super().__init__(layers=layers)
         # Positions read, padding included (a tensor in exported programs), and tokens read by each row, `(B,)`.
         self.length: int | Tensor = 0
@@ -130,6 +93,7 @@ class SSMCache(Cache):
         # In `generate`: the tokens that end a text, and where the generated tokens begin.
         self.ends: Tensor | None = None
         self.prompt_length = 0
+        return self
 
     def is_of(self, model: nn.Module) -> bool:
         """Whether this model has filled it."""
@@ -141,24 +105,28 @@ class SSMCache(Cache):
             self._owner = weakref.ref(model)
             self.dtype = torch.promote_types(cast(Any, model).dtype, torch.float32)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+    @property
+    def states(self) -> list[LayerState]:
+        """The state of each layer."""
+        return self.layers
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._owner = self.recording = self.ends = None
-        self.prompt_length = 0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
-        copied = copy.copy(self)
-        copied._owner = self._owner
-        copied.layers = copy.deepcopy(self.layers, memo)
+    def with_layers(self, layers: Sequence[LayerState]) -> "SSMCache":
+        """A cache of the same model, at the same position, with other states."""
+        copied = type(self).__new__(type(self))._begin(0)
+        vars(copied).update(vars(self), layers=list(layers), recording=None)
         return copied
 
-    @property
-    def states(self) -> list[SSMCacheLayer]:
-        """The state of each layer."""
-        return cast(list[SSMCacheLayer], self.layers)
+    def empty_copy(self) -> "SSMCache":
+        """An empty cache for the same model."""
+        copied = self.with_layers([LayerState() for _ in self.states])
+        copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SSMCache":
+        return self.with_layers(copy.deepcopy(self.states, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SSMCache._from_tensors, (len(self), self.named_tensors())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions read so far, padding included."""
@@ -168,7 +136,8 @@ class SSMCache(Cache):
         """-1: the cache itself has no limit."""
         return -1
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+    @property
+    def is_initialized(self) -> bool:
         """Whether anything was read."""
         return self.tokens_seen is not None
 
@@ -178,9 +147,11 @@ class SSMCache(Cache):
         return -1 if self.tokens_seen is None else self.tokens_seen.shape[0]
 
     @property
-    def is_initialized(self) -> bool:
-        """Whether anything was read."""
-        return self.tokens_seen is not None
+    def history(self) -> int:
+        """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
+        streams = (stream for layer in self.states for stream in layer.streams.values())
+        # Streams of the probes hold differences of other inputs, and no length of their own.
+        return max((getattr(stream, "length", int(self.length)) for stream in streams), default=0)
 
     def goes_on(self, token_ids: Tensor) -> Tensor | None:
         """Whether each row of a generation reads its next token, `(B, 1)`: behind the end of a text is only padding.
@@ -206,13 +177,6 @@ class SSMCache(Cache):
         self.tokens_seen = before + tokens
         self.length = self.length + length
 
-    @property
-    def history(self) -> int:
-        """Positions that streaming convolutions hold: fewer than were read once an earlier document has ended."""
-        streams = (stream for layer in self.states for stream in layer.streams.values())
-        # Streams of the probes hold differences of other inputs, and no length of their own.
-        return max((getattr(stream, "length", int(self.length)) for stream in streams), default=0)
-
     def remember_document(self, seq_idx: Tensor, attention_mask: Tensor | None) -> None:
         """Keep the `seq_idx`, `(B, L)`, of the last token of each row, for the piece that follows."""
         last = seq_idx[:, -1]
@@ -224,28 +188,14 @@ class SSMCache(Cache):
                 last = torch.where(mask.any(dim=1), last, self.document_ids)
         self.document_ids = last
 
-    def empty_copy(self) -> "SSMCache":
-        """An empty cache for the same model."""
-        copied = copy.copy(self)
-        copied._owner = self._owner
-        layers: list[Any] = [type(layer)() for layer in self.states]
-        copied.layers = layers
-        copied.length, copied.tokens_seen, copied.document_ids = 0, None, None
-        return copied
-
     @property
     def is_croppable(self) -> bool:
         """Whether `crop` can remove positions: after `activate_past_recording`."""
         return self.recording is not None
 
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether positions are recorded, in all layers alike."""
-        return self.recording is not None
-
     def activate_past_recording(self) -> None:
         """Record what is read from now on, so that `crop` can remove it; see `PastRecording` for the cost."""
-        if self.recording is None:
-            self.recording = PastRecording()
+        self.recording = self.recording or PastRecording()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last positions, padding included, by reading the positions before them again.
@@ -260,35 +210,32 @@ class SSMCache(Cache):
             ValueError: A positive number; more positions than were recorded since the last crop, or any positions
                 without `activate_past_recording`.
         """
-        if tokens_to_remove > 0 or -tokens_to_remove > self.get_seq_length():
+        count = self.get_seq_length() + tokens_to_remove
+        if tokens_to_remove > 0 or count < 0:
             raise ValueError(
                 "`tokens_to_remove` is minus the number of positions to remove, and must be in "
                 f"[-{self.get_seq_length()}, 0], got {tokens_to_remove}."
             )
         if tokens_to_remove == 0:
-            if self.recording is not None:
-                self.recording.forget()
-        elif self.recording is None or not self.recording.crop(self, self.get_seq_length() + tokens_to_remove):
+            self._forget()
+        elif self.recording is None or not self.recording.crop(self, count):
             raise ValueError(
-                f"The cache cannot return to {self.get_seq_length() + tokens_to_remove} positions, because recurrent "
-                "states of that time were not kept: call `activate_past_recording` before you read tokens that may "
-                "have to be removed, or copy the cache (copy.deepcopy)."
+                f"The cache cannot return to {count} positions, because recurrent states of that time were not kept: "
+                "call `activate_past_recording` before you read tokens that may have to be removed, or copy the cache "
+                "(copy.deepcopy)."
             )
 
-    def snapshot(self) -> tuple[Any, ...]:
-        """The present states, for `restore`."""
-        return [layer.snapshot() for layer in self.states], self.length, self.tokens_seen, self.document_ids
-
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Return to a snapshot, in place."""
-        states, self.length, self.tokens_seen, self.document_ids = snapshot
-        for layer, before in zip(self.states, states, strict=True):
-            layer.restore(before)
-
-    def _changed(self) -> None:
-        """Forget the recording, which is of other rows, or in another place or precision."""
+    def _forget(self) -> None:
         if self.recording is not None:
             self.recording.forget()
+
+    def _change(self, function: Callable[[Tensor], Tensor]) -> "SSMCache":
+        """Replace every tensor by `function` of it, and forget the recording, which is of the tensors before."""
+        self._forget()
+        self.layers = [layer.mapped(function) for layer in self.states]
+        self.tokens_seen = None if self.tokens_seen is None else function(self.tokens_seen)
+        self.document_ids = None if self.document_ids is None else function(self.document_ids)
+        return self
 
     def detach_(self) -> "SSMCache":
         """Cut the states off the autograd graph, in place: gradients of later pieces end here.
@@ -298,42 +245,7 @@ class SSMCache(Cache):
         Returns:
             The cache itself.
         """
-        for layer in self.states:
-            layer.detach_()
-        return self
-
-    def to(
-        self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
-    ) -> "SSMCache":
-        """Move the states to a device, or convert them to another precision, in place.
-
-        The precision of a computation is that of the model: the next tokens are read with the states converted back,
-        and leave states in the model's own precision. So `to(torch.float32)` halves the memory of a cache that is kept
-        (states of S4 are float64), and `to(torch.float64)` follows `model.double()`.
-
-        Args:
-            device: The target device, or a dtype in its place. Default: the device of the states.
-            dtype: `torch.float32` or `torch.float64`. Default: the type of the states.
-
-        Returns:
-            The cache itself.
-
-        Raises:
-            ValueError: Another dtype.
-        """
-        if isinstance(device, torch.dtype):
-            device, dtype = None, device
-        if dtype not in (None, torch.float32, torch.float64):
-            raise ValueError(f"`dtype` must be torch.float32 or torch.float64, got {dtype}.")
-        target = None if device is None else torch.device(device)
-        self._changed()
-        for layer in self.states:
-            layer.convert_(target, dtype)
-        if self.tokens_seen is not None:
-            self.tokens_seen = self.tokens_seen.to(target)
-        if self.document_ids is not None:
-            self.document_ids = self.document_ids.to(target)
-        return self
+        return self._change(Tensor.detach)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """The contents of the cache as real tensors by name; empty before the first use.
@@ -355,31 +267,17 @@ class SSMCache(Cache):
             found["document_ids"] = self.document_ids
         return found | {"length": torch.as_tensor(self.length), "tokens_seen": self.tokens_seen}
 
-    def _limits(self) -> dict[str, int | None]:
-        """The greatest length of each streaming convolution, by name."""
-        return {
-            f"layers.{index}.streams.{name}": stream.longest
-            for index, layer in enumerate(self.states)
-            for name, stream in layer.streams.items()
-        }
-
     @classmethod
-    def _from_tensors(cls, count: int, tensors: dict[str, Any], limits: dict[str, int | None]) -> "SSMCache":
-        """The cache of `count` layers that holds what `named_tensors` and `_limits` returned."""
-        cache = cls.__new__(cls)
-        cache.__setstate__({})
-        layers: list[Any] = [SSMCacheLayer() for _ in range(count)]
-        Cache.__init__(cache, layers=layers)
+    def _from_tensors(cls, count: int, tensors: dict[str, Any]) -> "SSMCache":
+        """The cache of `count` layers that holds what `named_tensors` returned."""
+        cache = cls.__new__(cls)._begin(count)
         cache.length, cache.tokens_seen = tensors.get("length", 0), tensors.get("tokens_seen")
         cache.document_ids = tensors.get("document_ids")
-        cache.dtype = torch.float32
         for path, value in tensors.items():
             if path.startswith("layers."):
                 _, index, kind, name = path.split(".", 3)
-                state = layers[int(index)]
-                if kind == "streams":
-                    value = StreamingConvolution(limits.get(path), value)
-                getattr(state, kind)[name] = value
+                held = StreamingConvolution(history=value) if kind == "streams" else value
+                getattr(cache.states[int(index)], kind)[name] = held
         return cache
 
     def flatten(self) -> tuple[list[Tensor], Any]:
@@ -392,7 +290,7 @@ class SSMCache(Cache):
             name: value.to(self.dtype) if value.dtype == torch.float64 else value
             for name, value in self.named_tensors().items()
         }
-        return list(tensors.values()), [len(self), list(tensors), self._limits()]
+        return list(tensors.values()), [len(self), list(tensors)]
 
     def flatten_with_keys(self) -> tuple[list[tuple[Any, Tensor]], Any]:
         """As `flatten`, with the name of each tensor."""
@@ -402,8 +300,8 @@ class SSMCache(Cache):
     @classmethod
     def unflatten(cls, values: Any, context: Any) -> "SSMCache":
         """The cache of what `flatten` returned; it belongs to no model yet."""
-        count, names, limits = context
-        return cls._from_tensors(count, dict(zip(names, values, strict=True)), limits)
+        count, names = context
+        return cls._from_tensors(count, dict(zip(names, values, strict=True)))
 
     def save(self, file: str | os.PathLike[str], model: nn.Module) -> None:
         """Write the states to a safetensors file.
@@ -416,11 +314,10 @@ class SSMCache(Cache):
             ValueError: The cache is empty, or belongs to another model.
         """
         backbone: Any = getattr(model, "base_model", model)
-        tensors = self.named_tensors()
+        tensors = {name: value.detach().contiguous() for name, value in self.named_tensors().items()}
         if not tensors or not (self._owner is None or self.is_of(backbone)):
             raise ValueError("the cache is empty, or was filled by another model: give the model that filled it.")
-        metadata = {"hf_ssm_cache": _fingerprint(backbone), "limits": json.dumps(self._limits())}
-        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, file, metadata)
+        save_file(tensors, file, {"hf_ssm_cache": _fingerprint(backbone)})
 
     @classmethod
     def load(cls, file: str | os.PathLike[str], model: nn.Module) -> "SSMCache":
@@ -442,46 +339,32 @@ class SSMCache(Cache):
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{os.fspath(file)!r} is not a safetensors file: {error}") from error
-        count = len(backbone.layers)
-        known = re.compile(r"layers\.(\d+)\.(tensors|streams)\.\w+|length|tokens_seen|document_ids")
-        found = [known.fullmatch(name) for name in tensors]
-        whole = all(found) and {"length", "tokens_seen"} <= tensors.keys() and "limits" in metadata
-        if not whole or not all(match is None or match[1] is None or int(match[1]) < count for match in found):
-            raise ValueError(f"{os.fspath(file)!r} is not a cache for a model of {count} layers.")
         if metadata.get("hf_ssm_cache") != _fingerprint(backbone):
             raise ValueError(
                 f"{os.fspath(file)!r} was filled by another model, or by this model with other weights: load the "
                 "model that filled it, or read the tokens again."
             )
-        cache = cls._from_tensors(count, tensors, json.loads(metadata["limits"]))
-        cache.length = int(tensors["length"])
+        cache = cls._from_tensors(len(backbone.layers), tensors | {"length": int(tensors["length"])})
         cache.claim(backbone)
         return cache
 
     def reset(self) -> None:
         """Remove all states; the cache can then be used with any model that has the same number of layers."""
-        super().reset()
-        self._changed()
-        self.length, self.tokens_seen, self.document_ids, self._owner = 0, None, None, None
+        recording = self.recording
+        self._begin(len(self))
+        self.recording = None if recording is None else PastRecording()
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows of the batch, in this order; a row may appear more than once."""
+        self._change(lambda value: value.index_select(0, indices.to(value.device)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
         self.batch_select_indices(beam_idx)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows of the batch, in this order; a row may appear more than once."""
-        super().batch_select_indices(indices)
-        self._changed()
-        if self.tokens_seen is not None:
-            self.tokens_seen = self.tokens_seen.index_select(0, indices.to(self.tokens_seen.device))
-        if self.document_ids is not None:
-            self.document_ids = self.document_ids.index_select(0, indices.to(self.document_ids.device))
-
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        if self.tokens_seen is not None:
-            rows = torch.arange(self.tokens_seen.shape[0], device=self.tokens_seen.device)
-            self.batch_select_indices(rows.repeat_interleave(repeats))
+        self._change(lambda value: value.repeat_interleave(repeats, 0))
 
     def rows(self, rows: Tensor) -> list[LayerState]:
         """States of these rows only."""
@@ -490,9 +373,19 @@ class SSMCache(Cache):
     def assemble(self, groups: Sequence[tuple[Tensor, list[LayerState]]]) -> None:
         """Take over the states of groups of rows, which together are all rows."""
         order = torch.cat([rows for rows, _ in groups]).argsort()
-        for index, layer in enumerate(self.states):
-            layer.assemble([states[index] for _, states in groups])
-            layer.select(order)
+        layers = [LayerState.concatenated(states) for states in zip(*[states for _, states in groups], strict=True)]
+        self.layers = [layer.rows(order) for layer in layers]
+
+
+# `torch.export` takes a cache apart into tensors. torch has no public name for this module; transformers registers its
+# outputs here too.
+_pytree.register_pytree_node(
+    SSMCache,
+    cast(Any, SSMCache.flatten),
+    SSMCache.unflatten,
+    serialized_type_name=f"{SSMCache.__module__}:{SSMCache.__qualname__}",
+    flatten_with_keys_fn=cast(Any, SSMCache.flatten_with_keys),
+)
 
 
 def cache_for(
@@ -511,48 +404,50 @@ def cache_for(
         ValueError: A model that is not causal; together with τ or gradient checkpointing; a cache of another class,
             model or batch size.
     """
-    # A cache that this model has filled was checked then.
-    is_own = isinstance(cache, SSMCache) and cache.is_of(model)
-    non_causal_flag = None if is_own else model.config.non_causal_flag
-    if is_shared(model.sharing):
+    if model.sharing is not None:
         if use_cache or cache is not None:
             raise ValueError("Processes that share sequences keep no cache: leave out `use_cache=True` and `cache`.")
         return None
+    # A cache that this model has filled was checked then.
+    is_own = isinstance(cache, SSMCache) and cache.is_of(model)
+    non_causal_flag = None if is_own else model.config.non_causal_flag
     if use_cache is None and cache is None:
         use_cache = model.config.use_cache and not model.training and non_causal_flag is None and not output_tau
     recomputes = model.training and model.gradient_checkpointing and torch.is_grad_enabled()
     if cache is None and (not use_cache or recomputes):
         return None
     argument = "use_cache=True" if cache is None else "cache"
+    cache = SSMCache(model.config) if cache is None else cache
+    reason = None
     if non_causal_flag is not None:
-        raise ValueError(
+        reason = (
             f"`{argument}` needs a causal model, but this one has {non_causal_flag}: later tokens would change the "
             "outputs at earlier positions."
         )
-    if output_tau:
-        raise ValueError(f"`output_tau=True` needs the whole sequence: leave out `{argument}`.")
-    if recomputes:
-        raise ValueError(
+    elif output_tau:
+        reason = f"`output_tau=True` needs the whole sequence: leave out `{argument}`."
+    elif recomputes:
+        reason = (
             "Gradient checkpointing computes each layer twice, but the first computation changes the cache: leave out "
             "`cache`, or call `gradient_checkpointing_disable()`."
         )
-    if cache is None:
-        cache = SSMCache(model.config)
     elif not isinstance(cache, SSMCache):
-        raise ValueError(
-            f"`cache` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with "
-            "`use_cache=True` returned, or `SSMCache(model.config)`."
+        reason = (
+            f"`cache` must be an `SSMCache`, got {type(cache).__name__}: pass what a call with `use_cache=True` "
+            "returned, or `SSMCache(model.config)`."
         )
-    if len(cache) != len(model.layers) or not (is_own or cache._owner is None):
-        raise ValueError(
+    elif len(cache) != len(model.layers) or not (is_own or cache._owner is None):
+        reason = (
             "`cache` was filled by another model: continue with that model, or start with an empty "
             "`SSMCache(model.config)`."
         )
-    if cache.batch_size not in (-1, batch):
-        raise ValueError(
-            f"`cache` holds {cache.batch_size} sequences, but the input has {batch}: "
-            "select rows with `cache.batch_select_indices`."
+    elif cache.batch_size not in (-1, batch):
+        reason = (
+            f"`cache` holds {cache.batch_size} sequences, but the input has {batch}: select rows with "
+            "`cache.batch_select_indices`."
         )
+    if reason is not None:
+        raise ValueError(reason)
     return cache
 
 
@@ -568,4 +463,4 @@ def _fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["SSMCache", "SSMCacheLayer", "accepts_old_names", "cache_for", "generates_for_peft"]
+__all__ = ["SSMCache", "accepts_old_names", "cache_for", "generates_for_peft"]

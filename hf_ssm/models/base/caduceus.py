@@ -31,18 +31,6 @@ from hf_ssm.tokenization.dna import build_dna_tokenizer, build_plant_dna_tokeniz
 
 __all__ = ["CaduceusLayout"]
 
-# Fields that are read below, or choose an implementation.
-_READ = frozenset(
-    {
-        *("model_type", "architectures", "auto_map", "initializer_cfg", "ssm_cfg", "rms_norm", "fused_add_norm"),
-        *("vocab_size", "pad_vocab_size_multiple", "complement_map", "tie_word_embeddings", "bidirectional_strategy"),
-        *("gradient_checkpointing_stride", "d_model", "n_layer", "norm_epsilon", "residual_in_fp32", "rcps"),
-        *("bidirectional", "bidirectional_weight_tie"),
-    }
-)
-# Fields of `norm_cfg` in the nested layout, which are at the top in the other.
-_NORM_FIELDS = ("rms_norm", "fused_add_norm", "norm_epsilon")
-
 # Pairs of complements, and sizes of the padded vocabulary, of the two known tokenizers.
 _CADUCEUS = {7: 10, 8: 9, 9: 8, 10: 7}, 16
 _PLANT = {3: 6, 4: 5, 5: 4, 6: 3}, 8
@@ -95,25 +83,28 @@ class CaduceusLayout(Converter):
                 f"`version`={_version(config)!r} of `layer_cfg.mamba_cfg` must be {self.version!r} for {self.name}: "
                 "load 'v1' by the classes of SelectiveSSM models, and 'v2' by the classes of SSD models"
             )
-        config = _flat(config)
+        layer = object_of(config, "layer_cfg")
+        mamba = object_of(layer, "mamba_cfg", "layer_cfg.")
+        for where, options, name in (("layer_cfg.", layer, "mode"), ("layer_cfg.mamba_cfg.", mamba, "mlp_cfg")):
+            if options.get(name) not in (None, "mamba-only"):
+                raise ValueError(
+                    f"`{where}{name}`={options[name]!r} cannot be converted: all blocks here have two "
+                    "directions, and no MLPs"
+                )
+        config = {**config, **object_of(config, "norm_cfg")}
         pooling = config.get("pooling", "mean")
         if pooling not in ("mean", "max"):
             raise ValueError(f"`pooling` of a Caduceus classifier must be 'mean' or 'max', got {pooling!r}")
         is_two_sided, is_ps = field_value(config, "bidirectional", True), field_value(config, "rcps", False)
-        strategy = config.get("bidirectional_strategy") or "add"
-        if strategy not in ("add", "ew_multiply"):
-            raise ValueError(f"`bidirectional_strategy` must be 'add' or 'ew_multiply', got {strategy!r}")
         own = convert_outer(config) | {
             "bidirectional": is_two_sided,
             # Without a second direction, these two have no effect.
-            "bidirectional_strategy": strategy if is_two_sided else "add",
+            "bidirectional_strategy": (is_two_sided and config.get("bidirectional_strategy")) or "add",
             "bidirectional_weight_tie": field_value(config, "bidirectional_weight_tie", True) or not is_two_sided,
             "rc_equivariant": is_ps,
             "rc_swap": is_ps and field_value(config, "fused_add_norm", True),
             "tie_word_embeddings": is_ps or field_value(config, "tie_word_embeddings", True),
-            "initializer_range": field_value(
-                object_of(config, "initializer_cfg"), "initializer_range", 0.02, "initializer_cfg."
-            ),
+            "initializer_range": field_value(object_of(config, "initializer_cfg"), "initializer_range", 0.02),
             "pooling": pooling,
             "classifier_bias": False,
         }
@@ -121,8 +112,7 @@ class CaduceusLayout(Converter):
             own["complement_map"] = complement_list(config["complement_map"], own["vocab_size"])
         elif is_ps:
             raise ValueError("the configuration has `rcps`=true, but no `complement_map`: add it to config.json")
-        own |= self.convert_ssm(object_of(config, "ssm_cfg"), own["hidden_size"])
-        return {**{name: value for name, value in config.items() if name not in _READ}, **own}
+        return own | self.convert_ssm(object_of({**config, **mamba}, "ssm_cfg"), own["hidden_size"])
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         is_tied = config.bidirectional and getattr(config, "bidirectional_weight_tie", True)
@@ -167,13 +157,12 @@ class CaduceusLayout(Converter):
         longest = found.get("model_max_length")
         limit = longest if type(longest) is int and 0 < longest < 10**12 else None
         own = self.convert_config(config)
-        table = own.get("complement_map")
-        pairs = None if table is None else {token: other for token, other in enumerate(table) if token != other}
+        pairs = {token: other for token, other in enumerate(own.get("complement_map", ())) if token != other}
         for (known, size), build, side in (
             (_CADUCEUS, _build_caduceus, "left"),
             (_PLANT, build_plant_dna_tokenizer, "right"),
         ):
-            if pairs == known if pairs is not None else own["vocab_size"] == size:
+            if pairs == known or ("complement_map" not in own and own["vocab_size"] == size):
                 return build(model_max_length=limit, padding_side=found.get("padding_side", side))
         return None
 
@@ -191,19 +180,3 @@ def _version(config: Fields) -> Any:
     if version not in ("v1", "v2"):
         raise ValueError(f"`layer_cfg.mamba_cfg.version` must be 'v1' or 'v2', got {version!r}")
     return version
-
-
-def _flat(config: Fields) -> Fields:
-    """Return a configuration in the layout of Caduceus, from either."""
-    layer, norm = object_of(config, "layer_cfg"), object_of(config, "norm_cfg")
-    mamba = object_of(layer, "mamba_cfg", "layer_cfg.")
-    if layer.get("mode") not in (None, "mamba-only"):
-        raise ValueError(f"`layer_cfg.mode` must be 'mamba-only', got {layer['mode']!r}")
-    if mamba.get("mlp_cfg") is not None:
-        raise ValueError(
-            f"`layer_cfg.mamba_cfg.mlp_cfg`={mamba['mlp_cfg']!r} cannot be converted: blocks with two directions have "
-            "no MLPs here"
-        )
-    rest = {name: value for name, value in config.items() if name not in ("layer_cfg", "norm_cfg")}
-    own = {name: norm[name] for name in _NORM_FIELDS if name in norm}
-    return rest | own | ({"ssm_cfg": mamba["ssm_cfg"]} if "ssm_cfg" in mamba else {})

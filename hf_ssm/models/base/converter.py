@@ -1,4 +1,4 @@
-"""Converters of other libraries' checkpoints: tables of names, and what else differs.
+"""Converters of other libraries' checkpoints: tables of names and fields, and the few transformations beside them.
 
 A family has its converters in modules `convert_<library>.py` in its folder, each with a tuple `CONVERTERS`, where
 `hf_ssm.models.base.loading.converters_of` finds them. No model imports this module, so that it is not exported with
@@ -22,10 +22,16 @@ from transformers.modeling_utils import load_state_dict as load_weights
 
 from hf_ssm.models.base.weights import compare, find_file, read_shapes, weight_files, weight_names
 
-__all__ = ["EMPTY", "Converter", "Fields", "Tensors", "check_tensors", "field_value", "load_state_dict", "rename"]
+__all__ = [
+    *("EMPTY", "Converter", "Fields", "FieldTable", "Tensors", "field_value", "kept_fields", "load_state_dict"),
+    *("read_fields", "rename", "shape_of"),
+]
 
 Fields = Mapping[str, Any]
 """Content of a configuration, and options."""
+
+FieldTable = Mapping[str, tuple[str, Any]]
+"""Fields of another library, the fields here, and what absent fields stand for; `...` for fields that must be there."""
 
 Tensors = Mapping[str, Tensor]
 """Tensors by name."""
@@ -33,27 +39,32 @@ Tensors = Mapping[str, Tensor]
 EMPTY: Fields = MappingProxyType({})
 """No fields, or no tensors."""
 
+_KEPT = (
+    *("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "num_labels", "problem_type"),
+    *("dtype", "torch_dtype"),
+)
+
 # Keys of training checkpoints that hold the state dict.
 _NESTED = ("state_dict", "model_state_dict", "model")
 _KINDS = {int: "a positive integer", float: "a number", bool: "true or false", str: "a text"}
 # Names of tensors in a message.
 _LISTED = 8
-_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 class Converter:
     """A converter of checkpoints to models of one family.
 
-    A subclass defines `convert_config`, and `convert_weights` where more than names differs.
+    A subclass defines `convert_config`, and `convert_weights` where more than names differs. Dimensions of size 1 are
+    added and removed by the caller.
 
     Attributes:
         name: What messages call the checkpoints.
         model_type: `model_type` of the checkpoints' `config.json`, which `from_pretrained` of the family reads too;
             `None` if they have none.
         heads: Names in `architectures` of the checkpoints, and the model classes here. The first is the default.
-        backbone_class: The backbone of these classes, where `from_pretrained` reads the checkpoints.
         names: Regular expressions of names and their replacements, see `rename`.
         options: Settings that the files do not record; `convert` adds them to the configuration.
+        weights_file: The file with the tensors, where it is none of those that transformers reads.
         reads_untyped: Whether `from_pretrained` reads folders without a `model_type` that `recognises` accepts.
         needs_shapes: Whether `convert_config` needs the shapes of the tensors.
     """
@@ -61,9 +72,9 @@ class Converter:
     name: ClassVar[str]
     model_type: ClassVar[str | None] = None
     heads: ClassVar[Fields]
-    backbone_class: ClassVar[Any] = None
     names: ClassVar[Fields] = EMPTY
     options: ClassVar[tuple[str, ...]] = ()
+    weights_file: ClassVar[str | None] = None
     reads_untyped: ClassVar[bool] = False
     needs_shapes: ClassVar[bool] = False
 
@@ -110,9 +121,10 @@ class Converter:
             )
         return self.heads[name]
 
-    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
+    def read(self, source: str | Path) -> dict[str, Tensor]:
         """Read the tensors of a folder or Hub id."""
-        return _read_weights(source)
+        own = find_file(source, self.weights_file) if self.weights_file else None
+        return _read_weights(source) if own is None else load_state_dict(own)
 
     def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
         """Load the tokenizer of a folder or Hub id; `None` if it has none."""
@@ -135,7 +147,8 @@ class Converter:
         if not self.recognises(config, state_dict):
             raise ValueError(f"the configuration is not that of a {self.name} model")
         head = self.head_of(config, state_dict)
-        model: PreTrainedModel = head.from_pretrained(None, **self._converted(state_dict, {**config, **options}, head))
+        converted = self._converted(head, state_dict, {**config, **options}, lambda name: True)
+        model: PreTrainedModel = head.from_pretrained(None, **converted)
         return model
 
     def read_config(self, source: str | Path, config: Fields, **fetching: Any) -> dict[str, Any]:
@@ -161,44 +174,40 @@ class Converter:
         own = dict(arguments)
         reading = {name: own.pop(name) for name in ("use_safetensors", "variant") if name in own}
         weights = _read_weights(source, **reading, **fetching)
-        own["state_dict"] = self._converted(weights, config)["state_dict"]
+        head = next(iter(self.heads.values()))
+        # A head may be replaced; a tensor of the backbone without a place means another model.
+        checked = self._converted(head.backbone_class, weights, config, lambda name: name.startswith("model."))
+        own["state_dict"] = checked["state_dict"]
         # transformers reads the configuration, so that keyword arguments change it as always.
         own["config"] = source if own.get("config") is None else own["config"]
         if own.get("generation_config") is None and find_file(source, "generation_config.json", **fetching):
             own["generation_config"] = GenerationConfig.from_pretrained(source, **fetching)
         return own
 
-    def _converted(self, tensors: Tensors, found: Fields, head: Any = None) -> dict[str, Any]:
-        """Return configuration and weights; checked are those of the backbone, or all tensors if `head` is given."""
-        model_class = head or self.backbone_class
+    def _converted(self, model_class: Any, tensors: Tensors, found: Fields, is_checked: Any) -> dict[str, Any]:
+        """Return configuration and weights, which have to be those of a model; `is_checked` tells by their names."""
         config = model_class.config_class.from_dict(self.convert_config(found, tensors))
         weights = self.convert_weights(tensors, found, config)
         if config.tie_word_embeddings:
             _remove_head(weights)
-        layers = {int(match[1]) for name in weights if (match := _LAYER.match(name))}
-        if layers and len(layers) < config.num_hidden_layers:
-            # Now: a model with a wrong number of layers may not fit into memory.
-            raise ValueError(
-                f"the tensors have {len(layers)} layers, but the configuration asks for {config.num_hidden_layers}"
-            )
         fit = compare(model_class, config, weights)
-        # A head may be replaced; a tensor of the backbone without a place means another model.
-        unknown = [name for name in fit.unknown if head or name.startswith("model.")]
-        is_bad = (name for name, tensor in weights.items() if name not in fit.unknown and not _is_finite(tensor))
+        shapes = {name: (tuple(stored.shape), tuple(wanted.shape)) for name, (stored, wanted) in fit.reshaped.items()}
+        squeezed = {name: wanted for name, (stored, wanted) in shapes.items() if _sizes(stored) == _sizes(wanted)}
         _check(
             self.name,
             missing=fit.missing,
-            unknown=unknown,
-            reshaped=(f"{name} {tuple(a.shape)} instead of {tuple(b.shape)}" for name, (a, b) in fit.reshaped.items()),
-            infinite=is_bad,
+            unknown=filter(is_checked, fit.unknown),
+            reshaped=(f"{name} {a} instead of {b}" for name, (a, b) in shapes.items() if name not in squeezed),
+            infinite=(name for name, tensor in weights.items() if name not in fit.unknown and not _is_finite(tensor)),
         )
         # Copies, as a memory-mapped file may be overwritten while the model is in use.
-        return {"config": config, "state_dict": {name: tensor.clone() for name, tensor in weights.items()}}
+        copies = {name: tensor.clone().reshape(squeezed.get(name, tensor.shape)) for name, tensor in weights.items()}
+        return {"config": config, "state_dict": copies}
 
 
 def _check(what: str, **bad: Iterable[str]) -> None:
     """Raise `ValueError` that lists the bad tensors, if there are any."""
-    kinds = {"reshaped": "of another shape", "infinite": "not finite numbers"}
+    kinds = {"reshaped": "of another shape", "infinite": "not finite real numbers"}
     parts = []
     for kind, names in bad.items():
         listed = sorted(names)
@@ -206,6 +215,16 @@ def _check(what: str, **bad: Iterable[str]) -> None:
         parts += [f"{kinds.get(kind, kind)} {', '.join(listed[:_LISTED])}{more}"] if listed else []
     if parts:
         raise ValueError(f"the tensors are not a whole checkpoint of {what}: {'; '.join(parts)}")
+
+
+def _sizes(shape: tuple[int, ...]) -> list[int]:
+    """Return the sizes other than 1."""
+    return [size for size in shape if size != 1]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    is_real = tensor.layout == torch.strided and tensor.is_floating_point()
+    return is_real and bool(torch.isfinite(tensor).all())
 
 
 def _remove_head(weights: dict[str, Tensor]) -> None:
@@ -218,32 +237,39 @@ def _remove_head(weights: dict[str, Tensor]) -> None:
         )
 
 
-def rename(state_dict: Tensors, names: Fields, *, check: bool = True) -> dict[str, Tensor]:
+def rename(state_dict: Tensors, names: Fields) -> dict[str, Tensor]:
     """Rename tensors.
 
     Args:
         state_dict: Tensors by name.
         names: Regular expressions and their replacements as for `re.sub`, applied to each name in this order.
-        check: Compare tensors that get the same name.
 
     Raises:
-        ValueError: A value that is not a tensor; two different tensors of one name.
+        ValueError: Two different tensors of one name.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}")
         new = name
         for pattern, replacement in names.items():
             new = re.sub(pattern, replacement, new)
-        if not _are_equal(tensor, found.setdefault(new, tensor)) and check:
+        if not _are_equal(tensor, found.setdefault(new, tensor)):
             raise ValueError(f"{name} differs from another tensor that is also converted to {new}")
     return found
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether tensors have the same shape, type and numbers."""
-    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
+    """Return whether tensors have the same shape, type and numbers; no numbers are read on the meta device."""
+    if one is other:
+        return True
+    return one.shape == other.shape and one.dtype == other.dtype and (one.is_meta or torch.equal(one, other))
+
+
+def shape_of(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
+    """Return the shape of a tensor that gives sizes of the configuration; `ValueError` without it."""
+    shape = tuple(tensors[name].shape) if name in tensors else ()
+    if len(shape) != dimensions:
+        raise ValueError(f"the tensors are not a whole checkpoint: missing {name} of {dimensions} dimensions")
+    return shape
 
 
 def _read_weights(
@@ -268,7 +294,7 @@ class _StandIn:
         return OrderedDict()
 
 
-def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
+def load_state_dict(path: str | Path) -> dict[str, Tensor]:
     """Load the state dict of a `.safetensors` file, or of a file of `torch.save`, without running code.
 
     Args:
@@ -276,7 +302,6 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
             `model_state_dict` or `model`. Entries `*._extra_state` (of Transformer Engine) are left out, and a prefix
             `module.` of all names. Objects beside the state dict in a `.ckpt` file (of Lightning) are not made: an
             empty dictionary takes the place of each.
-        opened: A file object with the content of a checkpoint in parts, which is read instead.
 
     Raises:
         ValueError: A damaged file, a pickle that contains code, or a file without a state dict.
@@ -290,7 +315,7 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
         if path.suffix == ".ckpt":
             safe += [(_StandIn, name) for name in get_unsafe_globals_in_checkpoint(path)]
         with safe_globals(safe):
-            found = torch.load(opened or path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged pickle fails in as many ways as there are instructions in it.
         raise ValueError(
@@ -309,6 +334,45 @@ def load_state_dict(path: str | Path, opened: Any = None) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in found.items()}
 
 
+def read_fields(
+    config: Fields,
+    table: FieldTable,
+    where: str = "",
+    *,
+    fixed: Fields = EMPTY,
+    unused: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Return fields here from the fields of a configuration of another library.
+
+    Args:
+        config: The configuration, or an object in it.
+        table: Which fields are read.
+        where: What stands before the names of fields in messages.
+        fixed: Fields that change the computation, with the only values that the models here have.
+        unused: Fields that others read, or without effect on a loaded model; default: all other fields.
+
+    Raises:
+        ValueError: A value of another type than that of an absent field; another value than the fixed one; a missing
+            or unknown field.
+    """
+    for name, value in fixed.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"`{where}{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
+    unknown = set() if unused is None else config.keys() - {*table, *fixed, *unused}
+    if unknown:
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise ValueError(f"`{where.rstrip('.')}` has options that the models here do not have: {names}")
+    found = {new: field_value(config, name, default, where) for name, (new, default) in table.items()}
+    if missing := [f"`{where}{name}`" for name, (new, _) in table.items() if found[new] is ...]:
+        raise ValueError(f"the configuration lacks {', '.join(missing)}")
+    return found
+
+
+def kept_fields(config: Fields) -> dict[str, Any]:
+    """Return the fields of transformers that have the same names and values in all models."""
+    return {name: config[name] for name in _KEPT if name in config}
+
+
 def field_value(config: Fields, name: str, default: Any, where: str = "") -> Any:
     """Return the value of a field, which must be of the type of `default`; `default` if it is absent or null."""
     value, kind = config.get(name), type(default)
@@ -318,41 +382,3 @@ def field_value(config: Fields, name: str, default: Any, where: str = "") -> Any
     if not fits or (kind is int and value < 1):
         raise ValueError(f"`{where}{name}` must be {_KINDS[kind]}, got {value!r}")
     return value
-
-
-def check_tensors(tensors: Tensors, shapes: Mapping[str, tuple[str | int, ...]], what: str) -> dict[str, int]:
-    """Check that a state dict has the expected tensors, which are dense, real and finite, and fit together.
-
-    Args:
-        tensors: By name.
-        shapes: Shapes by name, with a letter for each free size; sizes of the same letter are equal.
-        what: Name of the model, for the message.
-
-    Returns:
-        All sizes by letter.
-
-    Raises:
-        ValueError: A tensor that is missing, unknown or does not fit, by its name.
-    """
-    _check(what, missing=shapes.keys() - tensors.keys(), unknown=tensors.keys() - shapes.keys())
-    known: dict[str, int] = {}
-    for name, letters in shapes.items():
-        shape = tuple(tensors[name].shape)
-        expected = tuple(letter if isinstance(letter, int) else known.get(letter) for letter in letters)
-        fits = len(shape) == len(expected) and all(e in (None, s) for e, s in zip(expected, shape, strict=True))
-        if not fits or 0 in shape:
-            raise ValueError(f"{name} has the shape {shape}, but must have the shape {letters} with the sizes {known}")
-        if not _is_dense_real(tensors[name]):
-            raise ValueError(f"{name} must be a dense tensor of real floating point numbers, got {tensors[name].dtype}")
-        if not torch.isfinite(tensors[name]).all():
-            raise ValueError(f"{name} holds NaN or infinite values")
-        known |= {letter: s for letter, s in zip(letters, shape, strict=True) if isinstance(letter, str)}
-    return known
-
-
-def _is_dense_real(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.is_floating_point() and not tensor.is_meta
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return _is_dense_real(tensor) and bool(torch.isfinite(tensor).all())

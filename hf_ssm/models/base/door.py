@@ -4,44 +4,44 @@ Legend: `B` batch, `L` length, `D` hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hf_ssm.models.base.cache import SSMCache
-from hf_ssm.models.base.inputs import check_extra_inputs, check_mask, check_without_holes
-from hf_ssm.models.views.alignment import plain_rows, read_with_cache
-from hf_ssm.models.views.packing import find_documents, read_packed_with_cache
+from hf_ssm.models.base.inputs import (
+    check_extra_inputs,
+    check_length,
+    check_mask,
+    check_without_holes,
+    packing_argument,
+)
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.packing import find_documents
+from hf_ssm.models.views.sequences import Arrangement, Documents, arrange_tokens
 from hf_ssm.models.views.strands import Strands
+from hf_ssm.modules.pooling import pool
 from hf_ssm.modules.rows import Rows
+from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.documents import Bucket, Documents
 from hf_ssm.utils.processes import has_whole_parameters
 
-__all__ = ["Batch", "Door"]
+__all__ = ["Batch", "Door", "read_next"]
+
+# `SSMModel.run`: all layers.
+RunLayers = Callable[..., tuple[list[Tensor], list[Tensor]]]
+# How a strand that is read from the other end is pooled.
+_FROM_THE_OTHER_END = {"first": "last", "last": "first"}
 
 
 class Batch(NamedTuple):
-    """Rows that the layers read together.
-
-    Attributes:
-        hidden_states: `(R, M, D)`.
-        rows: Mask, extra inputs and observer of these rows.
-        undo: Functions that `restored` calls to put the outputs of layers back, the last one first.
-        swap: Called with hidden states and rows before each layer (`rc_swap`).
-    """
+    """Rows that layers read together, `(R, M, D)`, and how both strands became rows."""
 
     hidden_states: Tensor
     rows: Rows
-    undo: Sequence[Callable[[Tensor], Tensor]] = ()
-    swap: Callable[[Tensor, Rows], Tensor] | None = None
-
-
-def restored(output: Tensor, undo: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-    """Put the output of a layer back to where its rows came from."""
-    for step in reversed(undo):
-        output = step(output)
-    return output
+    strands: Strands | None
 
 
 class Door:
@@ -49,128 +49,217 @@ class Door:
 
     Args:
         model: The backbone.
+        inputs: `(B, L)` or `(B, L, ...)`.
         attention_mask: `(B, L)` or `(B, P + L)`, where P positions were read before; 1 at tokens.
         cache: The cache to continue from, or `None`.
-        kwargs: Further arguments of `forward`: the extra inputs, what `find_documents` reads, and what heads have
-            looked up (`documents`, `both_strands`).
-        inputs: The inputs of the model, of which one is given: `(B, L)` or `(B, L, ...)`.
+        kwargs: Further arguments of `forward`: the extra inputs, what `find_documents` reads, and `both_strands`.
     """
 
     def __init__(
-        self,
-        model: Any,
-        attention_mask: Tensor | None,
-        cache: SSMCache | None,
-        kwargs: Mapping[str, Any],
-        inputs: Sequence[Tensor | None],
+        self, model: Any, inputs: Tensor, attention_mask: Tensor | None, cache: Any, kwargs: Mapping[str, Any]
     ):
-        self.model, self.attention_mask, self.cache = model, attention_mask, cache
-        self.documents: Documents | None = kwargs.get("documents")
-        if self.documents is None:
-            self.documents = find_documents(attention_mask, cache, kwargs, *inputs)
+        self.model, self.attention_mask, self.seq_idx = model, attention_mask, kwargs.get("seq_idx")
         both_strands = kwargs.get("both_strands")
         self.both_strands: bool = model.config.rc_equivariant if both_strands is None else both_strands
-        self.extra = {name: kwargs[name] for name in model.extra_inputs if kwargs.get(name) is not None}
+        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
+        past = cache.get_seq_length() if isinstance(cache, SSMCache) and not is_exporting() else 0
+        packing, self.mask, self.documents = packing_argument(kwargs), None, None
+        if attention_mask is not None:
+            in_pieces = cache is not None or packing is not None
+            self.mask = check_mask(attention_mask, inputs, past, in_pieces=in_pieces)
+        if packing is not None:
+            self.documents = find_documents(inputs, self.mask, cache, packing, kwargs[packing])
+        self.extra = take_extra_inputs(model, dict(kwargs)) if model.extra_inputs else {}
         if self.extra and self.both_strands:
             name = next(iter(self.extra))
             raise ValueError(f"`{name}` is for signals, which have no reverse complement: leave it out.")
-        self.seq_idx = kwargs.get("seq_idx")
-        self._buckets: list[Bucket] = []
+        self.extra = check_extra_inputs(self.extra, self.mask, inputs) if self.extra else {}
+        self.arrangement: Arrangement | None = None
+        longest = model.config.longest_input
+        if longest is not None:
+            check_length(longest, inputs.shape[1], self.documents, cache)
 
-    def batches(self, hidden_states: Tensor, rows: Rows) -> list[Batch]:
-        """Arrange the rows that layers read: those of the client, or documents of similar length together.
+    def batches(self, hidden_states: Tensor, observer: Any = None) -> list[Batch]:
+        """Arrange the rows that layers read: those of the client, or sequences of similar length together.
 
         Args:
             hidden_states: `(B, L, D)`, or the embeddings of both strands, `(B, L, 2 D)`.
-            rows: Rows that the result adds to.
+            observer: Watches the operators.
         """
-        hidden_states, rows, undo = self._arrange(hidden_states, rows)
-        if self.documents is None:
-            return [self._batch(hidden_states, rows, undo)]
-        # One batch where statistics of all rows are needed, and where all processes must read as many.
-        layers = self.model.layers
-        is_one = rows.observer is not None or layers[0].observer is not None or self.model.sharing is not None
-        is_one = is_one or (self.model.training and self.model.config.norm_type == "batch")
-        is_one = is_one or not has_whole_parameters(self.model)
-        least = 1 if self.model.sharing is None else self.model.sharing.size
-        self._buckets = [self.documents.bucket(least=least)] if is_one else self.documents.buckets()
-        return [
-            self._batch(bucket.take(hidden_states), rows.moved(bucket.take)._replace(mask=bucket.mask), [])
-            for bucket in self._buckets
-        ]
+        rows = Rows(self.mask, extra=self.extra, observer=observer)
+        self.arrangement = self._arrangement(observer)
+        if self.arrangement is None:
+            return [self._batch(hidden_states, rows)]
+        return [self._batch(bucket.take(hidden_states), bucket.rows(rows)) for bucket in self.arrangement.buckets]
+
+    def _arrangement(self, observer: Any) -> Arrangement | None:
+        """The rows that layers read; `None` for those of the client."""
+        model, documents = self.model, self.documents
+        if documents is None:
+            if model.sharing is not None:
+                check_without_holes(self.mask)
+            return None if self.mask is None or model.sharing is not None else arrange_tokens(self.mask)
+        # Rows with common statistics are one batch, and all processes read as many batches.
+        has_statistics = observer is not None or (model.training and model.config.norm_type == "batch")
+        is_one = has_statistics or model.sharing is not None or not has_whole_parameters(model)
+        least = 1 if model.sharing is None else model.sharing.size
+        return documents.arrange(
+            [torch.arange(len(documents))] if is_one else documents.of_similar_length(), least=least
+        )
+
+    def _batch(self, hidden_states: Tensor, rows: Rows) -> Batch:
+        """Strands, dropout, and the positions of this process."""
+        model, strands = self.model, None
+        if self.both_strands:
+            strands = Strands(rows.mask)
+            hidden_states = strands.arrange(hidden_states)
+            rows = rows._replace(mask=None if rows.mask is None else torch.cat([rows.mask, rows.mask]))
+        hidden_states = model.dropout(hidden_states)
+        if model.sharing is not None:
+            hidden_states, rows = model.sharing.divide(hidden_states, rows, equally=self.documents is not None)
+        return Batch(hidden_states, rows, strands)
 
     def restore(self, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Tensor:
         """The hidden states of a layer at the positions of the client, from its outputs for the batches."""
-        parts = [restored(output, batch.undo) for batch, output in zip(batches, outputs, strict=True)]
-        whole = parts[0] if self.documents is None else self.documents.restore(self._buckets, parts)
         # Strands are turned round, and documents moved, as a whole.
-        is_whole = self.model.sharing is not None and (self.both_strands or self.documents is not None)
-        return self.model.sharing.cut(whole) if is_whole else whole
+        is_joined = self.model.sharing is not None and (self.both_strands or self.arrangement is not None)
+        parts = []
+        for (_, rows, strands), output in zip(batches, outputs, strict=True):
+            whole = rows.layout.whole(output) if is_joined else output
+            parts.append(whole if strands is None else strands.restore(whole))
+        restored = parts[0] if self.arrangement is None else self.arrangement.restore(parts)
+        return self.model.sharing.cut(restored) if is_joined else restored
 
-    def read_next(self, hidden_states: Tensor, rows: Rows, cache: SSMCache) -> list[Tensor]:
-        """Read the next positions of the sequences in a cache: padded rows, or packed ones.
+    def read_next(self, hidden_states: Tensor, cache: SSMCache, keep_all: bool = True) -> list[Tensor]:
+        """Run all layers for the next positions of the sequences in a cache, which is changed in place."""
+        model, length, seen = self.model, hidden_states.shape[1], cache.tokens_seen
+        if self.attention_mask is not None and seen is not None and self.attention_mask.shape[1] > length:
+            before = self.attention_mask[:, :-length].to(seen.device).bool().sum(1)
+            if (before < seen).any():
+                raise ValueError(
+                    "`attention_mask` leaves out positions that `cache` has read as tokens, such as the padding behind "
+                    "rows that ended early in `generate`, and a state cannot forget a token: leave out `cache`, and "
+                    "pass the whole text with its mask."
+                )
+        # The call has been checked: one that raised an error leaves an empty cache to any model.
+        cache.claim(model)
+        hidden_states, rows = model.dropout(hidden_states), Rows(self.mask, extra=self.extra)
+        read = partial(read_next, partial(model.run, keep_all=keep_all), cache)
+        if self.documents is not None:
+            # What was recorded before is of other documents.
+            cache.crop(0)
+            outputs = read(hidden_states, rows, self.documents)
+        elif cache.recording is not None:
+            outputs = cache.recording.read(cache, read, hidden_states, rows)
+        else:
+            outputs = read(hidden_states, rows)
+        if self.seq_idx is not None:
+            cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), self.attention_mask)
+        return outputs
+
+    def pool(self, hidden_states: Tensor, how: str) -> Tensor:
+        """A vector for each row, or each document: `(n, D)`, or `(n, 2 D)` of both strands.
 
         Args:
-            hidden_states: `(B, L, D)`.
-            rows: What is known of the rows.
-            cache: Changed in place.
-
-        Returns:
-            The hidden states of every layer, each `(B, L, D)`.
+            hidden_states: `(B, L, D)`, or `(B, L, 2 D)`.
+            how: See `modules.pooling.pool`. The second strand is read from its own end.
         """
-        model, mask = self.model, self.attention_mask
-        hidden_states, rows, undo = self._arrange(hidden_states, rows)
-        hidden_states = model.dropout(hidden_states)
-        # The call has been checked: a refused one leaves an empty cache to any model.
-        cache.claim(model)
-        if self.documents is not None:
-            cache.crop(0)
-            outputs = read_packed_with_cache(model.run_states, hidden_states, rows, self.documents, cache)
-        elif cache.recording is None:
-            length = hidden_states.shape[1]
-            has_past = mask is not None and mask.shape[1] > length
-            before = mask[:, :-length].bool().sum(1) if mask is not None and has_past else None
-            outputs = read_with_cache(model.run_states, hidden_states, rows, cache, before)
-        else:
-
-            def read(hidden_states: Tensor, rows: Rows) -> list[Tensor]:
-                return read_with_cache(model.run_states, hidden_states, rows, cache)
-
-            outputs = cache.recording.read(cache, read, hidden_states, rows)
-        if self.seq_idx is not None:
-            cache.remember_document(self.seq_idx.expand(hidden_states.shape[0], -1), mask)
-        return [restored(output, undo) for output in outputs] if undo else outputs
-
-    def _arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows, list[Callable[[Tensor], Tensor]]]:
-        """Extra inputs and mask; the tokens of rows with holes are moved to the left."""
-        model, mask, cache = self.model, self.attention_mask, self.cache
-        if self.extra:
-            hidden_states = hidden_states.to(model.dtype)
-            rows = rows._replace(extra=check_extra_inputs(self.extra, mask, hidden_states))
-        if mask is None or self.documents is not None:
-            return hidden_states, rows, []
-        # An exported program checks the number of positions where it has to know them, in a streaming convolution.
-        past = cache.get_seq_length() if isinstance(cache, SSMCache) and not is_exporting() else 0
-        mask = check_mask(mask, hidden_states, past, in_pieces=cache is not None)
-        rows = rows._replace(mask=mask)
-        if model.sharing is not None:
-            check_without_holes(mask)
-        if mask is None or cache is not None or model.sharing is not None:
-            return hidden_states, rows, []
-        hidden_states, rows, back = plain_rows(hidden_states, rows, mask, model.training)
-        return hidden_states, rows, [] if back is None else [back]
-
-    def _batch(self, hidden_states: Tensor, rows: Rows, undo: list[Callable[[Tensor], Tensor]]) -> Batch:
-        """Strands, dropout, and the positions of this process."""
-        model, swap = self.model, None
         if self.both_strands:
-            strands = Strands(rows.mask)
-            hidden_states, rows = strands.arrange(hidden_states, rows)
-            undo.append(strands.restore)
-            swap = strands.exchanged if model.config.rc_swap else None
-        hidden_states = model.dropout(hidden_states) if model.training else hidden_states
-        if model.sharing is not None:
-            hidden_states, rows = model.sharing.divide(hidden_states, rows, equally=self.documents is not None)
-            if self.both_strands or self.documents is not None:
-                undo.append(rows.layout.whole)
-        return Batch(hidden_states, rows, undo, swap)
+            strand, other = hidden_states.chunk(2, dim=-1)
+            ways = (strand, how), (other, _FROM_THE_OTHER_END.get(how, how))
+            return torch.cat([self._pooled(*way) for way in ways], dim=-1)
+        return self._pooled(hidden_states, how)
+
+    def _pooled(self, hidden_states: Tensor, how: str) -> Tensor:
+        sharing = self.model.sharing
+        if self.documents is not None:
+            bucket = self.documents.bucket()
+            return pool(
+                bucket.take(hidden_states if sharing is None else sharing.join(hidden_states)), bucket.mask, how
+            )
+        return (pool if sharing is None else sharing.pool)(hidden_states, self.mask, how)
+
+
+def read_next(
+    run: RunLayers, cache: SSMCache, hidden_states: Tensor, rows: Rows, documents: Documents | None = None
+) -> list[Tensor]:
+    """Read the next positions of the sequences in a cache, of which any may be masked.
+
+    Args:
+        run: The layers.
+        cache: Changed in place.
+        hidden_states: `(B, L, D)`.
+        rows: Mask and extra inputs.
+        documents: The documents of packed rows; afterwards the cache holds the last one of each row.
+
+    Returns:
+        The hidden states of every layer, each `(B, L, D)`; values before the first token of a row are meaningless.
+    """
+    mask, seen, length = rows.mask, cache.tokens_seen, hidden_states.shape[1]
+    if documents is not None:
+        return _read_documents(run, cache, hidden_states, rows, documents)
+    if mask is None:
+        outputs, _ = run(hidden_states, rows, states=cache.states)
+        tokens: Any = (
+            length if seen is not None else hidden_states.new_full((len(hidden_states),), length, dtype=torch.long)
+        )
+    elif seen is None:
+        tokens, arrangement = mask.sum(1), arrange_tokens(mask, at_end=True)
+        if arrangement is None:
+            outputs, _ = run(hidden_states, rows, states=cache.states)
+        else:
+            (bucket,) = arrangement.buckets
+            outputs, _ = run(bucket.take(hidden_states), bucket.rows(rows), states=cache.states)
+            outputs = [arrangement.restore([output]) for output in outputs]
+    elif is_exporting():
+        raise ValueError(
+            "An exported program that continues from a cache takes no `attention_mask`: read all padding with the "
+            "first piece."
+        )
+    elif length == 1:
+        # All rows read the position, and those whose mask leaves it out return to the states before.
+        tokens, before = mask[:, 0].long(), [layer.snapshot() for layer in cache.states]
+        outputs, _ = run(hidden_states, rows._replace(mask=None), states=cache.states)
+        pairs: Any = zip(cache.states, before, strict=True)
+        cache.layers = [layer.unless(~mask[:, 0], earlier) for layer, earlier in pairs]
+    elif mask.any():
+        return _read_documents(run, cache, hidden_states, rows, Documents.of_rows(mask, seen > 0))
+    else:
+        tokens, outputs = 0, [hidden_states] * (len(cache) + 1)
+    cache.advance(length, tokens)
+    return outputs
+
+
+def _read_documents(
+    run: RunLayers, cache: SSMCache, hidden_states: Tensor, rows: Rows, documents: Documents
+) -> list[Tensor]:
+    """New documents are read together, those that continue from the cache with others of as many tokens."""
+    seen, device = cache.tokens_seen, hidden_states.device
+    if seen is None:
+        documents, seen = documents.with_empty_rows(), torch.zeros(len(hidden_states), dtype=torch.long, device=device)
+    numbers, is_last = torch.arange(len(documents)), torch.ones(len(documents), dtype=torch.bool)
+    is_last[:-1] = documents.rows.diff() != 0
+    keeps = torch.ones(len(hidden_states), dtype=torch.bool)
+    keeps[documents.rows] = False
+    counts = documents.lengths[documents.continued].unique().tolist()
+    groups = [numbers[documents.continued & (documents.lengths == count)] for count in counts]
+    groups += [] if documents.continued.all() else [numbers[~documents.continued]]
+    arrangement = documents.arrange(groups, at_end=True)
+    parts, results = [(keeps.nonzero().squeeze(1).to(device), cache.rows(keeps.nonzero().squeeze(1)))], []
+    for group, bucket in zip(groups, arrangement.buckets, strict=True):
+        continues = bool(documents.continued[group[0]])
+        owners, last = documents.rows[group], is_last[group].nonzero().squeeze(1)
+        states: Any = cache.rows(owners) if continues else [LayerState() for _ in cache.states]
+        results.append(run(bucket.take(hidden_states), bucket.rows(rows), states=states)[0])
+        parts.append((owners[last].to(device), [state.rows(last) for state in states]))
+    cache.assemble([part for part in parts if len(part[0])])
+    tokens = torch.zeros(len(hidden_states), dtype=torch.long)
+    begins_anew = torch.zeros(len(hidden_states), dtype=torch.bool)
+    tokens[documents.rows[is_last]] = documents.lengths[is_last]
+    begins_anew[documents.rows[~documents.continued]] = True
+    cache.tokens_seen = torch.where(begins_anew.to(seen.device), 0, seen) + tokens.to(seen.device)
+    cache.length = cache.get_seq_length() + hidden_states.shape[1]
+    longest = int(cache.tokens_seen.max())
+    for layer in cache.states:
+        layer.keep_last(longest)
+    return [arrangement.restore(outputs) for outputs in zip(*results, strict=True)]

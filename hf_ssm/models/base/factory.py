@@ -5,9 +5,12 @@ from typing import Any
 
 from hf_ssm.models.base.backbone import SSMModel
 from hf_ssm.models.base.heads import SSMForSequenceClassification, SSMForSignalRegression, SSMForTokenClassification
-from hf_ssm.models.base.pair_head import SSMForMultipleChoice, SSMForSequencePairClassification
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.base.span_head import SSMForQuestionAnswering
+from hf_ssm.models.base.text_heads import (
+    SSMForMultipleChoice,
+    SSMForQuestionAnswering,
+    SSMForSequencePairClassification,
+)
 from hf_ssm.models.base.token_heads import SSMForCausalLM, SSMForMaskedLM
 
 _HEADS: dict[type[SSMPreTrainedModel], str] = {

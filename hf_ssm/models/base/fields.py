@@ -1,19 +1,22 @@
-"""Fields of configurations with their rules, and checks of values that depend on each other."""
+"""Fields of configurations: type, default, help and the allowed values, in one declaration.
+
+The metadata of a field, which the command line and the documentation read, are `help` and, where they apply,
+`choices`, `above`, `least`, `most` and `below`.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field, fields
-from functools import partial, wraps
+from functools import wraps
+from inspect import cleandoc, get_annotations
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers.utils import logging
 
 # Types of fields whose default, `None`, depends on other fields: `_derive` of a configuration replaces it. Type
-# checkers see `Any`, so that readers of the fields need no test for `None`.
+# checkers see `Any`, so readers of the fields need no test for `None`.
 if TYPE_CHECKING:
     DerivedInt: TypeAlias = Any
     DerivedFloat: TypeAlias = Any
@@ -22,18 +25,37 @@ if TYPE_CHECKING:
 else:
     DerivedInt, DerivedFloat, DerivedStr, DerivedBool = int | None, float | int | None, str | None, bool | None
 
-# Largest gain of a Sobolev filter at a frequency: the square of an output is finite in float32.
-_LARGEST_GAIN = 1e15
-
-
 C = TypeVar("C", bound=type)
 
 
-def strict_config(cls: C) -> C:
-    """Class decorator: `strict` of huggingface_hub with a one-line `ValueError` for values of a wrong type.
+def setting(default: Any, help: str = "", **limits: Any) -> Any:
+    """A field with a help text. A class that declares a field again inherits the text.
 
-    Names of `attribute_map` are checked, too.
+    Args:
+        default: The default.
+        help: The text.
+        limits: `choices`, a tuple of the allowed values; or the range of a number: `above`, `least`, `most`, `below`.
     """
+    return field(default=default, metadata={"help": help, **limits})
+
+
+def one_of(*choices: Any, default: Any = ..., help: str = "") -> Any:
+    """A field with one of these values; the first is the default, unless another one is given."""
+    return setting(choices[0] if default is ... else default, help, choices=choices)
+
+
+def positive(default: Any, least: float = 0.0, most: float = math.inf, help: str = "") -> Any:
+    """A field with a positive, finite number from `least` to `most`, or `None`."""
+    return setting(default, help, above=0.0, least=least, most=most)
+
+
+def bounded(default: Any, least: float, most: float = math.inf, below: float = math.inf, help: str = "") -> Any:
+    """A field with a number from `least` to `most`, and less than `below`."""
+    return setting(default, help, least=least, most=most, below=below)
+
+
+def strict_config(cls: C) -> C:
+    """Class decorator: `strict` of huggingface_hub with one-line `ValueError`s, and the help texts as docstring."""
     validated: Any = strict(cls)
     construct, assign = validated.__init__, validated.__setattr__
 
@@ -47,6 +69,13 @@ def strict_config(cls: C) -> C:
             assign(self, self.attribute_map.get(name, name), value)
 
     validated.__init__, validated.__setattr__ = __init__, __setattr__
+    arguments = []
+    for name, kind in get_annotations(cls).items():
+        if text := _help_text(cls, name):
+            type_name = kind.__name__ if isinstance(kind, type) else kind
+            arguments.append(f"    {name} (`{type_name}`, defaults to `{getattr(cls, name)!r}`): {text}")
+    if arguments:
+        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "\nArgs:", *arguments])
     return cls
 
 
@@ -58,35 +87,32 @@ def _value_errors(name: str) -> Iterator[None]:
         raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
 
 
-def one_of(*choices: Any, default: Any = ...) -> Any:
-    """A field with one of these values; the first is the default, unless another one is given."""
-    return _field(choices[0] if default is ... else default, partial(_check_choice, choices))
+def help_texts(config_class: type) -> dict[str, str]:
+    """Name of each field -> help text, of the nearest class that declares the field with one."""
+    declared = [(cls, name) for cls in reversed(config_class.__mro__) for name in get_annotations(cls)]
+    return {name: text for cls, name in declared if (text := _help_text(cls, name))}
 
 
-def positive(default: Any, least: float = 0.0, most: float = math.inf) -> Any:
-    """A field with a positive, finite number from `least` to `most`, or `None`."""
-    return _field(default, partial(_check_number, least, most, is_positive=True))
-
-
-def bounded(default: Any, least: float, most: float = math.inf) -> Any:
-    """A field with a number from `least` to `most`."""
-    return _field(default, partial(_check_number, least, most, is_positive=False))
-
-
-def dropout(default: float = 0.0) -> Any:
-    """A field with a probability below 1."""
-    return _field(default, _check_dropout)
-
-
-def _field(default: Any, rule: Callable[[str, Any], None]) -> Any:
-    return field(default=default, metadata={"rule": rule})
+def _help_text(cls: Any, name: str) -> str | None:
+    entry = getattr(cls, "__dataclass_fields__", {}).get(name)
+    return None if entry is None else entry.metadata.get("help")
 
 
 def check_fields(config: Any) -> None:
-    """Raise `ValueError` for a value that the rule of its field excludes."""
+    """Raise `ValueError` for a value outside the choices or the range of its field."""
     for entry in fields(config):
-        if (rule := entry.metadata.get("rule")) is not None:
-            rule(entry.name, getattr(config, entry.name))
+        name, value, limits = entry.name, getattr(config, entry.name), entry.metadata
+        if (choices := limits.get("choices")) is not None:
+            named = ", ".join(map(repr, choices))
+            require(value in choices, f"`{name}` must be {'one of ' * (len(choices) > 1)}{named}, got {value!r}.")
+        elif "least" in limits and value is not None:
+            least, most, below = limits["least"], limits["most"], limits.get("below", math.inf)
+            if "above" in limits:
+                require(0 < value < math.inf, f"`{name}` must be positive and finite, got {value}.")
+            elif least == 0 and below == math.inf:
+                require(0 <= value < math.inf, f"`{name}` must be finite and not negative, got {value}.")
+            interval = f"[{least:g}, {most:g}]" if below == math.inf else f"[{least:g}, {below:g})"
+            require(least <= value <= most and value < below, f"`{name}` must lie in {interval}, got {value}.")
 
 
 def require(is_met: Any, message: str) -> None:
@@ -101,75 +127,7 @@ def require_divisor(config: Any, name: str, whole: str) -> None:
     require(total % size == 0, f"`{name}`={size} must divide `{whole}`={total}: change one of them.")
 
 
-def _check_choice(choices: tuple[Any, ...], name: str, value: Any) -> None:
-    named = ", ".join(map(repr, choices))
-    require(value in choices, f"`{name}` must be {'one of ' if len(choices) > 1 else ''}{named}, got {value!r}.")
-
-
-def _check_number(least: float, most: float, name: str, value: Any, *, is_positive: bool) -> None:
-    if value is None and is_positive:
-        return
-    require(not is_positive or 0 < value < math.inf, f"`{name}` must be positive and finite, got {value}.")
-    if least == 0:
-        require(is_positive or 0 <= value < math.inf, f"`{name}` must be finite and not negative, got {value}.")
-    require(least <= value <= most, f"`{name}` must lie in [{least:g}, {most:g}], got {value}.")
-
-
-def _check_dropout(name: str, value: float) -> None:
-    require(0 <= value < 1, f"`{name}` must lie in [0, 1), got {value}.")
-
-
-def check_dtype(dtype: Any) -> None:
-    value = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
-        raise ValueError(
-            f"`dtype` must be the name of a type of torch, such as 'float32', or a floating point type of torch, got "
-            f"{dtype!r}."
-        )
-
-
-def warn_of_changed_filter(config: dict[str, Any]) -> None:
-    """Warn of a checkpoint that was trained with the zero-phase filter before its bilinear frequencies had a cutoff.
-
-    A saved configuration has all fields; `tie_dropout` was added together with the cutoff.
-    """
-    orders = config.get("sobolev_order")
-    has_filter = config.get("sobolev_trainable") or (any(orders) if isinstance(orders, list) else orders)
-    flags = config.get("sobolev_mode"), config.get("sobolev_frequency")
-    is_saved = "transformers_version" in config
-    if is_saved and "tie_dropout" not in config and flags == ("zero_phase", "bilinear") and has_filter:
-        logging.get_logger(__name__).warning_once(
-            "This checkpoint was saved before bilinear frequencies of the zero-phase Sobolev filter became constant "
-            "above 0.95 π: its outputs differ from those during training (logits by up to 1.4 at β = 0.5). For the "
-            "former outputs, load the checkpoint with its own code (`trust_remote_code=True`); otherwise evaluate or "
-            "train it again, and save it to end this warning."
-        )
-
-
-def check_sobolev(config: Any) -> None:
-    """Raise `ValueError` for orders β of another number than the layers, or whose filters have too large a gain."""
-    given = config.sobolev_order
-    orders = given if isinstance(given, list) else [given] * config.num_hidden_layers
-    require(
-        len(orders) == config.num_hidden_layers,
-        f"`sobolev_order` has {len(orders)} entries for num_hidden_layers={config.num_hidden_layers}: give one number, "
-        "or one for each layer.",
-    )
-    require(all(map(math.isfinite, orders)), f"`sobolev_order` must be finite, got {given}.")
-    # As in `ops/sobolev.py`: the largest |s| of a filter, where the bilinear one of zero phase has a cutoff.
-    step, frequency = config.sobolev_step, config.sobolev_frequency
-    largest = {"normalized": 0.5, "radian": math.pi / step, "bilinear": 2 / step}[frequency]
-    if frequency == "bilinear" and config.sobolev_mode == "zero_phase":
-        largest *= math.tan(0.475 * math.pi)
-    limit = math.log(_LARGEST_GAIN) / math.log1p(largest)
-    require(
-        max(map(abs, orders), default=0.0) <= limit,
-        f"`sobolev_order` must lie in [{-limit:.3g}, {limit:.3g}] with `sobolev_frequency`={frequency!r} and steps of "
-        f"{step:g}, got {given}: (1 + |s|)^β would exceed {_LARGEST_GAIN:g}.",
-    )
-
-
 __all__ = [
-    *("bounded", "check_dtype", "check_fields", "check_sobolev", "dropout", "one_of", "positive", "require"),
-    *("require_divisor", "strict_config", "warn_of_changed_filter"),
+    *("bounded", "check_fields", "help_texts", "one_of", "positive", "require", "require_divisor", "setting"),
+    "strict_config",
 ]

@@ -1,5 +1,7 @@
 """The heads of classification and regression; those that predict tokens are in `token_heads.py`.
 
+A head differs from the others in its pooling (`pooling`), its number of outputs and its loss (`task_loss`).
+
 Legend: `B` batch, `L` length, `D` hidden size.
 """
 
@@ -14,14 +16,12 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
+from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import take_for_backbone
-from hf_ssm.models.views.packing import find_documents
-from hf_ssm.models.views.strands import mean_scores, pooling_of
-from hf_ssm.modules.pooling import pool
-from hf_ssm.modules.rows import is_shared
-from hf_ssm.ops.documents import Documents
+from hf_ssm.models.views.strands import mean_scores
+
+# Columns that the Trainer keeps, also where a collator makes `labels` of its own.
+BESIDE_LABELS = ("label", "label_ids")
 
 
 @dataclass
@@ -39,6 +39,13 @@ class SSMHeadOutput(ModelOutput):
     cache: SSMCache | None = None
     hidden_states: tuple[Tensor | None, ...] | None = None
     tau: Tensor | None = None
+
+
+def labels_of_tokens(labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Labels `(B, L)` with -100 at padding; with a cache, the mask may be longer than the piece."""
+    if attention_mask is None:
+        return labels
+    return labels.masked_fill(~attention_mask[:, -labels.shape[1] :].to(labels.device).bool(), -100)
 
 
 def mean_of_observed(loss: Callable[..., Tensor], predicted: Tensor, targets: Tensor) -> Tensor:
@@ -99,9 +106,7 @@ class LabelHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone.
         """
-        check_extra_arguments(self, kwargs, has_labels=labels is not None)
-        packing = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k, **kwargs}
-        documents = find_documents(attention_mask, None, packing, input_ids, inputs_embeds, input_values)
+        check_extra_arguments(self, kwargs, () if labels is None else BESIDE_LABELS)
         both_strands = self.config.reads_both_strands(self.training)
         outputs = self.model(
             input_ids,
@@ -111,20 +116,20 @@ class LabelHead(SSMPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
             use_cache=False,
-            documents=documents,
+            seq_idx=seq_idx,
+            cu_seq_lens_q=cu_seq_lens_q,
+            cu_seq_lens_k=cu_seq_lens_k,
+            position_ids=kwargs.get("position_ids"),
+            pooling=self.pooling,
             both_strands=both_strands,
             return_dict=True,
-            **take_for_backbone(self, kwargs),
+            **{name: kwargs.get(name) for name in self.extra_inputs},
         )
         hidden_states = outputs.last_hidden_state
-        mask = None if attention_mask is None else attention_mask.to(hidden_states.device).bool()
-        scores = partial(self._scores, mask=mask, documents=documents)
-        logits = mean_scores(scores, hidden_states) if both_strands else scores(hidden_states)
+        logits = mean_scores(self._scores, hidden_states) if both_strands else self._scores(hidden_states)
         if self.config.output_clip is not None:
             logits = logits.clamp(-self.config.output_clip, self.config.output_clip)
-        if labels is not None:
-            check_is_tensor("labels", labels)
-        loss = None if labels is None else self.task_loss(logits, labels, mask)
+        loss = None if labels is None else self.task_loss(logits, labels, attention_mask)
         return SSMHeadOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, tau=outputs.tau)
 
     @property
@@ -132,13 +137,8 @@ class LabelHead(SSMPreTrainedModel):
         """How a sequence becomes one vector; `None` for an output at each position."""
         return None
 
-    def _scores(
-        self, hidden_states: Tensor, is_reversed: bool = False, *, mask: Tensor | None, documents: Documents | None
-    ) -> Tensor:
-        """Scores of one strand `(B, L, D)`, which may stand in reverse order."""
-        if self.pooling is not None:
-            pooled = self.model.sharing.pool if is_shared(self.model.sharing) else pool
-            hidden_states = pooled(hidden_states, mask, pooling_of(self.pooling, is_reversed), documents)
+    def _scores(self, hidden_states: Tensor, is_reversed: bool = False) -> Tensor:
+        """Scores of one strand, whose positions may be in reverse order."""
         return self.classifier(self.dropout(hidden_states))
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
@@ -165,15 +165,12 @@ class SSMForSequenceClassification(LabelHead):
         if self.config.problem_type is None and labels.is_floating_point():
             # As in the loss of transformers.
             self.config.problem_type = "regression" if self.num_labels == 1 else "multi_label_classification"
-        if logits.shape == (*labels.shape, 1):
-            labels = labels.unsqueeze(-1)
+        labels = labels.unsqueeze(-1) if logits.shape == (*labels.shape, 1) else labels
         if self.config.problem_type == "regression":
             return mean_of_observed(nn.functional.mse_loss, logits, labels)
         if self.config.problem_type == "multi_label_classification":
             loss = nn.functional.binary_cross_entropy_with_logits
             return mean_of_observed(loss, logits, labels.to(logits.dtype))
-        if self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification"):
-            check_labels(labels, self.num_labels, "num_labels")
         return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
 
 
@@ -186,9 +183,10 @@ class SSMForTokenClassification(LabelHead):
     """
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
-        check_labels(labels, self.num_labels, "num_labels")
+        labels = labels_of_tokens(labels, attention_mask)
         loss = partial(self.loss_function, logits=logits, config=self.config)
-        return self.model.sharing.mean_loss(loss, labels) if is_shared(self.model.sharing) else loss(labels=labels)
+        sharing = self.model.sharing
+        return loss(labels=labels) if sharing is None else sharing.mean_loss(loss, labels)
 
 
 class SSMForSignalRegression(LabelHead):
@@ -236,10 +234,9 @@ class SSMForSignalRegression(LabelHead):
         return self.config.pooling
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **packing: Any) -> Tensor:
-        if logits.shape[-1] == 1 and labels.dim() == logits.dim() - 1:
-            labels = labels.unsqueeze(-1)
-        if is_shared(self.model.sharing) and self.pooling is None:
-            return self.model.sharing.mean_squared_error(logits, labels, attention_mask)
+        labels = labels.unsqueeze(-1) if logits.shape == (*labels.shape, 1) else labels
+        if self.model.sharing is not None and self.pooling is None:
+            logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but the output has the shape {tuple(logits.shape)} "
@@ -252,9 +249,6 @@ class SSMForSignalRegression(LabelHead):
 
 
 __all__ = [
-    "LabelHead",
-    "SSMForSequenceClassification",
-    "SSMForSignalRegression",
-    "SSMForTokenClassification",
-    "SSMHeadOutput",
+    *("LabelHead", "SSMForSequenceClassification", "SSMForSignalRegression", "SSMForTokenClassification"),
+    *("SSMHeadOutput", "labels_of_tokens"),
 ]

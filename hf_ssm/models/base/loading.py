@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig
 
-from hf_ssm.models.base.weights import FETCHING
+
+class MismatchedSizesError(ValueError, RuntimeError):
+    """Weights of other shapes than the configuration asks for; a `RuntimeError`, too, as transformers raises one."""
 
 
 @contextmanager
@@ -49,62 +51,54 @@ def converters_of(config_class: type) -> list[Any]:
     return [each for name in names for each in importlib.import_module(f"{package}.{name}").CONVERTERS]
 
 
-def converter_for(config_class: type, config: Mapping[str, Any]) -> Any | None:
-    """The converter by which `from_pretrained` reads another library's checkpoint; `None` if there is none.
-
-    Args:
-        config_class: The configuration of the family.
-        config: Content of the `config.json` of a checkpoint.
-    """
-    model_type = config.get("model_type")
+def converter_for(config_class: type, content: Mapping[str, Any]) -> Any | None:
+    """The converter by which `from_pretrained` reads a checkpoint with this `config.json`; `None` without one."""
+    model_type = content.get("model_type")
     for converter in converters_of(config_class):
         if isinstance(model_type, str) and converter.model_type == model_type:
             return converter
-        if model_type is None and getattr(converter, "reads_untyped", False) and converter.recognises(config, ()):
+        if model_type is None and getattr(converter, "reads_untyped", False) and converter.recognises(content, ()):
             return converter
     return None
 
 
-def foreign_config(
-    config_class: type, source: Any, content: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The configuration of a checkpoint of another library, as arguments of the family's; `None` for other formats.
+def fetching(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `from_pretrained` that say where files are and how they are fetched."""
+    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    return {name: arguments[name] for name in names if name in arguments}
+
+
+def foreign_arguments(config_class: Any, source: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments of `from_pretrained` that load a checkpoint of another library from memory; `None` for other formats.
 
     Args:
         config_class: The configuration of the family.
-        source: Folder or Hub id.
-        content: Content of its `config.json`.
-        arguments: Keyword arguments of `from_pretrained`.
-    """
-    converter = converter_for(config_class, content)
-    fetching = {name: arguments[name] for name in FETCHING if name in arguments}
-    return None if converter is None else converter.read_config(source, content, **fetching)
-
-
-def foreign_arguments(model_class: Any, source: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """Arguments of `from_pretrained` that load a checkpoint of another library from memory.
-
-    Args:
-        model_class: A model class of the family.
-        source: Folder or Hub id.
+        source: Folder or Hub id, which the arguments `config` and `state_dict` replace.
         arguments: Keyword arguments of `from_pretrained` given by the caller.
-
-    Returns:
-        The arguments with `config` and `state_dict` in place of `source`; `None` for other checkpoints.
     """
-    config_class = model_class.config_class
     if source is None or arguments.get("gguf_file") or not any(c.model_type for c in converters_of(config_class)):
         return None
-    fetching = {name: arguments[name] for name in FETCHING if name in arguments}
     try:
-        content, _ = PreTrainedConfig.get_config_dict(source, **fetching)
+        content, _ = PreTrainedConfig.get_config_dict(source, **fetching(arguments))
     except (AttributeError, OSError, TypeError, ValueError):
         return None  # Reported when the configuration is loaded.
     converter = converter_for(config_class, content)
-    return None if converter is None else converter.loading_arguments(source, content, fetching, arguments)
+    return converter and converter.loading_arguments(source, content, fetching(arguments), arguments)
 
 
-def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
+def check_shapes(source: Any, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raise `MismatchedSizesError` if there are weights of other shapes: name, stored and expected shape of each."""
+    if listed := list(mismatched):
+        name, found, wanted = max(listed, key=lambda entry: entry[1].numel())
+        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+        raise MismatchedSizesError(
+            f"the weights of {str(source)!r} do not fit the configuration: {name} has the shape {tuple(found)}, but "
+            f"the configuration asks for {tuple(wanted)}{more}: correct the configuration, or set "
+            "`ignore_mismatched_sizes=True` to initialise these weights anew."
+        )
+
+
+def check_some_loaded(model: Any, source: Any, missing: Iterable[str]) -> None:
     """Raise `ValueError` if no weight of the backbone was loaded, where transformers only warns.
 
     Args:
@@ -122,10 +116,6 @@ def check_some_loaded(model: Any, source: Any, missing: list[str]) -> None:
 
 
 __all__ = [
-    "check_some_loaded",
-    "converter_for",
-    "converters_of",
-    "foreign_arguments",
-    "foreign_config",
-    "one_line_errors",
+    *("MismatchedSizesError", "check_shapes", "check_some_loaded", "converter_for", "converters_of", "fetching"),
+    *("foreign_arguments", "one_line_errors"),
 ]

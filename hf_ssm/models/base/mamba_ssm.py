@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from hf_ssm.models.base.converter import Fields, field_value
+from hf_ssm.models.base.converter import Fields, FieldTable, field_value, kept_fields, read_fields
 
 __all__ = ["INITIAL", "NAMES", "convert_options", "convert_outer", "layer_of", "object_of", "step_limit"]
 
@@ -22,12 +22,12 @@ NAMES: dict[str, Any] = {
 }
 """Names around the mixers, also in transformers, as regular expressions, and the names here."""
 
-INITIAL: dict[str, tuple[str, Any]] = {
+INITIAL: FieldTable = {
     "dt_min": ("time_step_min", 0.001),
     "dt_max": ("time_step_max", 0.1),
     "dt_init_floor": ("time_step_floor", 1e-4),
 }
-"""Options about initial step sizes, the fields here, and the values that absent options stand for."""
+"""Options about initial step sizes."""
 
 # Options about speed, devices or the initial weights.
 _UNUSED = frozenset(
@@ -36,11 +36,12 @@ _UNUSED = frozenset(
         *("sequence_parallel", "device", "dtype", "layer_idx"),
     }
 )
-_OUTER: dict[str, tuple[str, Any]] = {
+_OUTER: FieldTable = {
     "d_model": ("hidden_size", 2560),
     "n_layer": ("num_hidden_layers", 64),
     "norm_epsilon": ("layer_norm_epsilon", 1e-5),
     "residual_in_fp32": ("residual_in_fp32", True),
+    "tie_embeddings": ("tie_word_embeddings", True),
 }
 
 
@@ -60,52 +61,35 @@ def object_of(config: Fields, name: str, where: str = "") -> Fields:
     return value or {}
 
 
-def convert_outer(config: Fields) -> dict[str, Any]:
+def convert_outer(config: Fields, *, has_mlps: bool = False) -> dict[str, Any]:
     """Return the fields here of everything but the options of layers.
 
     Raises:
-        ValueError: Attention layers, or a value of another type.
+        ValueError: Attention layers; MLPs, unless `has_mlps`; or a value of another type.
     """
-    if config.get("attn_layer_idx"):
-        raise ValueError(
-            f"`attn_layer_idx`={config['attn_layer_idx']!r} cannot be converted: attention layers of mamba_ssm have a "
-            "convolution, which those here do not have"
-        )
+    for name, reason in (
+        ("attn_layer_idx", "attention layers of mamba_ssm have a convolution, which those here do not have"),
+        ("d_intermediate", "Mamba models here have no MLPs"),
+    ):
+        if config.get(name) and not (has_mlps and name == "d_intermediate"):
+            raise ValueError(f"`{name}`={config[name]!r} cannot be converted: {reason}")
     size, multiple = field_value(config, "vocab_size", 50277), field_value(config, "pad_vocab_size_multiple", 8)
     return {
-        **{new: field_value(config, name, default) for name, (new, default) in _OUTER.items()},
+        **read_fields(config, _OUTER),
         "vocab_size": size + -size % multiple,
         "norm_type": "rms" if field_value(config, "rms_norm", True) else "layer",
-        "tie_word_embeddings": field_value(config, "tie_embeddings", True),
-        **{name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id") if name in config},
+        **kept_fields(config),
     }
 
 
-def convert_options(
-    options: Fields, table: Mapping[str, tuple[str, Any]], kind: str, read: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the fields here of the options of layers.
-
-    Args:
-        options: The `ssm_cfg`.
-        table: Options, the fields here, and the values that absent options stand for.
-        kind: The kind of the layers, for the message.
-        read: Options that the caller reads.
-
-    Raises:
-        ValueError: An unknown option, or a value of another type.
-    """
-    unknown = sorted(options.keys() - {*table, *read, *_UNUSED})
-    if unknown:
-        raise ValueError(f"`ssm_cfg` has options that {kind} does not have: {', '.join(map(repr, unknown))}")
-    return {new: field_value(options, name, default, "ssm_cfg.") for name, (new, default) in table.items()}
+def convert_options(options: Fields, table: FieldTable, read: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields here of an `ssm_cfg`; the caller reads the options `read`."""
+    return read_fields(options, table, "ssm_cfg.", unused={*read, *_UNUSED})
 
 
 def step_limit(limit: Any) -> Any:
     """Return a pair of numbers, where JSON may have stored infinity as an object; `None` is no limit."""
     if limit is None:
         return 0.0, math.inf
-    if not isinstance(limit, (list, tuple)) or len(limit) != 2:
-        raise ValueError(f"the limit of steps must be the least and the greatest step size, got {limit!r}")
     stored = (part.get("__float__") if isinstance(part, Mapping) else part for part in limit)
     return tuple(float(part) if isinstance(part, str) else part for part in stored)

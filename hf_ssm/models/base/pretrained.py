@@ -12,15 +12,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.loading import check_some_loaded, foreign_arguments, one_line_errors
-from hf_ssm.models.base.weights import check_fit
+from hf_ssm.models.base.loading import check_shapes, check_some_loaded, foreign_arguments, one_line_errors
 from hf_ssm.models.views.extra_inputs import declaring
 from hf_ssm.models.views.strands import complements
 from hf_ssm.modules.block import MLP
 from hf_ssm.modules.operator import SequenceOperator
-from hf_ssm.utils.checks import check_path
 from hf_ssm.utils.processes import has_whole_parameters, whole_state_dict
-from hf_ssm.utils.versions import noting_newer_transformers
 
 _PUSH_ARGUMENTS = (
     *("repo_id", "commit_message", "commit_description", "private"),
@@ -32,7 +29,6 @@ def _remember_loading(model: Any, incompatible_keys: Any = None) -> None:
     model.weights_were_loaded = True
 
 
-@noting_newer_transformers("__call__")
 class SSMPreTrainedModel(PreTrainedModel):
     """Weight initialisation, precision and loading for all families."""
 
@@ -45,8 +41,6 @@ class SSMPreTrainedModel(PreTrainedModel):
     _supports_context_parallel = False
     mixer_class: ClassVar[Callable[..., nn.Module]]
     mlp_class: ClassVar[Callable[..., nn.Module]] = MLP
-    # Whether `forward` supports padded and packed rows and both strands (`door.py`).
-    has_rows: ClassVar[bool] = True
     # Arguments of `forward` beside the input that the mixer takes, positive numbers `(B, L)`.
     extra_inputs: ClassVar[tuple[str, ...]] = ()
     # Of this model; `config.rescaled` is not enough, as several models may share a configuration.
@@ -99,14 +93,11 @@ class SSMPreTrainedModel(PreTrainedModel):
                 `output_loading_info=True`; a checkpoint of another library that lacks weights of the backbone.
         """
         source = pretrained_model_name_or_path
-        if source is not None:
-            check_path("pretrained_model_name_or_path", source)
         parent: Any = super()
         with one_line_errors(source):
             # Weights of other libraries differ in more than names, and are passed from memory.
-            foreign = foreign_arguments(cls, source, kwargs)
+            foreign = foreign_arguments(cls.config_class, source, kwargs)
             path, arguments = (source, kwargs) if foreign is None else (None, foreign)
-            check_fit(cls, path, arguments)
             model, info = parent.from_pretrained(path, *args, output_loading_info=True, **arguments)
         if foreign is not None:
             model.name_or_path = model.config.name_or_path = str(source)
@@ -116,6 +107,13 @@ class SSMPreTrainedModel(PreTrainedModel):
         # Rescaling at initialisation never changes loaded weights.
         _remember_loading(model)
         return (model, info) if output_loading_info else model
+
+    @staticmethod
+    def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
+        # transformers would name weights of other shapes in a logged table, and not in its error.
+        if not load_config.ignore_mismatched_sizes:
+            check_shapes(load_config.pretrained_model_name_or_path, loading_info.mismatched_keys)
+        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As in torch; with `strict`, tied weights may have one of their names, as in files of safetensors."""

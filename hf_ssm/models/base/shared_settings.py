@@ -13,6 +13,7 @@ from hf_ssm.models.base.fields import (
     positive,
     require,
     require_divisor,
+    setting,
     strict_config,
 )
 
@@ -27,18 +28,12 @@ _HEAD_DIM = 64
 class StateSpaceConfig(SSMConfig):
     r"""
     Settings of S4, S5, LinOSS and ConvS5: each block is a norm, a state space model, an activation and a linear map.
-
-    Args:
-        num_hidden_layers (`int`, defaults to 4): Number of blocks.
-        use_skip (`bool`, defaults to `True`): Feed-through D u.
-        hidden_act (`str`, defaults to `"gelu"`): Activation a after the state space model; `"linear"` for none.
-        use_final_norm (`bool`, defaults to `True`): With `norm_first`, a norm after the last block.
     """
 
     num_hidden_layers: int = positive(4)
-    use_skip: bool = True
-    hidden_act: str = "gelu"
-    use_final_norm: bool = True
+    use_skip: bool = setting(True, "Feed-through D u.")
+    hidden_act: str = setting("gelu", 'Activation a after the state space model; `"linear"` for none.')
+    use_final_norm: bool = setting(True, "With `norm_first`, a norm after the last block.")
 
     @property
     def has_final_norm(self) -> bool:
@@ -50,16 +45,13 @@ class BlockedStateConfig(SSMConfig):
     r"""
     Settings of S5, ConvS5 and FlowState, whose states all channels share.
 
-    Args:
-        state_size (`int`, defaults to 64): Real states P of a layer, over all blocks of A, stored as P/2 conjugate
-            pairs.
-        num_blocks (`int`, defaults to 1): Number J of equal blocks of A at initialisation, each of size P / J.
-
     `sobolev_frequency` is in units of positions, because each state has its own step size.
     """
 
-    num_blocks: int = positive(1)
-    sobolev_step = 1.0
+    state_size: int = positive(
+        64, help="Real states P of a layer, over all blocks of A, stored as P/2 conjugate pairs."
+    )
+    num_blocks: int = positive(1, help="Number J of equal blocks of A at initialisation, each of size P / J.")
 
     def check(self) -> None:
         super().check()
@@ -78,29 +70,30 @@ class BlockedStateConfig(SSMConfig):
 class LayerTypesConfig(SSMConfig):
     r"""
     Settings of Hyena2 and Hybrid: `layer_types` names what mixes positions in each layer, attention or another mixer.
-
-    Args:
-        layer_types (list of `str`, *optional*): What mixes positions in each layer. In a `config.json` the name is
-            `mixer_types`: transformers reads `layer_types` of any file, and refuses names that it does not know.
-        num_attention_heads (`int`, defaults to 4): Heads of the attention layers, a divisor of `hidden_size`.
-        num_key_value_heads (`int`, *optional*): Heads of the keys and values of these layers, a divisor of
-            `num_attention_heads`. `None`: `num_attention_heads`.
-        rope_theta (`float`, defaults to 10000.0): Base of the rotary position embedding.
-        rope_scaling_factor (`float`, defaults to 1.0): Number by which positions are divided (linear interpolation), as
-            in checkpoints whose context was extended.
-        use_qkv_bias (`bool`, defaults to `False`): Biases of the input projections.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {**SSMConfig.attribute_map, "layer_types": "mixer_types"}
     known_layer_types: ClassVar[tuple[str, ...]] = ()
 
-    mixer_types: list[str] | None = None
-    num_attention_heads: int = positive(4)
-    num_key_value_heads: int | None = positive(None)
-    rope_theta: float | int = positive(10000.0)
-    rope_scaling_factor: float | int = positive(1.0)
-    use_qkv_bias: bool = False
-    intermediate_size: int | None = positive(None)
+    mixer_types: list[str] | None = setting(
+        None,
+        "`layer_types`: what mixes positions in each layer. In a `config.json` the name is `mixer_types`: transformers "
+        "reads `layer_types` of any file, and raises an error for names that it does not know.",
+    )
+    num_attention_heads: int = positive(4, help="Heads of the attention layers, a divisor of `hidden_size`.")
+    num_key_value_heads: int | None = positive(
+        None,
+        help="Heads of the keys and values of these layers, a divisor of `num_attention_heads`. `None`: "
+        "`num_attention_heads`.",
+    )
+    rope_theta: float | int = positive(10000.0, help="Base of the rotary position embedding.")
+    rope_scaling_factor: float | int = positive(
+        1.0,
+        help="Number by which positions are divided (linear interpolation), as in checkpoints whose context was "
+        "extended.",
+    )
+    use_qkv_bias: bool = setting(False, "Biases of the input projections.")
+    intermediate_size: int | None = positive(None, help="Width of the gated MLP.")
 
     def _derive(self) -> None:
         if self.num_key_value_heads is None:
@@ -157,24 +150,18 @@ class ScanConfig(SSMConfig):
     r"""
     Settings of the families whose step size, input and output matrices depend on the token: selective, SSD, Mamba-3.
 
-    Args:
-        expand (`int`, defaults to 2): Channels D of the scan are expand times hidden_size.
-        use_bias (`bool`, defaults to `False`): Biases of in- and out-projection.
-        time_step_floor (`float`, defaults to 1e-4): Least initial step size.
-        rescale_prenorm_residual (`bool`, defaults to `False`): Divide the initial out-projection by the root of the
-            number of layers.
-        discretization (`str`, defaults to `"zoh"`): The only choice: exp(ΔA) and ΔB, as published.
-
     A Sobolev filter measures frequencies in cycles per sample (`sobolev_frequency="normalized"`), because the step size
     depends on the token.
     """
 
-    expand: int = positive(2)
-    use_bias: bool = False
-    time_step_floor: float | int = positive(1e-4, most=1e3)
-    rescale_prenorm_residual: bool = False
-    discretization: str = one_of("zoh")
-    sobolev_step = 1.0
+    expand: int = positive(2, help="Channels D of the scan are expand times hidden_size.")
+    use_bias: bool = setting(False, "Biases of in- and out-projection.")
+    time_step_floor: float | int = positive(1e-4, most=1e3, help="Least initial step size.")
+    rescale_prenorm_residual: bool = setting(
+        False, "Divide the initial out-projection by the root of the number of layers."
+    )
+    discretization: str = one_of("zoh", help="The only choice: exp(ΔA) and ΔB, as published.")
+    has_fixed_step: ClassVar[Any] = False  # The step size is the same at every token.
 
     def check(self) -> None:
         super().check()
@@ -184,31 +171,23 @@ class ScanConfig(SSMConfig):
             "depends on the token: use 'normalized'.",
         )
 
-    @property
-    def has_fixed_step(self) -> bool:
-        """Whether the step size is the same at every token."""
-        return False
-
 
 @strict_config
 class ConvolvedScanConfig(ScanConfig):
     r"""
     Settings of the selective and SSD families, whose scans have a short convolution before them.
-
-    Args:
-        complex_state (`bool`, defaults to `False`): Complex states, stored as conjugate pairs.
-        init (`str`, *optional*): State matrix at initialisation: `"real"` for real states, the default and only choice;
-            with `complex_state`, `"lin"` (the default), `"legs"`, `"inv"` or `"real"`.
-        conv_kernel (`int`, defaults to 4): Taps of the short convolution.
-        use_conv_bias (`bool`, defaults to `True`): Bias of the short convolution.
-        hidden_act (`str`, defaults to `"silu"`): Activation after the short convolution.
     """
 
-    complex_state: bool = False
-    init: DerivedStr = one_of(*INITS, default=None)
-    conv_kernel: int = positive(4)
-    use_conv_bias: bool = True
-    hidden_act: str = "silu"
+    complex_state: bool = setting(False, "Complex states, stored as conjugate pairs.")
+    init: DerivedStr = one_of(
+        *INITS,
+        default=None,
+        help='State matrix at initialisation: `"real"` for real states, the default and only choice; with '
+        '`complex_state`, `"lin"` (the default), `"legs"`, `"inv"` or `"real"`.',
+    )
+    conv_kernel: int = positive(4, help="Taps of the short convolution.")
+    use_conv_bias: bool = setting(True, "Bias of the short convolution.")
+    hidden_act: str = setting("silu", "Activation after the short convolution.")
 
     def _derive(self) -> None:
         super()._derive()
@@ -231,20 +210,6 @@ class ConvolvedScanConfig(ScanConfig):
 class HeadedScanConfig(ScanConfig):
     r"""
     Settings of SSD and Mamba-3, whose scans have one decay per head.
-
-    Args:
-        num_hidden_layers (`int`, defaults to 4): Number of blocks.
-        num_heads (`int`, *optional*), head_dim (`int`, *optional*): Heads, and channels of a head; their product is D.
-            One of them follows from the other; `None` for both: 64 channels of a head, or the largest number below that
-            divides 64 and D.
-        n_groups (`int`, defaults to 1): Groups of heads that share B and C.
-        chunk_size (`int`, *optional*): Positions of a chunk of the scan. The size changes speed and rounding only;
-            `None`: chosen by the implementation.
-        rescale_init (`bool`, defaults to `False`): As in `SSMConfig`; adds a scale of C to each layer.
-        norm_type (`str`, defaults to `"rms"`): Norm of the residual stream.
-        residual_in_fp32 (`bool`, *optional*): `None`: true if there is a residual stream.
-        tie_word_embeddings (`bool`, defaults to `True`): Share the embedding with the language-model head.
-        initializer_range (`float`, defaults to 0.1): Standard deviation of linear layers and embeddings.
     """
 
     attribute_map: ClassVar[dict[str, str]] = {
@@ -255,12 +220,23 @@ class HeadedScanConfig(ScanConfig):
     }
 
     num_hidden_layers: int = positive(4)
-    num_heads: DerivedInt = positive(None)
-    head_dim: DerivedInt = positive(None)
-    n_groups: int = positive(1)
-    chunk_size: int | None = positive(None)
+    num_heads: DerivedInt = positive(None, help="Heads; times `head_dim` they are D. `None`: follows from `head_dim`.")
+    head_dim: DerivedInt = positive(
+        None,
+        help="Channels of a head. `None`: follows from `num_heads`; without either, 64, or the largest number below "
+        "that divides 64 and D.",
+    )
+    n_groups: int = positive(1, help="Groups of heads that share B and C.")
+    chunk_size: int | None = positive(
+        None,
+        help="Positions of a chunk of the scan. The size changes speed and rounding only; `None`: chosen by the "
+        "implementation.",
+    )
     norm_type: str = one_of(*NORMS, default="rms")
-    residual_in_fp32: DerivedBool = None
+    residual_in_fp32: DerivedBool = setting(
+        None,
+        "Keep the residual sum in float32 in a half-precision model. `None`: true if there is a residual stream.",
+    )
     tie_word_embeddings: bool = True
     initializer_range: float | int = positive(0.1, most=10.0)
 
@@ -296,16 +272,7 @@ class HeadedScanConfig(ScanConfig):
         return size
 
 
-def check_discrete_poles(config: Any, kind: str) -> None:
-    """Raise `ValueError` where `init="dfout"` cannot place the poles of each channel; `kind` is that of the kernel."""
-    require(
-        config.init != "dfout" or (kind == "s4d" and config.discretization == "zoh" and config.n_ssm is None),
-        "`init`='dfout' places the discrete poles of each channel: it needs the kernel or filter type 's4d', "
-        f"`discretization='zoh'` and no `n_ssm`, got {kind!r}, {config.discretization!r} and {config.n_ssm!r}.",
-    )
-
-
 __all__ = [
     *("ATTENTION", "BlockedStateConfig", "ConvolvedScanConfig", "HeadedScanConfig", "LayerTypesConfig", "ScanConfig"),
-    *("StateSpaceConfig", "check_discrete_poles"),
+    "StateSpaceConfig",
 ]

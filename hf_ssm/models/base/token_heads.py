@@ -17,15 +17,13 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, generates_for_peft
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.heads import SSMHeadOutput
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor, check_labels
+from hf_ssm.models.base.heads import BESIDE_LABELS, SSMHeadOutput, labels_of_tokens
+from hf_ssm.models.base.inputs import PACKING_ARGUMENTS, check_extra_arguments, packing_argument
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
-from hf_ssm.models.views.extra_inputs import cut_extra_input, take_extra_inputs, take_for_backbone
-from hf_ssm.models.views.packing import PACKING_ARGUMENTS
+from hf_ssm.models.views.extra_inputs import take_extra_inputs
+from hf_ssm.models.views.packing import document_marks
 from hf_ssm.models.views.strands import token_logits
-from hf_ssm.modules.rows import is_shared
 from hf_ssm.ops.context import has_readable_values
-from hf_ssm.utils.versions import noting_newer_transformers
 
 # Arguments of `generate` that these models do not read after the prompt.
 _NOT_READ = frozenset(
@@ -33,31 +31,8 @@ _NOT_READ = frozenset(
 )
 
 
-def _begins(shape: torch.Size, packing: Mapping[str, Any]) -> Tensor | None:
-    """Whether a document begins at a position, `(B, L)` or `(1, L)`; `None` for rows that are not packed.
-
-    Unlike `find_documents`, it copies nothing to the CPU; and it leaves errors to the backbone.
-    """
-    name = next((name for name in PACKING_ARGUMENTS if packing.get(name) is not None), None)
-    if name is None:
-        return None
-    marks = packing[name]
-    if name.startswith("cu_seq_lens"):
-        return torch.isin(torch.arange(shape.numel(), device=marks.device), marks.long()).view(shape)
-    if marks.shape not in (shape, (1, shape[1])):
-        return None
-    step = 1 if name == "position_ids" else 0
-    return torch.nn.functional.pad(marks.diff(dim=1) != step, (1, 0), value=True)
-
-
-def _check_assisted(generation_config: GenerationConfig, cache: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for drafts that transformers would compute with other layers, or from other positions."""
-    for name in ("assistant_early_exit", "use_mtp", "speculation_type"):
-        if value := getattr(generation_config, name, None):
-            raise ValueError(
-                f"`{name}`={value!r} needs a model with layers for drafts: leave `{name}` out, and draft tokens by "
-                "`assistant_model` or `prompt_lookup_num_tokens`."
-            )
+def _check_assisted(cache: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for drafts that transformers would compute from other positions."""
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
             f"Assisted generation reads the whole prompt, but `cache` holds {cache.get_seq_length()} "
@@ -107,26 +82,21 @@ class _TokenHead(SSMPreTrainedModel):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Cross-entropy; see `forward` for the labels, and `counted_labels` and transformers' loss for `kwargs`."""
-        size = self.config.vocab_size
-        check_labels(labels, size, "vocab_size")
         labels = self.counted_labels(labels, attention_mask, **kwargs)
-        loss = partial(self.loss_function, logits=logits, vocab_size=size)
-        if is_shared(self.model.sharing):
+        loss = partial(self.loss_function, logits=logits, vocab_size=self.config.vocab_size)
+        if self.model.sharing is not None:
             return self.model.sharing.mean_loss(loss, labels, shifts=isinstance(self, SSMForCausalLM), **kwargs)
         return loss(labels=labels, **kwargs)
 
     def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Labels `(B, L)` with -100 at padding and, in a causal model, where padding or another document predicts.
+        """Labels `(B, L)` with -100 at padding and, in a causal model, at the first token of a row or document.
 
         Args:
             labels: As in `forward`.
             attention_mask: As in `forward`.
             kwargs: Those of packed rows, see `find_documents`; others have no effect.
         """
-        if attention_mask is None:
-            return labels
-        # With a cache, the mask may be longer than the piece.
-        return labels.masked_fill(~attention_mask[:, -labels.shape[1] :].to(labels.device).bool(), -100)
+        return labels_of_tokens(labels, attention_mask)
 
     @accepts_old_names
     @can_return_tuple
@@ -154,14 +124,15 @@ class _TokenHead(SSMPreTrainedModel):
 
         The other arguments are those of the backbone. Returns logits of shape `(B, L, V)`.
         """
-        check_extra_arguments(self, kwargs, has_labels=labels is not None)
-        if is_shared(self.model.sharing) and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
+        check_extra_arguments(self, kwargs, () if labels is None else BESIDE_LABELS)
+        if self.model.sharing is not None and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(
                 "`logits_to_keep` counts positions of whole rows, but processes share the rows: leave out "
                 "`logits_to_keep`."
             )
         position_ids = kwargs.pop("position_ids", None)
         packing = dict(zip(PACKING_ARGUMENTS, (seq_idx, cu_seq_lens_q, cu_seq_lens_k, position_ids), strict=True))
+        extra = take_extra_inputs(self, kwargs) if self.extra_inputs else {}
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -172,13 +143,10 @@ class _TokenHead(SSMPreTrainedModel):
             use_cache=use_cache,
             return_dict=True,
             **packing,
-            **take_for_backbone(self, kwargs),
+            **extra,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        last = outputs.last_hidden_state[:, keep]
-        if labels is not None:
-            check_is_tensor("labels", labels)
-        logits = self.scores(last)
+        logits = self.scores(outputs.last_hidden_state[:, keep])
         loss = None if labels is None else self.task_loss(logits, labels, attention_mask, **packing, **kwargs)
         return SSMHeadOutput(
             loss=loss,
@@ -189,7 +157,6 @@ class _TokenHead(SSMPreTrainedModel):
         )
 
 
-@noting_newer_transformers("generate")
 class SSMForCausalLM(_TokenHead, GenerationMixin):
     """Backbone and a linear map to the vocabulary; position t predicts token t + 1.
 
@@ -214,13 +181,20 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(model_type, cls.__name__)
 
     def counted_labels(self, labels: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        labels = super().counted_labels(labels, attention_mask)
+        mask = torch.ones_like(labels, dtype=torch.bool)
         if attention_mask is not None:
-            # The last position of left padding does not predict the first token.
-            mask = attention_mask[:, -labels.shape[1] : -1].to(labels.device).bool()
-            labels = labels.masked_fill(~torch.nn.functional.pad(mask, (1, 0), value=True), -100)
-        begins = _begins(labels.shape, kwargs)
-        return labels if begins is None else labels.masked_fill(begins.to(labels.device), -100)
+            mask = attention_mask[:, -labels.shape[1] :].to(labels.device).bool()
+            # A masked position repeats the output of the last token before it: only the first token has none.
+            labels = labels.masked_fill(~mask | (mask.cumsum(1) == 1), -100)
+        name = packing_argument(kwargs)
+        if name is None:
+            return labels
+        marks, step = document_marks(name, kwargs[name].to(labels.device), labels.shape)
+        tokens_so_far = torch.where(mask, torch.arange(labels.shape[1], device=labels.device), 0).cummax(1).values
+        before = marks.expand_as(labels).gather(1, nn.functional.pad(tokens_so_far[:, :-1], (1, 0)))
+        begins = before + step != marks
+        begins[:, 0] = True
+        return labels.masked_fill(begins, -100)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -237,7 +211,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     ) -> Any:
         # No public method allows an error before the first token, or makes the cache that chunked prefill, and drafts
         # that may be rejected, need.
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError("Processes that share sequences cannot generate: call `parallel.join_sequences(model)`.")
         longest = self.config.longest_input
         if longest is not None and max_cache_length > longest:
@@ -260,7 +234,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             )
         cache = model_kwargs.get("cache")
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
-            _check_assisted(generation_config, cache, model_kwargs)
+            _check_assisted(cache, model_kwargs)
         parent: Any = super()
         parent._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
@@ -315,7 +289,9 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
             read = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
             # Of all positions, or only of those that follow what is in the cache.
             past = 0 if cache is None or value.shape[1] == read.shape[1] else cache.get_seq_length()
-            inputs[name] = cut_extra_input(value, past, read.shape[1])
+            stop = past + read.shape[1]
+            # 1 after the prompt.
+            inputs[name] = nn.functional.pad(value, (0, max(0, stop - value.shape[1])), value=1.0)[:, past:stop]
         return inputs
 
 

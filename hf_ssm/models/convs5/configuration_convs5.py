@@ -1,7 +1,7 @@
 """Configuration of the convolutional state space models of videos, ConvS5."""
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.fields import bounded, one_of, positive, require, strict_config
+from hf_ssm.models.base.fields import bounded, one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import BlockedStateConfig, StateSpaceConfig
 
 # Fields of `SSMConfig` that models of videos do not read.
@@ -19,17 +19,6 @@ class ConvS5Config(StateSpaceConfig, BlockedStateConfig):
     `SSMConfig`, `StateSpaceConfig` and `BlockedStateConfig` for further arguments; those for token sequences must keep
     their defaults.
 
-    Args:
-        num_channels (`int`, defaults to 3): Channels C of the frames `(B, T, H, W, C)`.
-        patch_size (`int`, defaults to 4): Height and width of the frames, divided by the height and width of the hidden
-            states: 1, or a power of two that divides `hidden_size`.
-        input_kernel_size, output_kernel_size, skip_kernel_size (`int`, default to 3): Odd sizes of the spatial
-            kernels of B, C and D.
-        output_glu (`bool`, defaults to `True`): Linear map to twice the width and gated linear unit; `False`: a linear
-            map.
-        l1_weight (`float`, defaults to 0.5): Share of the mean absolute error in the loss of a predicted frame; the
-            rest is the mean squared error.
-
     Examples:
         >>> from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction
         >>> model = ConvS5ForVideoPrediction(ConvS5Config(hidden_size=32, state_size=32, frequency_shift=200.0))
@@ -37,13 +26,22 @@ class ConvS5Config(StateSpaceConfig, BlockedStateConfig):
 
     model_type = "hf_ssm_convs5"
 
-    num_channels: int = positive(3)
-    patch_size: int = positive(4)
-    input_kernel_size: int = positive(3)
-    output_kernel_size: int = positive(3)
-    skip_kernel_size: int = positive(3)
-    output_glu: bool = True
-    l1_weight: float | int = bounded(0.5, 0.0, 1.0)
+    num_channels: int = positive(3, help="Channels C of the frames `(B, T, H, W, C)`.")
+    patch_size: int = positive(
+        4,
+        help="Height and width of the frames, divided by the height and width of the hidden states: 1, or a power of "
+        "two that divides `hidden_size`.",
+    )
+    input_kernel_size: int = positive(3, help="Size of the spatial kernel of B, odd.")
+    output_kernel_size: int = positive(3, help="Size of the spatial kernel of C, odd.")
+    skip_kernel_size: int = positive(3, help="Size of the spatial kernel of D, odd.")
+    output_glu: bool = setting(True, "Linear map to twice the width and gated linear unit; `False`: a linear map.")
+    l1_weight: float | int = bounded(
+        0.5,
+        0.0,
+        1.0,
+        help="Share of the mean absolute error in the loss of a predicted frame; the rest is the mean squared error.",
+    )
     norm_type: str = one_of("layer", "rms", "none")
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ Legend: `B` batch, `T` frames, `H` height, `W` width, `C` channels of a frame, `
 """
 
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,15 @@ from transformers.utils import can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel, SSMModelOutput, selected_states
 from hf_ssm.models.base.cache import SSMCache, accepts_old_names, cache_for
-from hf_ssm.models.base.heads import SSMHeadOutput
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.door import read_next
+from hf_ssm.models.base.heads import BESIDE_LABELS, SSMHeadOutput
+from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.convs5.configuration_convs5 import ConvS5Config
 from hf_ssm.models.s5.modeling_s5 import S5Mixer
-from hf_ssm.models.views.alignment import read_with_cache
 from hf_ssm.modules.convs5 import ConvS5
 from hf_ssm.modules.observers import TauMeter
-from hf_ssm.modules.rows import Rows, is_shared
+from hf_ssm.modules.rows import Rows
 from hf_ssm.ops.context import has_readable_values
 
 
@@ -89,8 +89,6 @@ class ConvS5PreTrainedModel(SSMPreTrainedModel):
     config_class = ConvS5Config
     mixer_class = ConvS5Mixer
     main_input_name = "pixel_values"
-    # Videos have neither padding nor packed rows.
-    has_rows: ClassVar[bool] = False
     input_modalities = ["video"]
 
     @torch.no_grad()
@@ -137,12 +135,12 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         Raises:
             TypeError: An argument that the model does not read, or frames that are not floating point numbers.
             ValueError: Frames of another shape, on a CPU also with NaN or infinite values; a cache together with τ or
-                gradient checkpointing, of another model, batch size or size of frames.
+                gradient checkpointing, of another model or batch size.
         """
         check_extra_arguments(self, kwargs)
         self._check_frames(pixel_values)
-        rows = Rows(observer=TauMeter() if output_tau else None)
-        if is_shared(self.sharing):
+        rows = Rows(observer=TauMeter() if output_tau and self.observer is None else self.observer)
+        if self.sharing is not None:
             rows = rows._replace(layout=self.sharing.layout(pixel_values.shape[1]))
             pixel_values = rows.layout.cut(pixel_values)
         hidden_states = self.encoder(pixel_values)
@@ -152,53 +150,30 @@ class ConvS5Model(ConvS5PreTrainedModel, SSMModel):
         if cache is None:
             all_hidden_states, taus = self.run(hidden_states, rows)
         else:
-            self._check_size(hidden_states, cache)
             cache.claim(self)
-            all_hidden_states = read_with_cache(self.run_states, hidden_states, Rows(), cache)
+            all_hidden_states = read_next(self.run, cache, hidden_states, Rows())
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return SSMModelOutput(
             last_hidden_state=all_hidden_states[-1],
             cache=cache,
             hidden_states=selected_states(all_hidden_states, output_hidden_states),
-            tau=torch.stack(taus) if output_tau else None,
+            tau=torch.stack(taus) if taus else None,
         )
 
-    def _check_frames(self, pixel_values: Any) -> None:
-        check_is_tensor("pixel_values", pixel_values)
+    def _check_frames(self, pixel_values: Tensor) -> None:
         patch, channels = self.config.patch_size, self.config.num_channels
-        if pixel_values.dim() != 5 or 0 in pixel_values.shape:
+        *_, height, width, found = shape = tuple(pixel_values.shape)
+        if len(shape) != 5 or 0 in shape or found != channels or height % patch or width % patch:
             raise ValueError(
-                "`pixel_values` must have the shape (batch, frames, height, width, channels) with sizes of at least 1, "
-                f"got {tuple(pixel_values.shape)}."
+                f"`pixel_values` must have the shape (batch, frames, height, width, {channels}), with height and width "
+                f"divisible by `patch_size`={patch}, got {shape}: crop or pad the frames; `.movedim(2, -1)` moves "
+                "channels to the end."
             )
         if not pixel_values.is_floating_point():
-            raise TypeError(
-                f"`pixel_values` must be numbers from 0 to 1, got {pixel_values.dtype}: divide bytes by 255."
-            )
-        *_, height, width, found = pixel_values.shape
-        if found != channels:
-            raise ValueError(
-                f"`pixel_values` has {found} channels, but `num_channels`={channels}: the channels are the last "
-                "dimension (convert frames with channels first by `.movedim(2, -1)`)."
-            )
-        if height % patch or width % patch:
-            raise ValueError(
-                f"`pixel_values` has frames of {height} x {width} pixels, but `patch_size`={patch} must divide both: "
-                "crop or pad the frames."
-            )
+            raise TypeError(f"`pixel_values` must be numbers from 0 to 1, got {pixel_values.dtype}: divide by 255.")
         if has_readable_values(pixel_values) and not torch.isfinite(pixel_values).all():
             raise ValueError("`pixel_values` holds NaN or infinite values: fill them, or drop these videos.")
-
-    @staticmethod
-    def _check_size(hidden_states: Tensor, cache: SSMCache) -> None:
-        """Raise `ValueError` where a cache holds states of frames of another size."""
-        scan = cache.states[0].tensors.get("scan")
-        if scan is not None and scan.shape[1:3] != hidden_states.shape[2:4]:
-            raise ValueError(
-                f"`cache` holds states of {' x '.join(map(str, scan.shape[1:3]))} patches, but the frames "
-                f"have {' x '.join(map(str, hidden_states.shape[2:4]))}: continue with frames of the same size."
-            )
 
 
 class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
@@ -243,7 +218,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         Raises:
             ValueError: Labels of another shape, or for a single frame; and as the backbone.
         """
-        check_extra_arguments(self, kwargs, has_labels=labels is not None)
+        check_extra_arguments(self, kwargs, () if labels is None else BESIDE_LABELS)
         outputs = self.model(
             pixel_values,
             output_hidden_states=output_hidden_states,
@@ -255,8 +230,6 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
         frames = self.decoder(outputs.last_hidden_state)
         if labels is None and (self.training if return_loss is None else return_loss) and pixel_values.shape[1] > 1:
             labels = pixel_values
-        if labels is not None:
-            check_is_tensor("labels", labels)
         loss = None if labels is None else self.task_loss(frames, labels)
         return SSMHeadOutput(
             loss=loss,
@@ -268,8 +241,8 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
 
     def task_loss(self, logits: Tensor, labels: Tensor, attention_mask: None = None) -> Tensor:
         """Mean loss of all predicted frames but the last, which has no label; see the class."""
-        if is_shared(self.model.sharing):
-            return self.model.sharing.frame_loss(logits, labels, self.config.l1_weight)
+        if self.model.sharing is not None:
+            logits = self.model.sharing.join(logits)
         if labels.shape != logits.shape or labels.shape[1] < 2:
             raise ValueError(
                 f"`labels` has the shape {tuple(labels.shape)}, but must be the video itself, {tuple(logits.shape)}, "
@@ -293,12 +266,7 @@ class ConvS5ForVideoPrediction(ConvS5PreTrainedModel):
 
         Returns:
             `(B, num_frames, H, W, C)`, limited to values from 0 to 1, in the type of `context`.
-
-        Raises:
-            ValueError: `num_frames` is not positive; and as `forward`.
         """
-        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-            raise ValueError(f"`num_frames` must be a positive number, got {num_frames!r}.")
         frames: list[Tensor] = []
         for _ in range(num_frames):
             outputs = self(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import SSMConfig
-from hf_ssm.models.base.fields import one_of, positive, require, strict_config
+from hf_ssm.models.base.fields import one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import BlockedStateConfig
 
 
@@ -16,33 +16,6 @@ class FlowStateConfig(BlockedStateConfig):
     is twice the `encoder_state_dim` of the public code. `hf-ssm convert` reads IBM's checkpoints;
     docs/explanation/flowstate.md lists their layout.
 
-    Args:
-        context_length (`int`, defaults to 2048): Longest input at `scale_factor` 1, including the steps that a forecast
-            of more than one patch appends; earlier values are cut off.
-        prediction_length (`int`, *optional*): Steps of a forecast if the call gives none; `None`: one patch.
-        scale_factor (`float`, defaults to 1.0): s, the number of steps of the model in one step of the series, if the
-            call gives none. s multiplies all step sizes Δ, and the distance between the points that the decoder
-            evaluates.
-        quantiles (list of `float`, *optional*): Levels of the forecast, from 0 to 1; `None`: 0.1, 0.2, ..., 0.9.
-        prediction_type (`str`, defaults to `"mean"`): The point forecast: `"mean"`, an average of the quantiles with
-            the weights 0.5 - |0.5 - q|, or `"median"`, if the call gives none.
-        interpolate_quantiles (`bool`, defaults to `False`): Return the empirical quantiles of the predicted values at
-            the levels `quantiles`, as the public code does; this makes intervals narrower. `False`: return the
-            predicted values, the smallest for the lowest level.
-        with_missing (`bool`, defaults to `True`): Read a flag of missing values as a second channel. Without it, a
-            forecast has at most one patch, and series may have no gaps.
-        use_skip (`bool`, defaults to `True`): Feed-through D u.
-        mlp_type (`str`, defaults to `"gated"`): What follows the state space model: `"gated"`, a ⊙ σ(W a) with
-            a = selu(y), or `"transformer"`, a gated MLP of twice the width with a residual sum.
-        out_gating (`bool`, defaults to `False`): Multiply the output of the scan by a gate, before the feed-through.
-        decoder_patch_len (`int`, defaults to 24): Steps of a patch at `scale_factor` 1.
-        decoder_dim (`int`, defaults to 64): Number K of basis functions; odd for `"four"`.
-        decoder_type (`str`, defaults to `"legs"`): Basis functions: `"legs"`, Legendre polynomials on [-1, 0.95],
-            `"hlegs"`, the same polynomials on [0, 0.95], or `"four"`, sines and cosines.
-        min_context (`int`, defaults to 24): Number of values before the first forecast in the loss.
-        norm_type (`str`, defaults to `"none"`): Norm of the blocks. Each mixer contains a layer norm of its output, so
-            that the blocks need none.
-
     Examples:
         >>> from hf_ssm import FlowStateConfig, FlowStateForPrediction
         >>> model = FlowStateForPrediction(FlowStateConfig(hidden_size=32, decoder_dim=16))
@@ -52,21 +25,59 @@ class FlowStateConfig(BlockedStateConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = [*SSMConfig.keys_to_ignore_at_inference, "last_hidden_state"]
 
     num_hidden_layers: int = positive(4)
-    context_length: int = positive(2048)
-    prediction_length: int | None = positive(None)
-    scale_factor: float | int = positive(1.0)
-    quantiles: list[float | int] | None = None
-    prediction_type: str = one_of("mean", "median")
-    interpolate_quantiles: bool = False
-    with_missing: bool = True
-    use_skip: bool = True
-    mlp_type: str = one_of("gated", "transformer")
-    out_gating: bool = False
-    decoder_patch_len: int = positive(24)
-    decoder_dim: int = positive(64)
-    decoder_type: str = one_of("legs", "hlegs", "four")
-    min_context: int = positive(24)
-    norm_type: str = one_of("none")
+    context_length: int = positive(
+        2048,
+        help="Longest input at `scale_factor` 1, including the steps that a forecast of more than one patch appends; "
+        "earlier values are cut off.",
+    )
+    prediction_length: int | None = positive(
+        None, help="Steps of a forecast if the call gives none; `None`: one patch."
+    )
+    scale_factor: float | int = positive(
+        1.0,
+        help="s, the number of steps of the model in one step of the series, if the call gives none. s multiplies "
+        "all step sizes Δ, and the distance between the points that the decoder evaluates.",
+    )
+    quantiles: list[float | int] | None = setting(
+        None, "Levels of the forecast, from 0 to 1; `None`: 0.1, 0.2, ..., 0.9."
+    )
+    prediction_type: str = one_of(
+        "mean",
+        "median",
+        help='The point forecast: `"mean"`, an average of the quantiles with the weights 0.5 - |0.5 - q|, or '
+        '`"median"`, if the call gives none.',
+    )
+    interpolate_quantiles: bool = setting(
+        False,
+        "Return the empirical quantiles of the predicted values at the levels `quantiles`, as the public code does; "
+        "this makes intervals narrower. `False`: return the predicted values, the smallest for the lowest level.",
+    )
+    with_missing: bool = setting(
+        True,
+        "Read a flag of missing values as a second channel. Without it, a forecast has at most one patch, and series "
+        "may have no gaps.",
+    )
+    use_skip: bool = setting(True, "Feed-through D u.")
+    mlp_type: str = one_of(
+        "gated",
+        "transformer",
+        help='What follows the state space model: `"gated"`, a ⊙ σ(W a) with a = selu(y), or `"transformer"`, a '
+        "gated MLP of twice the width with a residual sum.",
+    )
+    out_gating: bool = setting(False, "Multiply the output of the scan by a gate, before the feed-through.")
+    decoder_patch_len: int = positive(24, help="Steps of a patch at `scale_factor` 1.")
+    decoder_dim: int = positive(64, help='Number K of basis functions; odd for `"four"`.')
+    decoder_type: str = one_of(
+        "legs",
+        "hlegs",
+        "four",
+        help='Basis functions: `"legs"`, Legendre polynomials on [-1, 0.95], `"hlegs"`, the same polynomials on [0, '
+        '0.95], or `"four"`, sines and cosines.',
+    )
+    min_context: int = positive(24, help="Number of values before the first forecast in the loss.")
+    norm_type: str = one_of(
+        "none", help="Norm of the blocks. Each mixer contains a layer norm of its output, so that the blocks need none."
+    )
     # Those of `S5Mixer`; the activation, SELU, is not one of transformers' names.
     hidden_act = "linear"
     output_gate = "sigmoid"
@@ -100,9 +111,13 @@ class FlowStateConfig(BlockedStateConfig):
         flag = self.non_causal_flag
         require(flag is None, f"FlowState cannot have {flag}: it would read the values it predicts.")
 
-    def check_prediction_type(self, kind: str) -> None:
-        """Raise `ValueError` for a point forecast that these quantiles do not give."""
+    def check_prediction_type(self, kind: str) -> str:
+        """Return the kind of a point forecast; `ValueError` for one that these quantiles do not give."""
         levels = self.quantiles or []
+        require(
+            kind in ("mean", "median", "quantile"),
+            f"`prediction_type` must be 'mean', 'median' or 'quantile', got {kind!r}.",
+        )
         require(
             kind != "median" or 0.5 in levels, f"`prediction_type`='median' needs 0.5 among `quantiles`, got {levels}."
         )
@@ -110,6 +125,7 @@ class FlowStateConfig(BlockedStateConfig):
             kind != "mean" or {*levels} - {0, 1},
             f"`prediction_type`='mean' gives 0 and 1 no weight, got `quantiles`={levels}.",
         )
+        return kind
 
     @classmethod
     def can_be_two_sided(cls, given: Mapping[str, Any]) -> bool:

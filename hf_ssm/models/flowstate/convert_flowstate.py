@@ -5,13 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, rename
-from hf_ssm.models.flowstate.modeling_flowstate import FlowStateForPrediction, FlowStateModel
+from hf_ssm.models.base.converter import (
+    EMPTY,
+    Converter,
+    Fields,
+    FieldTable,
+    Tensors,
+    field_value,
+    kept_fields,
+    read_fields,
+    rename,
+)
+from hf_ssm.models.flowstate.modeling_flowstate import FlowStateForPrediction
 
 __all__ = ["CONVERTERS", "FlowStateConverter"]
 
-# Fields, the fields here, and what the public code takes for absent fields.
-_FIELDS: dict[str, tuple[str, Any]] = {
+_FIELDS: FieldTable = {
     "embedding_feature_dim": ("hidden_size", 512),
     "encoder_num_layers": ("num_hidden_layers", 6),
     "context_length": ("context_length", 2048),
@@ -22,7 +31,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "mlp_type": ("mlp_type", "gated"),
     "out_gating": ("out_gating", False),
     "with_missing": ("with_missing", True),
-    "quantiles": ("quantiles", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
+    "quantiles": ("quantiles", None),
 }
 
 
@@ -32,7 +41,6 @@ class FlowStateConverter(Converter):
     name = "FlowState"
     model_type = "flowstate"
     heads = {"FlowStateForPrediction": FlowStateForPrediction, "FlowStateModel": FlowStateForPrediction}
-    backbone_class = FlowStateModel
     names = {
         # The class `FlowStateModel` of the public code has the decoder too, and no prefix.
         r"^(model\.)?decoder\.lin\.": "decoder.linear.",
@@ -61,27 +69,26 @@ class FlowStateConverter(Converter):
                 f"`encoder_state_dim`={states} must be a multiple of `encoder_num_hippo_blocks`={blocks}: the "
                 "configuration is damaged"
             )
-        length = config.get("prediction_length")
-        own = {new: config.get(name, default) for name, (new, default) in _FIELDS.items()}
-        return own | {
+        length, own = config.get("prediction_length"), read_fields(config, _FIELDS)
+        return {
+            **kept_fields(config),
+            **own,
             # All complex states are stored, of which the models here store one for each pair of real ones.
             "state_size": 2 * states,
             "num_blocks": 2 * blocks if states // blocks % 2 == 0 else blocks,
             "prediction_length": length if isinstance(length, int) and length > 0 else None,
-            "decoder_type": str(own["decoder_type"]).lower(),
+            "decoder_type": own["decoder_type"].lower(),
             "prediction_type": "median" if config.get("prediction_type") == "median" else "mean",
             "interpolate_quantiles": True,
-            **{name: config[name] for name in ("dtype", "torch_dtype") if name in config},
         }
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
         for name in [name.removesuffix("_tilde_r") for name in weights if name.endswith("_tilde_r")]:
-            real, imag = weights[f"{name}_tilde_r"], weights.get(f"{name}_tilde_i")
-            if imag is not None and imag.shape == real.shape:
+            if f"{name}_tilde_i" in weights:
                 pairs = torch.stack([weights.pop(f"{name}_tilde_r"), weights.pop(f"{name}_tilde_i")], dim=-1)
-                # The output here is 2 Re(C x), of one direction.
-                weights[name] = pairs if name.endswith(".B") else (pairs / 2).unsqueeze(0)
+                # The output here is 2 Re(C x).
+                weights[name] = pairs if name.endswith(".B") else pairs / 2
         return weights
 
 

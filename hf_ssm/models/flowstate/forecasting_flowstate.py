@@ -71,13 +71,13 @@ def patch_starts(steps: int, patch: int) -> list[int]:
 
 
 def join_patches(patches: Tensor, steps: int) -> Tensor:
-    """The forecast `(B, Q, steps)` from the patches `(B, P, Q, S)` at the `patch_starts`."""
-    patch = patches.shape[-1]
-    if steps <= patch:
-        return patches[:, 0, :, :steps]
-    whole = steps // patch
+    """The forecast `(B, Q, steps)` from the patches `(B, P, Q, S)` at the `patch_starts`; the earlier of two counts."""
+    whole, rest = divmod(steps, patches.shape[-1])
     joined = patches[:, :whole].transpose(1, 2).flatten(2)
-    return torch.cat([joined, patches[:, -1, :, patch - steps % patch :]], dim=-1) if steps % patch else joined
+    # The last patch ends with the last step; a single one begins with the first.
+    return (
+        torch.cat([joined, patches[:, -1, :, -rest:] if whole else patches[:, 0, :, :rest]], dim=-1) if rest else joined
+    )
 
 
 def ordered_quantiles(predicted: Tensor, levels: Sequence[float], interpolate: bool) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_ssm.models.base.backbone import SSMModel
-from hf_ssm.models.base.inputs import check_extra_arguments, check_is_tensor
+from hf_ssm.models.base.inputs import check_extra_arguments
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.flowstate.configuration_flowstate import FlowStateConfig
 from hf_ssm.models.flowstate.forecasting_flowstate import (
@@ -26,7 +26,7 @@ from hf_ssm.models.flowstate.forecasting_flowstate import (
 )
 from hf_ssm.models.s5.modeling_s5 import S5Mixer
 from hf_ssm.models.views.extra_inputs import take_extra_inputs
-from hf_ssm.modules.rows import Rows, is_shared, zero_padding
+from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.s5 import S5StateSpace
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import has_readable_values
@@ -159,11 +159,10 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
     as in a forecast.
     """
 
+    backbone_class = FlowStateModel
     main_input_name = "past_values"
     # The loss is a mean over the micro-batch; the Trainer divides it by the accumulation steps.
     accepts_loss_kwargs = False
-    # Its rows are whole series: there are no packed ones, and no padding but missing values.
-    has_rows: ClassVar[bool] = False
 
     def __init__(self, config: FlowStateConfig):
         super().__init__(config)
@@ -205,40 +204,47 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             time_deltas: `(B, L)`, positive: the time since the position before, in steps, of irregular series.
 
         Raises:
-            TypeError: An argument that the model does not read, or values that are not real numbers.
+            TypeError: An argument that the model does not read.
             ValueError: Another shape, an infinite value, a missing value without `with_missing`, or a forecast that is
                 too long for the context or the model.
         """
         check_extra_arguments(self, kwargs)
-        if is_shared(self.model.sharing):
+        if self.model.sharing is not None:
             raise ValueError(
                 f"{type(self).__name__} normalises whole series: call `hf_ssm.parallel.join_sequences` on the model."
             )
-        kind = self.config.prediction_type if prediction_type is None else prediction_type
-        if kind not in ("mean", "median", "quantile"):
-            raise ValueError(f"`prediction_type` must be 'mean', 'median' or 'quantile', got {kind!r}.")
-        self.config.check_prediction_type(kind)
+        kind = self.config.check_prediction_type(prediction_type or self.config.prediction_type)
         if not batch_first:
             given: list[Any] = [past_values, past_observed_mask, future_values, future_observed_mask]
-            past_values, past_observed_mask, future_values, future_observed_mask = (
-                values.transpose(0, 1) if isinstance(values, Tensor) else values for values in given
-            )
+            given = [None if values is None else values.transpose(0, 1) for values in given]
+            past_values, past_observed_mask, future_values, future_observed_mask = given
         past = _series("past_values", past_values, past_observed_mask)
         future = None if future_values is None else _series("future_values", future_values, future_observed_mask)
-        steps, patch, scale = self._lengths(prediction_length, scale_factor, future)
+        steps, patch, scale, longest = self._lengths(prediction_length, scale_factor, future)
         extension = max(0, steps - patch)
-        values, observed = (part[:, -self._longest_context(scale, extension, steps) :] for part in past)
-        self._check_missing(observed, extension, steps, patch)
+        values, observed = (part[:, -longest:] for part in past)
+        if not self.config.with_missing and has_readable_values(observed) and not observed.all():
+            raise ValueError(
+                "`past_values` has missing values, but the model has `with_missing=False`: fill the missing values."
+            )
         length = values.shape[1]
         values, observed = (nn.functional.pad(part, (0, extension)) for part in (values, observed))
         mean, spread = causal_statistics(values, observed)
+        normalised = torch.where(observed, (values - mean) / spread, 0.0)
+        channels = [normalised, (~observed).to(values.dtype)][: self.config.num_input_channels]
+        extra = take_extra_inputs(self, kwargs)
+        if extra or scale != 1.0:
+            # Without the argument, steps are those that the model was trained with.
+            deltas = extra.get("time_deltas", torch.ones(past_values.shape[:2]))[:, -length:].to(values)
+            deltas = nn.functional.pad(deltas, (0, extension), value=1.0)
+            extra = {"time_deltas": scale * deltas.repeat_interleave(len(values) // len(deltas), dim=0)}
         outputs = self.model(
-            input_values=self._inputs(values, observed, mean, spread),
+            input_values=torch.stack(channels, dim=-1),
             output_hidden_states=output_hidden_states,
             output_tau=output_tau,
             use_cache=False,
             return_dict=True,
-            **self._time_deltas(take_extra_inputs(self, kwargs), values, length, extension, scale, past_values),
+            **extra,
         )
         hidden_states = outputs.last_hidden_state
         # Of the last position of the context and those after it.
@@ -246,7 +252,9 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
             part[:, -extension - 1 :][:, patch_starts(steps, patch)] for part in (hidden_states, mean, spread)
         )
         patches = self.decoder(last, scale, patch) * spread_then[..., None, None] + mean_then[..., None, None]
-        quantiles, points = self._forecast(join_patches(patches, steps), kind)
+        levels = self.config.quantiles or []
+        quantiles = ordered_quantiles(join_patches(patches, steps), levels, self.config.interpolate_quantiles)
+        points = point_forecast(quantiles, levels, kind)
         loss = None
         if future is not None:
             loss = self._loss(hidden_states, (values, observed), future, (mean, spread), length, patch, scale)
@@ -262,22 +270,19 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
 
     def longest_context(self) -> int:
         """Steps that a forecast reads with the configured length and scale factor."""
-        steps, patch, scale = self._lengths(None, None, None)
-        return self._longest_context(scale, max(0, steps - patch), steps)
+        return self._lengths(None, None, None)[3]
 
     def _lengths(
         self, steps: int | None, scale: float | None, future: tuple[Tensor, Tensor] | None
-    ) -> tuple[int, int, float]:
-        """Steps of the forecast, steps of a patch, and scale factor."""
+    ) -> tuple[int, int, float, int]:
+        """Steps of the forecast, steps of a patch, scale factor, and the longest context."""
         scale = float(self.config.scale_factor if scale is None else scale)
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"`scale_factor` must be a positive number, got {scale}.")
-        patch = self.steps_of_a_patch(scale)
-        if patch < 1:
+        if not 0 < scale <= self.config.decoder_patch_len:
             raise ValueError(
-                f"`scale_factor`={scale} must be at most `decoder_patch_len`={self.config.decoder_patch_len}: a patch "
-                "would have no step."
+                f"`scale_factor`={scale} must be positive, and at most `decoder_patch_len`="
+                f"{self.config.decoder_patch_len}: a patch would have no step."
             )
+        patch = self.steps_of_a_patch(scale)
         if future is not None:
             if steps not in (None, future[0].shape[1]):
                 raise ValueError(
@@ -285,13 +290,13 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                     "`prediction_length`."
                 )
             steps = future[0].shape[1]
-        steps = self.config.prediction_length if steps is None else steps
-        steps = patch if steps is None else steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"`prediction_length` must be a positive number of steps, got {steps!r}.")
-        return steps, patch, scale
-
-    def _longest_context(self, scale: float, extension: int, steps: int) -> int:
+        steps = steps or self.config.prediction_length or patch
+        if steps < 1 or (steps > patch and not self.config.with_missing):
+            raise ValueError(
+                f"`prediction_length`={steps} must be positive, and at most {patch}, one patch, for a model without "
+                "`with_missing`."
+            )
+        extension = max(0, steps - patch)
         longest = min(_MOST_POSITIONS, int(self.config.context_length / scale)) - extension
         if longest < 1:
             raise ValueError(
@@ -299,49 +304,7 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
                 f"(`context_length`={self.config.context_length}, `scale_factor`={scale}), and {extension} of them "
                 "are steps of the forecast. Forecast fewer steps."
             )
-        return longest
-
-    def _check_missing(self, observed: Tensor, extension: int, steps: int, patch: int) -> None:
-        if self.config.with_missing:
-            return
-        if extension:
-            raise ValueError(
-                f"`prediction_length`={steps} must be at most {patch}, one patch, for a model without `with_missing`."
-            )
-        if has_readable_values(observed) and not observed.all():
-            raise ValueError(
-                "`past_values` has missing values, but the model has `with_missing=False`: fill the missing values."
-            )
-
-    def _inputs(self, values: Tensor, observed: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-        """`(B, L, 1 or 2)`: normalised values, and flags of missing ones."""
-        normalised = torch.where(observed, (values - mean) / spread, 0.0)
-        return torch.stack([normalised, (~observed).to(values.dtype)][: self.config.num_input_channels], dim=-1)
-
-    def _time_deltas(
-        self, extra: dict[str, Tensor], values: Tensor, length: int, extension: int, scale: float, past_values: Tensor
-    ) -> dict[str, Tensor]:
-        """The argument `time_deltas` of the backbone; without it, steps are those that the model was trained with."""
-        if not extra and scale == 1.0:
-            return {}
-        deltas = torch.full_like(values, scale)
-        if extra:
-            check_is_tensor("time_deltas", extra["time_deltas"])
-            if extra["time_deltas"].shape != past_values.shape[:2]:
-                raise ValueError(
-                    f"`time_deltas` must be a number for each position, (batch, length) = "
-                    f"{tuple(past_values.shape[:2])}, got {tuple(extra['time_deltas'].shape)}."
-                )
-            given = extra["time_deltas"][:, -length:].to(values)
-            given = given.repeat_interleave(len(values) // len(given), dim=0)
-            deltas = deltas * nn.functional.pad(given, (0, extension), value=1.0)
-        return {"time_deltas": deltas}
-
-    def _forecast(self, predicted: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Quantiles `(B, Q, H)` and point forecast `(B, H)` from the values that the decoder predicts."""
-        levels = self.config.quantiles or []
-        quantiles = ordered_quantiles(predicted, levels, self.config.interpolate_quantiles)
-        return quantiles, point_forecast(quantiles, levels, kind)
+        return steps, patch, scale, longest
 
     def _loss(
         self,
@@ -367,24 +330,15 @@ class FlowStateForPrediction(FlowStatePreTrainedModel):
         return pinball_loss(predicted, (targets - mean) / spread, observed, levels)
 
 
-def _series(name: str, values: Any, mask: Any) -> tuple[Tensor, Tensor]:
+def _series(name: str, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Values `(B C, L)`, 0 where they are missing, and whether they are observed."""
-    check_is_tensor(name, values)
     if values.dim() not in (2, 3) or 0 in values.shape:
         raise ValueError(
             f"`{name}` must have the shape (batch, length) or (batch, length, columns) with sizes of at least 1, got "
             f"{tuple(values.shape)}."
         )
-    if values.is_complex() or values.dtype == torch.bool:
-        raise TypeError(f"`{name}` must be real numbers, got {values.dtype}.")
     values = values.to(torch.promote_types(values.dtype, torch.float32))
-    observed = ~values.isnan()
-    if mask is not None:
-        argument = name.replace("values", "observed_mask")
-        check_is_tensor(argument, mask)
-        if mask.shape != values.shape:
-            raise ValueError(f"`{argument}` must have the shape {tuple(values.shape)}, got {tuple(mask.shape)}.")
-        observed = observed & mask.to(values.device).bool()
+    observed = ~values.isnan() if mask is None else ~values.isnan() & mask.to(values.device).bool()
     values = torch.where(observed, values, 0.0)
     if has_readable_values(values) and values.isinf().any():
         raise ValueError(f"`{name}` holds infinite values: replace them by NaN where they are missing.")

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 from hf_ssm.models.base.configuration import NORMS, SSMConfig
-from hf_ssm.models.base.fields import DerivedInt, one_of, positive, require, strict_config
+from hf_ssm.models.base.fields import DerivedInt, one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import ATTENTION, LayerTypesConfig
 from hf_ssm.models.hyena.configuration_hyena import HyenaConfig
 from hf_ssm.models.linoss.configuration_linoss import LinOSSConfig
@@ -48,18 +48,6 @@ class HybridConfig(LayerTypesConfig):
     Hybrid: each layer mixes positions by the mixer of another family, or by rotary attention, followed by a gated MLP
     if `intermediate_size` is given. See `SSMConfig` and `LayerTypesConfig` for further arguments.
 
-    Args:
-        num_hidden_layers (`int`, *optional*): Number of blocks. `None`: the length of `layer_types`, or 8.
-        layer_types (list of `str`, *optional*): What mixes positions in each layer: `"hyena"`, `"s4"`, `"s5"`,
-            `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or `"full_attention"`. `None`: as in Jamba, the fifth of
-            every eight layers is attention; the others are `"ssd"`.
-        mixers (`dict`, *optional*): Fields of the configurations of layers, by layer type, such as `{"ssd":
-            {"state_size": 32, "head_dim": 16}}`. A field that is not given has the default of its family.
-        use_bias (`bool`, defaults to `False`): Bias of attention's output projection.
-        intermediate_size (`int`, *optional*): Width of the gated MLP of each block; `None`: blocks have no MLP.
-        hidden_act (`str`, defaults to `"silu"`): Activation of the MLP's gate.
-        norm_type (`str`, defaults to `"rms"`): Norm of the residual stream.
-
     States and frequencies are fields of the layer types, in `mixers`. Values of `time_step_min` and `time_step_max`
     other than 1e-3 and 1e-1 apply to all layers whose type has no values of its own. The Sobolev filter, τ and
     rescaling apply to all layers except attention.
@@ -83,11 +71,24 @@ class HybridConfig(LayerTypesConfig):
     }
     known_layer_types = (*MIXER_CONFIGS, ATTENTION)
 
-    num_hidden_layers: DerivedInt = positive(None)
-    mixers: dict[str, Any] | None = None
-    use_bias: bool = False
-    hidden_act: str = "silu"
-    norm_type: str = one_of(*NORMS, default="rms")
+    num_hidden_layers: DerivedInt = positive(None, help="Number of blocks. `None`: the length of `layer_types`, or 8.")
+    mixer_types: list[str] | None = setting(
+        None,
+        '`layer_types`: `"hyena"`, `"s4"`, `"s5"`, `"linoss"`, `"selective"`, `"ssd"`, `"mamba3"` or '
+        '`"full_attention"` for each layer. `None`: as in Jamba, the fifth of every eight layers is attention; the '
+        'others are `"ssd"`.',
+    )
+    mixers: dict[str, Any] | None = setting(
+        None,
+        'Fields of the configurations of layers, by layer type, such as `{"ssd": {"state_size": 32, "head_dim": 16}}`. '
+        "A field that is not given has the default of its family.",
+    )
+    use_bias: bool = setting(False, "Bias of attention's output projection.")
+    intermediate_size: int | None = positive(
+        None, help="Width of the gated MLP of each block; `None`: blocks have no MLP."
+    )
+    hidden_act: str = setting("silu", "Activation of the MLP's gate.")
+    norm_type: str = one_of(*NORMS, default="rms", help="Norm of the residual stream.")
     stores_pairs = False
     has_frequencies = False
     no_alpha_rule = "α is a field of the layer types in `mixers`: each type has its own frequencies."
@@ -155,20 +156,14 @@ class HybridConfig(LayerTypesConfig):
         settings, family = (self.mixers or {}).get(kind) or {}, MIXER_CONFIGS[kind]
         if not isinstance(settings, Mapping):
             raise ValueError(f"`mixers[{kind!r}]` must be a dictionary of fields, got {settings!r}.")
-        shared = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
-        read = {field.name for field in fields(family)} - shared - {*_NOT_OF_MIXERS.get(kind, ())}
-        read |= set(family.removed_fields)
-        names = {given: family.attribute_map.get(given, given) for given in settings}
-        for given, name in names.items():
-            if name in family.known_arguments() - read:
-                is_shared = name in type(self).known_arguments()
-                reason = (
-                    "a field of the whole model: give the field outside of `mixers`."
-                    if is_shared
-                    else "which no mixer reads: leave it out."
-                )
-                raise ValueError(f"`mixers[{kind!r}]` has `{given}`, {reason}")
-        return {name: settings[given] for given, name in names.items()}
+        settings = {family.attribute_map.get(name, name): value for name, value in settings.items()}
+        of_model = {field.name for field in fields(SSMConfig)} - {*_OF_LAYERS, *_STEPS}
+        for name in settings.keys() & of_model.union(_NOT_OF_MIXERS.get(kind, ())):
+            hint = "which no mixer reads: leave it out."
+            if name in type(self).known_arguments():
+                hint = "a field of the whole model: give the field outside of `mixers`."
+            raise ValueError(f"`mixers[{kind!r}]` has `{name}`, {hint}")
+        return settings
 
     def _given_steps(self) -> dict[str, Any]:
         """The range of step sizes of the whole model, if it is not the default."""
@@ -178,11 +173,6 @@ class HybridConfig(LayerTypesConfig):
     @property
     def _mixer_kinds(self) -> list[str]:
         return sorted({*(self.mixer_types or ())} - {ATTENTION})
-
-    @property
-    def sobolev_step(self) -> float:
-        """The smallest of the layers."""
-        return min((self.mixer_config(kind).sobolev_step for kind in self._mixer_kinds), default=1.0)
 
     @property
     def longest_input(self) -> int | None:

@@ -3,9 +3,8 @@
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from hf_ssm.models.base.configuration import INITS, SSMConfig
-from hf_ssm.models.base.fields import bounded, one_of, positive, require, strict_config
-from hf_ssm.models.base.shared_settings import check_discrete_poles
+from hf_ssm.models.base.configuration import INITS, SSMConfig, check_discrete_poles
+from hf_ssm.models.base.fields import bounded, one_of, positive, require, setting, strict_config
 
 
 @strict_config
@@ -19,38 +18,6 @@ class HyenaConfig(SSMConfig):
     `conv_kernel=0`, `use_bias=False`, `use_skip=False`, `use_output_projection=False`, `hidden_act="relu"`, `mlp_depth`
     (L), `intermediate_size` (W), `norm_type="none"`, `use_residual=False` and `output_clip` (R); see
     `examples/gated_convolution.py`.
-
-    Args:
-        hyena_order (`int`, defaults to 2): Number of gates; the number of long filters is one less. 1: one gate after
-            one filter, (W_Q h) ⊙ (k ∗ W_V h), as in Nishikawa & Suzuki.
-        filter_type (`str`, defaults to `"implicit"`): `"implicit"` (Hyena: sine MLP with exponential window),
-            `"sinusoid"` (Nishikawa & Suzuki 2025, Section 3), `"s4d"` or `"s4"` (H3-style).
-        conv_kernel (`int`, defaults to 3): Taps of the short convolution; 0: no short convolution.
-        intermediate_size (`int`, *optional*): Width of the MLP; `None`: 4 · hidden_size.
-        mlp_depth (`int`, defaults to 2): Number of linear maps of the MLP, with activations between them.
-        use_skip (`bool`, defaults to `True`): Feed-through of the long convolutions.
-        use_output_projection (`bool`, defaults to `True`): Linear map after the last gate.
-        max_position_embeddings (`int`, defaults to 1024): Longest input of the implicit filter, which normalises the
-            time axis of this filter. Other filter types have no limit.
-        filter_order (`int`, defaults to 64): Width of the implicit filter's MLP.
-        filter_emb_dim (`int`, defaults to 5): Width of the positional embedding of the implicit filter: odd, three or
-            more (time, and pairs of cosine and sine).
-        num_inner_mlps (`int`, defaults to 2): Hidden layers of the implicit filter's MLP after the first.
-        filter_activation_frequency (`float`, defaults to 10.0): Frequency ω of the activation sin(ω x) of the implicit
-            filter.
-        filter_train_frequency (`bool`, defaults to `True`): Learn ω per unit.
-        filter_window_shift (`float`, defaults to 0.05): Floor added to the exponential window of the implicit filter.
-        filter_positions (`str`, defaults to `"computed"`): `"computed"`: positional embedding and window of the
-            implicit filter come from their formulas. `"stored"`: they are tensors of the checkpoint, initialised by
-            the formulas. `"learned"`: the embedding is also trained, as in HyenaDNA.
-        sinusoid_window (`int`, *optional*): U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings.
-        sinusoid_inclusive (`bool`, defaults to `False`): The lags of the sinusoid filter are 0 to U - 1, as in the
-            paper's proof of Theorem F.1 (Appendix H). `True`: 0 to U, as in its Appendices E and F.
-        init (`str`, defaults to `"legs"`): As in `S4Config`; `"dfout"` for the filter "s4d" only.
-        n_ssm (`int`, *optional*): Number of copies of A and B of the filters "s4d" and "s4", a divisor of
-            (hyena_order - 1) · hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own copy.
-        use_bias (`bool`, defaults to `True`): Biases of the projections.
-        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation of the MLP.
 
     Examples:
         >>> from hf_ssm import HyenaConfig, HyenaForCausalLM
@@ -71,27 +38,67 @@ class HyenaConfig(SSMConfig):
         "hyena_dropout": "hidden_dropout",
     }
 
-    hyena_order: int = positive(2)
-    filter_type: str = one_of("implicit", "sinusoid", "s4d", "s4")
-    conv_kernel: int = bounded(3, 0)
-    intermediate_size: int | None = positive(None)
-    mlp_depth: int = positive(2)
-    use_skip: bool = True
-    use_output_projection: bool = True
-    max_position_embeddings: int = positive(1024)
-    filter_order: int = positive(64)
-    filter_emb_dim: int = 5
-    num_inner_mlps: int = bounded(2, 0)
-    filter_activation_frequency: float | int = positive(10.0, most=1e6)
-    filter_train_frequency: bool = True
-    filter_window_shift: float | int = bounded(0.05, -1e6, 1e6)
-    filter_positions: str = one_of("computed", "stored", "learned")
-    sinusoid_window: int | None = positive(None)
-    sinusoid_inclusive: bool = False
-    init: str = one_of(*INITS, "dfout")
-    n_ssm: int | None = positive(None)
-    use_bias: bool = True
-    hidden_act: str = "gelu_pytorch_tanh"
+    hyena_order: int = positive(
+        2,
+        help="Number of gates; the number of long filters is one less. 1: one gate after one filter, (W_Q h) ⊙ (k ∗ "
+        "W_V h), as in Nishikawa & Suzuki.",
+    )
+    filter_type: str = one_of(
+        "implicit",
+        "sinusoid",
+        "s4d",
+        "s4",
+        help='`"implicit"` (Hyena: sine MLP with exponential window), `"sinusoid"` (Nishikawa & Suzuki 2025, Section '
+        '3), `"s4d"` or `"s4"` (H3-style).',
+    )
+    conv_kernel: int = bounded(3, 0, help="Taps of the short convolution; 0: no short convolution.")
+    intermediate_size: int | None = positive(None, help="Width of the MLP; `None`: 4 · hidden_size.")
+    mlp_depth: int = positive(2, help="Number of linear maps of the MLP, with activations between them.")
+    use_skip: bool = setting(True, "Feed-through of the long convolutions.")
+    use_output_projection: bool = setting(True, "Linear map after the last gate.")
+    max_position_embeddings: int = positive(
+        1024,
+        help="Longest input of the implicit filter, which normalises the time axis of this filter. Other filter "
+        "types have no limit.",
+    )
+    filter_order: int = positive(64, help="Width of the implicit filter's MLP.")
+    filter_emb_dim: int = setting(
+        5,
+        "Width of the positional embedding of the implicit filter: odd, three or more (time, and pairs of cosine and "
+        "sine).",
+    )
+    num_inner_mlps: int = bounded(2, 0, help="Hidden layers of the implicit filter's MLP after the first.")
+    filter_activation_frequency: float | int = positive(
+        10.0, most=1e6, help="Frequency ω of the activation sin(ω x) of the implicit filter."
+    )
+    filter_train_frequency: bool = setting(True, "Learn ω per unit.")
+    filter_window_shift: float | int = bounded(
+        0.05, -1e6, 1e6, help="Floor added to the exponential window of the implicit filter."
+    )
+    filter_positions: str = one_of(
+        "computed",
+        "stored",
+        "learned",
+        help='`"computed"`: positional embedding and window of the implicit filter come from their formulas. '
+        '`"stored"`: they are tensors of the checkpoint, initialised by the formulas. `"learned"`: the '
+        "embedding is also trained, as in HyenaDNA.",
+    )
+    sinusoid_window: int | None = positive(
+        None, help="U of Nishikawa & Suzuki, in tokens; `None`: max_position_embeddings."
+    )
+    sinusoid_inclusive: bool = setting(
+        False,
+        "The lags of the sinusoid filter are 0 to U - 1, as in the paper's proof of Theorem F.1 (Appendix H). "
+        "`True`: 0 to U, as in its Appendices E and F.",
+    )
+    init: str = one_of(*INITS, "dfout", help='As in `S4Config`; `"dfout"` for the filter "s4d" only.')
+    n_ssm: int | None = positive(
+        None,
+        help='Number of copies of A and B of the filters "s4d" and "s4", a divisor of (hyena_order - 1) · '
+        "hidden_size; filter c uses copy c mod n_ssm. `None`: each filter has its own copy.",
+    )
+    use_bias: bool = setting(True, "Biases of the projections.")
+    hidden_act: str = setting("gelu_pytorch_tanh", "Activation of the MLP.")
     # Bias of the short convolution, as in HyenaDNA.
     use_conv_bias = True
 
@@ -104,24 +111,16 @@ class HyenaConfig(SSMConfig):
     def check(self) -> None:
         super().check()
         check_discrete_poles(self, self.filter_type)
-        self.check_products()
         require(
             self.filter_emb_dim >= 3 and self.filter_emb_dim % 2,
             "`filter_emb_dim` must be odd and at least 3 (time, and pairs of cosine and sine), got "
             f"{self.filter_emb_dim}: use {max(3, self.filter_emb_dim + 1)}.",
         )
-        if self.n_ssm is not None:
-            filters = self.num_filters * self.hidden_size
-            require(
-                self.has_state_matrix,
-                f"`n_ssm`={self.n_ssm} needs `filter_type='s4d'` or 's4', but {self.filter_type!r} has no state "
-                "matrix: leave out `n_ssm`.",
-            )
-            require(
-                filters % self.n_ssm == 0,
-                f"`n_ssm`={self.n_ssm} must divide the {filters} filters of a layer: give 1 to share A and B among all "
-                "filters.",
-            )
+        require(
+            self.n_ssm is None or (self.has_state_matrix and self.num_filters * self.hidden_size % self.n_ssm == 0),
+            f"`n_ssm`={self.n_ssm} must divide the {self.num_filters * self.hidden_size} filters of a layer, and needs "
+            "`filter_type='s4d'` or 's4', which have a state matrix.",
+        )
 
     @property
     def has_state_matrix(self) -> bool:
@@ -132,10 +131,6 @@ class HyenaConfig(SSMConfig):
     def use_qkv_bias(self) -> bool:
         """Bias of the in-projection."""
         return self.use_bias
-
-    @property
-    def sobolev_step(self) -> float:
-        return super().sobolev_step if self.has_state_matrix else 1.0
 
     @property
     def has_frequencies(self) -> bool:

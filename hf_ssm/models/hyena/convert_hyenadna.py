@@ -23,8 +23,17 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, load_state_dict, rename
-from hf_ssm.models.base.weights import find_file
+from hf_ssm.models.base.converter import (
+    EMPTY,
+    Converter,
+    Fields,
+    FieldTable,
+    Tensors,
+    field_value,
+    kept_fields,
+    read_fields,
+    rename,
+)
 from hf_ssm.models.hyena.modeling_hyena import HyenaForCausalLM, HyenaForSequenceClassification, HyenaModel
 from hf_ssm.tokenization import build_dna_tokenizer
 
@@ -32,8 +41,7 @@ __all__ = ["CONVERTERS", "HyenaDNAConverter"]
 
 logger = logging.get_logger(__name__)
 
-# Fields of the Hub layout, the fields here, and the values that absent fields stand for.
-_HUB_FIELDS: dict[str, tuple[str, Any]] = {
+_HUB_FIELDS: FieldTable = {
     "d_model": ("hidden_size", 256),
     "n_layer": ("num_hidden_layers", 12),
     "d_inner": ("intermediate_size", None),
@@ -41,26 +49,18 @@ _HUB_FIELDS: dict[str, tuple[str, Any]] = {
     "emb_dim": ("filter_emb_dim", 3),
     "num_inner_mlps": ("num_inner_mlps", 2),
     "hyena_order": ("hyena_order", 2),
-    "short_filter_order": ("conv_kernel", 3),
     "filter_order": ("filter_order", 64),
     "activation_freq": ("filter_activation_frequency", 1.0),
     "train_freq": ("filter_train_frequency", True),
     "embed_dropout": ("embedding_dropout", 0.1),
-    "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
     "initializer_range": ("initializer_range", 0.02),
     "tie_word_embeddings": ("tie_word_embeddings", True),
 }
-# Fields about code, or without effect: the projections have biases whatever `use_bias` is, and the dropout of the
-# filter is never applied.
-_HUB_UNUSED = frozenset(
-    {
-        *("model_type", "architectures", "auto_map", "use_bias", "hyena_filter_dropout"),
-        *("vocab_size", "pad_vocab_size_multiple", "hyena_dropout"),
-    }
-)
+# HyenaDNA's code on the Hub always pads for 3 taps, and uses the epsilon for the last norm only.
+_HUB_FIXED: Fields = {"short_filter_order": 3, "layer_norm_epsilon": 1e-5}
 
-# The same for the original layout, outside and inside `layer`; `...` stands for no default.
-_ORIGINAL_FIELDS: dict[str, tuple[str, Any]] = {
+# The same for the original layout, outside and inside `layer`.
+_ORIGINAL_FIELDS: FieldTable = {
     "d_model": ("hidden_size", ...),
     "n_layer": ("num_hidden_layers", ...),
     "d_inner": ("intermediate_size", None),
@@ -68,7 +68,7 @@ _ORIGINAL_FIELDS: dict[str, tuple[str, Any]] = {
     "embed_dropout": ("embedding_dropout", 0.1),
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
 }
-_LAYER_FIELDS: dict[str, tuple[str, Any]] = {
+_LAYER_FIELDS: FieldTable = {
     "l_max": ("max_position_embeddings", ...),
     "emb_dim": ("filter_emb_dim", 3),
     "num_inner_mlps": ("num_inner_mlps", 2),
@@ -78,8 +78,7 @@ _LAYER_FIELDS: dict[str, tuple[str, Any]] = {
     "w": ("filter_activation_frequency", 1.0),
     "shift": ("filter_window_shift", 0.05),
 }
-# Options of `layer` that change the operator, with their values for HyenaDNA.
-_LAYER_FIXED: dict[str, Any] = {
+_LAYER_FIXED: Fields = {
     "_name_": "hyena",
     "activation": "id",
     "filter_cls": "hyena-filter",
@@ -101,12 +100,12 @@ class HyenaDNAConverter(Converter):
 
     name = "HyenaDNA"
     model_type = "hyenadna"
+    weights_file = "weights.ckpt"
     heads = {
         "HyenaDNAForCausalLM": HyenaForCausalLM,
         "HyenaDNAForSequenceClassification": HyenaForSequenceClassification,
         "HyenaDNAModel": HyenaModel,
     }
-    backbone_class = HyenaModel
     # Linear maps and sines alternate in `implicit_filter`.
     names = {
         r"^(hyena\.|model\.)?(?=backbone\.|lm_head\.|score\.)": "",
@@ -128,10 +127,6 @@ class HyenaDNAConverter(Converter):
     def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) or _is_original(config)
 
-    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
-        weights = find_file(source, "weights.ckpt") if _is_original(config) else None
-        return super().read(source, config) if weights is None else load_state_dict(weights)
-
     def load_tokenizer(self, source: str | Path, config: Fields) -> Any | None:
         """Build a tokenizer with the ids of HyenaDNA's, which is Python code beside the checkpoint.
 
@@ -151,10 +146,29 @@ class HyenaDNAConverter(Converter):
         Raises:
             ValueError: A value that is missing or not a number, or that changes the operator.
         """
-        own, multiple = (_from_original(config), 1) if _is_original(config) else (_from_hub(config), 8)
+        if _is_original(config):
+            if config.get("attn_layer_idx") or config.get("max_position_embeddings"):
+                raise ValueError("HyenaDNA has no attention layers or position embeddings (`attn_layer_idx`)")
+            layer, multiple = config["layer"], 1
+            dropout = layer.get("dropout")
+            own = {
+                **read_fields(config, _ORIGINAL_FIELDS),
+                **read_fields(layer, _LAYER_FIELDS, "layer.", fixed=_LAYER_FIXED, unused=_LAYER_UNUSED),
+                "filter_positions": "learned" if layer.get("lr_pos_emb", 1e-5) else "stored",
+                "tie_word_embeddings": True,
+            }
+        else:
+            dropout, multiple = config.get("hyena_dropout"), 8
+            # HyenaDNA's classifier reads the last position.
+            own = kept_fields(config) | read_fields(config, _HUB_FIELDS, fixed=_HUB_FIXED)
+            own |= {"filter_positions": "learned", "pooling": "last"}
+        if dropout:
+            logger.warning_once(
+                f"HyenaDNA's dropout of {dropout!r} between gates and long convolutions is left out: the Hyena models "
+                "have no dropout there. Dropout has no effect outside training."
+            )
         size = field_value(config, "vocab_size", 12)
-        return {
-            **own,
+        return own | {
             "vocab_size": size + -size % field_value(config, "pad_vocab_size_multiple", multiple),
             "filter_type": "implicit",
             "bidirectional": False,
@@ -170,19 +184,12 @@ class HyenaDNAConverter(Converter):
             constant = torch.full((1, config.filter_order), float(config.filter_activation_frequency))
             for layer in range(config.num_hidden_layers):
                 weights.setdefault(f"model.layers.{layer}.mixer.long_conv.filter.frequency", constant)
-        per_kernel = ("D", "decay_rates", f"weight_{config.num_inner_mlps + 1}")
         convolutions = config.hyena_order - 1
+        per_kernel = (".long_conv.D", ".decay_rates", f".filter.weight_{config.num_inner_mlps + 1}")
         for name, tensor in weights.items():
-            parameter = name.rpartition(".")[2]
-            if ".mixer.long_conv." not in name:
-                continue
-            if parameter == "positions":
-                tensor = tensor.squeeze(0)
-            elif parameter in ("time", "decay_rates", "frequency"):
-                tensor = tensor.flatten()
-            if parameter == "decay_rates":
-                tensor = tensor.abs()
-            if parameter in per_kernel and not _is_original(found) and len(tensor) % convolutions == 0:
+            if name.endswith(".decay_rates"):
+                tensor = tensor.abs().flatten()
+            if name.endswith(per_kernel) and not _is_original(found) and len(tensor) % convolutions == 0:
                 # From convolution after convolution to channel after channel.
                 tensor = tensor.unflatten(0, (convolutions, -1)).transpose(0, 1).flatten(0, 1)
             weights[name] = tensor
@@ -195,55 +202,3 @@ CONVERTERS = (HyenaDNAConverter(),)
 def _is_original(config: Fields) -> bool:
     layer = config.get("layer")
     return "model_type" not in config and "d_model" in config and isinstance(layer, Mapping) and "l_max" in layer
-
-
-def _from_hub(config: Fields) -> dict[str, Any]:
-    found = _rename_fields(config, _HUB_FIELDS)
-    for name, own, value in (
-        # HyenaDNA's code on the Hub always pads for 3 taps, and uses the epsilon for the last norm only.
-        ("short_filter_order", "conv_kernel", 3),
-        ("layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
-    ):
-        if found[own] != value:
-            raise ValueError(
-                f"`{name}`={found[own]!r} cannot be converted: HyenaDNA's code on the Hub works with {value} only"
-            )
-    _warn_of_dropout(config.get("hyena_dropout"))
-    rest = {name: value for name, value in config.items() if name not in _HUB_FIELDS and name not in _HUB_UNUSED}
-    # HyenaDNA's classifier reads the last position.
-    return {**rest, **found, "filter_positions": "learned", "pooling": "last"}
-
-
-def _from_original(config: Fields) -> dict[str, Any]:
-    layer = config["layer"]
-    unknown = sorted(layer.keys() - _LAYER_FIELDS.keys() - _LAYER_FIXED.keys() - _LAYER_UNUSED)
-    if unknown:
-        raise ValueError(f"`layer` has unknown options: {', '.join(map(repr, unknown))}")
-    for name, value in _LAYER_FIXED.items():
-        if layer.get(name, value) != value:
-            raise ValueError(f"`layer` has {name!r}={layer[name]!r}, but HyenaDNA has {value!r}")
-    if config.get("attn_layer_idx") or config.get("max_position_embeddings"):
-        raise ValueError("HyenaDNA has no attention layers or position embeddings (`attn_layer_idx`)")
-    _warn_of_dropout(layer.get("dropout"))
-    return {
-        **_rename_fields(config, _ORIGINAL_FIELDS),
-        **_rename_fields(layer, _LAYER_FIELDS, "layer."),
-        "filter_positions": "learned" if layer.get("lr_pos_emb", 1e-5) else "stored",
-        "tie_word_embeddings": True,
-    }
-
-
-def _warn_of_dropout(probability: Any) -> None:
-    if probability:
-        logger.warning_once(
-            f"HyenaDNA's dropout of {probability!r} between gates and long convolutions is left out: the Hyena models "
-            "have no dropout there. Dropout has no effect outside training."
-        )
-
-
-def _rename_fields(config: Fields, fields: Mapping[str, tuple[str, Any]], where: str = "") -> dict[str, Any]:
-    found = {new: field_value(config, name, default, where) for name, (new, default) in fields.items()}
-    missing = next((name for name, (new, _) in fields.items() if found[new] is ...), None)
-    if missing is not None:
-        raise ValueError(f"the configuration of a HyenaDNA model lacks `{where}{missing}`")
-    return found

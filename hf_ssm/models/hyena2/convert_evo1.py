@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Fields, Tensors
+from hf_ssm.models.base.converter import EMPTY, Fields, Tensors, read_fields
 from hf_ssm.models.hyena2.convert_evo2 import Evo2Converter
 
 __all__ = ["CONVERTERS", "Evo1Converter"]
@@ -35,11 +35,8 @@ class Evo1Converter(Evo2Converter):
         Raises:
             ValueError: A field that is missing, or has a value that the models here do not have.
         """
-        for name, value in {"hyena_filter_groups": 1, "proj_groups": 1}.items():
-            if config.get(name, value) != value:
-                raise ValueError(f"`{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
-        missing = set(range(config["num_layers"])) - {*config["attn_layer_idxs"], *config["hyena_layer_idxs"]}
-        if missing:
+        read_fields(config, EMPTY, fixed={"hyena_filter_groups": 1, "proj_groups": 1})
+        if missing := set(range(config["num_layers"])) - {*config["attn_layer_idxs"], *config["hyena_layer_idxs"]}:
             raise ValueError(
                 f"layer {min(missing)} is neither in attn_layer_idxs nor in hyena_layer_idxs: correct the two lists."
             )
@@ -54,27 +51,24 @@ class Evo1Converter(Evo2Converter):
             # The input projections of convolutions have a bias whatever the attention has.
             **{"qkv_proj_bias": True, "evo2_style_activations": False},
         }
-        return {**super().convert_config(as_second, _without_prefix(tensors)), "complex_state": True}
+        return {**super().convert_config(as_second, tensors), "complex_state": True}
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
-        stored = _without_prefix(tensors)
+        stored = dict(tensors)
         for name in [name for name in stored if name.endswith(".filter.poles")]:
             # The logarithm of the precision that the tensor has, as in the public code.
             poles = stored.pop(name)
             pairs = poles.to(torch.promote_types(poles.dtype, torch.float32)).unbind(-1)
             logarithms = torch.complex(*pairs).log()
-            stored[name.replace(".poles", ".log_poles")] = logarithms.real
-            stored[name.replace(".poles", ".angles")] = logarithms.imag.squeeze(-1)
-        stored |= {name: tensor.squeeze(2) for name, tensor in stored.items() if name.endswith(".filter.residues")}
+            stored |= {
+                name.replace("poles", "log_poles"): logarithms.real,
+                name.replace("poles", "angles"): logarithms.imag,
+            }
         # Queries, keys and values of attention are stored one after the other, and `column_split` has no effect.
         flags = {"column_split": False, "interleave": False, "hyena_flip_x1x2": False}
         weights = super().convert_weights(stored, {**found, **flags}, config)
-        biases = {name.replace(".weight", ".bias") for name in weights if ".qkv_proj.weight" in name} - weights.keys()
-        return weights | {name: torch.zeros(3 * config.hidden_size) for name in biases}
+        biases = [name.replace(".weight", ".bias") for name in weights if name.endswith(".qkv_proj.weight")]
+        return dict.fromkeys(biases, torch.zeros(3 * config.hidden_size)) | weights
 
 
 CONVERTERS = (Evo1Converter(),)
-
-
-def _without_prefix(tensors: Tensors) -> dict[str, Tensor]:
-    return {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}

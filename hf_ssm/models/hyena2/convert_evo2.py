@@ -8,8 +8,9 @@ says where each comes from.
 Legend: `D` hidden size.
 """
 
-import io
 import re
+import shutil
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, load_state_dict, rename
+from hf_ssm.models.base.converter import (
+    EMPTY,
+    Converter,
+    Fields,
+    FieldTable,
+    Tensors,
+    load_state_dict,
+    read_fields,
+    rename,
+)
 from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.models.hyena2.modeling_hyena2 import Hyena2ForCausalLM
 from hf_ssm.tokenization import build_evo2_tokenizer
@@ -27,31 +37,35 @@ __all__ = ["CONVERTERS", "Evo2Converter"]
 
 logger = logging.get_logger(__name__)
 
-# Fields that every configuration has, and the fields here.
-_COPIED = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_attention_heads": "num_attention_heads",
-    "state_size": "state_size",
-    "eps": "layer_norm_epsilon",
-    "short_filter_length": "conv_kernel",
-    "hcs_filter_length": "short_filter_length",
-    "hcs_filter_groups": "short_filter_groups",
-    "hcm_filter_length": "medium_filter_length",
-    "hcm_filter_groups": "medium_filter_groups",
+_FIELDS: FieldTable = {
+    "vocab_size": ("vocab_size", ...),
+    "hidden_size": ("hidden_size", ...),
+    "num_layers": ("num_hidden_layers", ...),
+    "num_attention_heads": ("num_attention_heads", ...),
+    "state_size": ("state_size", ...),
+    "eps": ("layer_norm_epsilon", ...),
+    "short_filter_length": ("conv_kernel", ...),
+    "hcs_filter_length": ("short_filter_length", ...),
+    "hcs_filter_groups": ("short_filter_groups", ...),
+    "hcm_filter_length": ("medium_filter_length", ...),
+    "hcm_filter_groups": ("medium_filter_groups", ...),
+    "short_filter_bias": ("use_conv_bias", False),
+    "mlp_activation": ("hidden_act", "gelu"),
+    "evo2_style_activations": ("evo2_style_activations", False),
+    "qkv_proj_bias": ("use_qkv_bias", True),
+    "tie_embeddings": ("tie_word_embeddings", False),
 }
-# The lists of layers, and their types here.
+# Options that change the computation, with the only values that the models here have.
+_FIXED: Fields = {"final_norm": True, "smeared_gqa": False, "long_fir_threshold": None}
+# The lists of layers in the order in which the public code looks a layer up, and their types here.
 _LAYERS = {
-    "hcs_layer_idxs": "short_conv",
-    "hcm_layer_idxs": "medium_conv",
-    "hcl_layer_idxs": "long_conv",
     "attn_layer_idxs": "full_attention",
+    "hcl_layer_idxs": "long_conv",
+    "hcm_layer_idxs": "medium_conv",
+    "hcs_layer_idxs": "short_conv",
 }
 # From this length on, the public code reads taps from lag 0 on and adds D; shorter ones have the tap of lag 0 last.
 _LONG_TAPS = 128
-# Options that change the computation, with the only values that the models here have.
-_FIXED = {"final_norm": True, "smeared_gqa": False, "long_fir_threshold": None}
 # What the public code takes for absent flags.
 _FLAGS = {"column_split": True, "column_split_hyena": True, "interleave": False, "hyena_flip_x1x2": False}
 
@@ -62,6 +76,8 @@ class Evo2Converter(Converter):
     name = "Evo 2"
     heads = {"Evo2": Hyena2ForCausalLM}
     names = {
+        # Of Evo 1.
+        r"^backbone\.": "",
         r"^embedding_layer\.": "model.embed_tokens.",
         r"^unembed\.": "lm_head.",
         r"^norm\.scale$": "model.norm.weight",
@@ -83,31 +99,31 @@ class Evo2Converter(Converter):
     def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return _LAYERS.keys() <= config.keys() and str(config.get("model_type")) != Hyena2Config.model_type
 
-    def read(self, source: str | Path, config: Fields) -> dict[str, Tensor]:
+    def read(self, source: str | Path) -> dict[str, Tensor]:
         """Read `*.pt`, or its parts, of a folder; otherwise as other checkpoints."""
-        folder = Path(source)
-        whole = sorted(folder.glob("*.pt"))
-        numbered = {int(path.suffix[5:]): path for path in folder.glob("*.pt.part*") if path.suffix[5:].isdecimal()}
-        if not whole and not numbered:
-            return super().read(source, config)
-        stems = {path.name for path in whole} | {path.stem for path in numbered.values()}
-        if len(stems) > 1:
-            raise ValueError(
-                f"{str(source)!r} holds several checkpoints, {', '.join(sorted(stems))}: keep one of them."
-            )
+        whole = sorted(Path(source).glob("*.pt"))
+        parts = {int(path.suffix[5:]): path for path in Path(source).glob("*.pt.part*") if path.suffix[5:].isdecimal()}
+        names = sorted({path.name for path in whole} | {path.stem for path in parts.values()})
+        if not names:
+            return super().read(source)
+        if len(names) > 1:
+            raise ValueError(f"{str(source)!r} holds several checkpoints, {', '.join(names)}: keep one of them.")
         if whole:
             return load_state_dict(whole[0])
-        missing = [number for number in range(max(numbered)) if number not in numbered]
-        if missing:
-            raise ValueError(f"{str(source)!r} lacks part {missing[0]} of {next(iter(stems))}: fetch the part again.")
-        with _Parts([path for _, path in sorted(numbered.items())]) as parts:
+        if missing := set(range(max(parts))) - parts.keys():
+            raise ValueError(f"{str(source)!r} lacks part {min(missing)} of {names[0]}: fetch the part again.")
+        with tempfile.NamedTemporaryFile(suffix=".pt") as joined:
+            for number in range(len(parts)):
+                with parts[number].open("rb") as part:
+                    shutil.copyfileobj(part, joined)
+            joined.flush()
             try:
-                return load_state_dict(folder / next(iter(stems)), io.BufferedReader(parts))
+                return load_state_dict(joined.name)
             except ValueError as error:
                 # The list of the tensors stands at the end of the file.
-                following = f"{next(iter(stems))}.part{max(numbered) + 1}"
                 raise ValueError(
-                    f"{error}: a part is damaged, or {following} is missing; fetch the parts again"
+                    f"{names[0]} cannot be read: a part is damaged, or {names[0]}.part{len(parts)} is missing; fetch "
+                    "the parts again"
                 ) from error
 
     def load_tokenizer(self, source: str | Path, config: Fields) -> Any:
@@ -130,37 +146,25 @@ class Evo2Converter(Converter):
                 "weights, and that the models of 1, 20 and 40 billion lose accuracy: compare scores before you rely on "
                 "them."
             )
-        for name, value in _FIXED.items():
-            if config.get(name, value) != value:
-                raise ValueError(f"`{name}`={config[name]!r} cannot be converted: the models here have {value!r}.")
-        missing = [name for name in _COPIED if config.get(name) is None]
-        if missing:
-            raise ValueError(f"the configuration lacks {', '.join(missing)}: give the YAML file of the public code.")
-        if config["hcs_filter_length"] >= _LONG_TAPS:
-            raise ValueError(f"`hcs_filter_length`={config['hcs_filter_length']} must be below {_LONG_TAPS}.")
+        own = read_fields(config, _FIELDS, fixed=_FIXED)
+        if own["short_filter_length"] >= _LONG_TAPS:
+            raise ValueError(f"`hcs_filter_length`={own['short_filter_length']} must be below {_LONG_TAPS}.")
         scaled = config.get("use_interpolated_rotary_pos_emb", False)
-        size, multiple = config["hidden_size"], config.get("inner_size_multiple_of", 64)
-        biases = (config.get("mha_out_proj_bias", True), config.get("hyena_out_proj_bias", True))
+        multiple = config.get("inner_size_multiple_of", 64)
         frequencies = [tensor for name, tensor in tensors.items() if name.endswith(".rotary_emb.inv_freq")]
         theta = float(config.get("rotary_emb_base", 1_000_000))
-        dtype = tensors["embedding_layer.weight"].dtype if "embedding_layer.weight" in tensors else torch.float32
-        return {
-            **{new: config[name] for name, new in _COPIED.items()},
+        dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith("embedding_layer.weight"))
+        return own | {
             "layer_types": _layer_types(config),
             "medium_filter_decay": False,
-            "use_conv_bias": bool(config.get("short_filter_bias", False)),
-            "num_key_value_heads": config["num_attention_heads"] // config.get("proj_groups", 1),
+            "num_key_value_heads": own["num_attention_heads"] // config.get("proj_groups", 1),
             "rope_theta": _theta(frequencies, theta) if frequencies else theta,
             "rope_scaling_factor": float(config.get("rotary_emb_scaling_factor", 1)) if scaled else 1.0,
-            "intermediate_size": config.get("inner_mlp_size", -(-(8 * size // 3) // multiple) * multiple),
-            "hidden_act": config.get("mlp_activation", "gelu"),
-            "evo2_style_activations": bool(config.get("evo2_style_activations", False)),
-            "use_bias": any(biases),
-            "use_qkv_bias": bool(config.get("qkv_proj_bias", True)),
-            "tie_word_embeddings": bool(config.get("tie_embeddings", False)),
+            "intermediate_size": config.get("inner_mlp_size", -(-(8 * own["hidden_size"] // 3) // multiple) * multiple),
+            "use_bias": config.get("mha_out_proj_bias", True) or config.get("hyena_out_proj_bias", True),
             "eos_token_id": 0,
             "pad_token_id": 1,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(next(dtypes, torch.float32)).removeprefix("torch."),
         }
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
@@ -175,26 +179,22 @@ class Evo2Converter(Converter):
                 tensor = tensor[streams]
             elif ".mixer.qkv_proj." in name and heads is not None and len(tensor) == len(heads):
                 tensor = tensor[heads]
-            elif name.endswith(".filter.taps"):
-                tensor = tensor.squeeze(1) if tensor.shape[-1] >= _LONG_TAPS else tensor.squeeze(1).flip(-1)
-            elif name.endswith(".filter.log_poles"):
-                tensor = tensor.squeeze(-1)
-                if bool((tensor > 0).any()):
-                    raise ValueError(f"{name} holds positive numbers: the filter of such a layer grows without limit.")
+            elif name.endswith(".filter.taps") and tensor.shape[-1] < _LONG_TAPS:
+                tensor = tensor.flip(-1)
+            elif name.endswith(".filter.log_poles") and bool((tensor > 0).any()):
+                raise ValueError(f"{name} holds positive numbers: the filter of such a layer grows without limit.")
             weights[name] = tensor
-        return weights | _zeros(weights, config)
+        return _zeros(config) | weights
 
 
 def _layer_types(config: Fields) -> list[str]:
     """Return the types of the layers."""
-    # In the order in which the public code looks a layer up.
     types: dict[int, str] = {}
-    for name in ("attn_layer_idxs", "hcl_layer_idxs", "hcm_layer_idxs", "hcs_layer_idxs"):
-        for layer in config[name] or ():
-            types.setdefault(layer, _LAYERS[name])
+    for name, kind in reversed(_LAYERS.items()):
+        types |= dict.fromkeys(config[name] or (), kind)
     missing = [layer for layer in range(config["num_layers"]) if layer not in types]
     if missing:
-        raise ValueError(f"layer {missing[0]} is in none of {', '.join(_LAYERS)}: correct the configuration.")
+        raise ValueError(f"layer {missing[0]} is in none of {', '.join(reversed(_LAYERS))}: correct the configuration.")
     return [types[layer] for layer in range(config["num_layers"])]
 
 
@@ -228,53 +228,14 @@ def _order_of_heads(config: Hyena2Config) -> Tensor:
     return torch.arange(3 * config.hidden_size).view(config.num_attention_heads, 3, -1).transpose(0, 1).flatten()
 
 
-def _zeros(weights: Tensors, config: Hyena2Config) -> dict[str, Tensor]:
+def _zeros(config: Hyena2Config) -> dict[str, Tensor]:
     """Return zeros for biases that only one kind of layer has, and for D of medium filters too short to have one."""
-    zeros = torch.zeros(config.hidden_size)
-    layers = [f"model.layers.{layer}.mixer" for layer in range(config.num_hidden_layers)]
-    wanted = [f"{layer}.out_proj.bias" for layer in layers if config.use_bias]
+    mixers = [f"model.layers.{layer}.mixer" for layer in range(config.num_hidden_layers)]
+    names = [f"{mixer}.out_proj.bias" for mixer in mixers if config.use_bias]
     if config.medium_filter_length < _LONG_TAPS:
-        kinds = zip(layers, config.mixer_types or (), strict=True)
-        wanted += [f"{layer}.long_conv.D" for layer, kind in kinds if kind == "medium_conv"]
-    return {name: zeros for name in wanted if name not in weights}
-
-
-class _Parts(io.RawIOBase):
-    """Files whose bytes follow each other, as one file to read."""
-
-    def __init__(self, paths: list[Path]):
-        self.sizes = [path.stat().st_size for path in paths]
-        self.files = [path.open("rb") for path in paths]
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: sum(self.sizes)}[whence]
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        before = 0
-        for size, file in zip(self.sizes, self.files, strict=True):
-            if before <= self.position < before + size:
-                file.seek(self.position - before)
-                count = file.readinto(memoryview(buffer)[: before + size - self.position])
-                self.position += count
-                return count
-            before += size
-        return 0
-
-    def close(self) -> None:
-        for file in self.files:
-            file.close()
-        super().close()
+        kinds = zip(mixers, config.mixer_types or (), strict=True)
+        names += [f"{mixer}.long_conv.D" for mixer, kind in kinds if kind == "medium_conv"]
+    return dict.fromkeys(names, torch.zeros(config.hidden_size))
 
 
 CONVERTERS = (Evo2Converter(),)

@@ -3,6 +3,7 @@
 Legend: `B` batch, `L` length, `D` channels, `G` groups of channels that share a filter, `K` taps, `N` exponentials.
 """
 
+import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -16,16 +17,14 @@ from hf_ssm.models.hyena2.configuration_hyena2 import Hyena2Config
 from hf_ssm.modules.activation import build_activation
 from hf_ssm.modules.attention import SelfAttention
 from hf_ssm.modules.filters.base import LongFilter
+from hf_ssm.modules.filters.state_space import StateSpaceFilter
 from hf_ssm.modules.long_convolution import LongConvolution
 from hf_ssm.modules.operator import check_stored, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Halo, Rows
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.state import LayerState
-from hf_ssm.ops.lti.diagonal import diagonal_kernel
-from hf_ssm.ops.lti.discretize import discretize_pairs, zoh
+from hf_ssm.ops.lti.discretize import discretize_pairs
 from hf_ssm.ops.lti.hippo import initial_eigenvalues
-from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence
-from hf_ssm.ops.lti.transfer import diagonal_response, taps_response
 from hf_ssm.ops.short_conv import short_conv, short_conv_extend
 
 # Decay rates of the medium filters, over their length.
@@ -38,25 +37,24 @@ class Hyena2Mixer(HyenaMixer):
     def build_convolution(self, config, layer_idx: int) -> LongConvolution:
         size, kind = config.hidden_size, config.layer_types[layer_idx].removesuffix("_conv")
         if kind == "long":
-            steps = (config.time_step_min, config.time_step_max)
-            frequencies = (config.frequency_scale, config.frequency_shift) if config.complex_state else None
-            modal = ModalFilter(size, config.long_filter_groups, config.state_size, steps, frequencies)
-            return LongConvolution.from_config(config, layer_idx, modal)
-        groups, taps = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
-        explicit = ExplicitFilter(size, groups, taps, decays=kind == "medium" and config.medium_filter_decay)
+            return LongConvolution.from_config(config, layer_idx, ModalFilter(config, size))
+        explicit = ExplicitFilter(config, size, kind)
         return WindowConvolution.from_config(config, layer_idx, explicit, use_skip=kind == "medium")
 
 
 class ExplicitFilter(LongFilter):
-    """A kernel of K taps for each group of channels; with `decays`, times exp(-r t / (K - 1)) with a rate r of each.
+    """A kernel of K taps for each group of channels, `"short"` or `"medium"`.
+
+    Medium ones are multiplied by exp(-r t / (K - 1)) with a rate r of each group, with `medium_filter_decay`.
 
     Source: Ku et al. 2025, Hyena-SE and Hyena-MR.
     """
 
-    def __init__(self, channels: int, groups: int, length: int, *, decays: bool = False):
+    def __init__(self, config, channels: int, kind: str):
         super().__init__(channels, 1)
-        self.groups, self.length, self.decays = groups, length, decays
-        self.taps = fp32_parameter(groups, length)
+        self.groups, self.length = (getattr(config, f"{kind}_filter_{field}") for field in ("groups", "length"))
+        self.decays = kind == "medium" and config.medium_filter_decay
+        self.taps = fp32_parameter(self.groups, self.length)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         return {"taps": torch.randn(self.taps.shape) / math.sqrt(self.length)}
@@ -80,7 +78,9 @@ class ExplicitFilter(LongFilter):
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.length, torch.float64)[0]
-        return taps_response(omega, taps if rows is None else taps[rows])
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
+        response: Tensor = transfer.taps_response(omega, taps if rows is None else taps[rows])
+        return response
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
@@ -89,104 +89,60 @@ class ExplicitFilter(LongFilter):
         scale_entries_(self.taps, factor, lambda taps: taps)
 
 
-class ModalFilter(LongFilter):
+class ModalFilter(StateSpaceFilter):
     r"""h_t = Σ_n R_n exp(-|p_n| t), N decaying exponentials for each group of channels.
 
-    With `frequencies`, h_t = Re Σ_n R_n exp((-|p_n| + i θ_n) t) with complex R: decaying oscillations.
+    With `complex_state`, h_t = Re Σ_n R_n exp((-|p_n| + i θ_n) t) with complex R: decaying oscillations.
 
     At initialisation p_n is Δ times an eigenvalue of S4D-Real, |p_n| = n Δ for n = 1, ..., N, or of S4D-Lin,
     -Δ/2 + iπnΔ for n = 0, ..., N - 1, with Δ drawn log-uniformly from a range.
-
-    Args:
-        channels, groups: D and G.
-        state_size: N.
-        time_steps: Range of Δ.
-        frequencies: α and the shift of the initial frequencies, for oscillations; `None`: real exponentials.
 
     Source: Ku et al. 2025, Hyena-LI; Massaroli et al. 2023 (modal form); Poli et al. 2023 (StripedHyena, with
     complex poles).
     """
 
-    def __init__(
-        self,
-        channels: int,
-        groups: int,
-        state_size: int,
-        time_steps: tuple[float, float],
-        frequencies: tuple[float, float] | None = None,
-    ):
-        super().__init__(channels, 1)
-        self.groups, self.time_steps, self.frequencies = groups, time_steps, frequencies
-        self.log_poles = fp32_parameter(groups, state_size)
-        self.angles = None if frequencies is None else fp32_parameter(groups, state_size)
-        self.residues = fp32_parameter(groups, state_size, *(() if frequencies is None else (2,)))
+    # A diagonal state space model with steps of 1.
+    low_rank, discretization = False, "zoh"
+
+    def __init__(self, config, channels: int):
+        LongFilter.__init__(self, channels, 1)
+        self.time_step_range = config.time_step_min, config.time_step_max
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.groups, pair = config.long_filter_groups, (2,) if config.complex_state else ()
+        self.log_poles = fp32_parameter(self.groups, config.state_size)
+        self.angles = fp32_parameter(self.groups, config.state_size) if config.complex_state else None
+        self.residues = fp32_parameter(self.groups, config.state_size, *pair)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         shape = self.log_poles.shape
-        low, high = (math.log(bound) for bound in self.time_steps)
+        low, high = (math.log(bound) for bound in self.time_step_range)
         steps = torch.exp(low + (high - low) * torch.rand(shape[0], 1))
         residues = torch.randn(self.residues.shape) / math.sqrt(shape[1])
-        if self.frequencies is None:
+        if self.angles is None:
             return {"log_poles": -steps * torch.arange(1.0, shape[1] + 1), "residues": residues}
-        eigenvalues = initial_eigenvalues("lin", 2 * shape[1], *self.frequencies)
+        eigenvalues = initial_eigenvalues("lin", 2 * shape[1], self.frequency_scale, self.frequency_shift)
         return {"log_poles": steps * eigenvalues.real, "angles": steps * eigenvalues.imag, "residues": residues}
 
     def parameter_roles(self) -> dict[str, ParameterRole]:
         roles = {"log_poles": ParameterRole("A_real", is_dynamics=True), "residues": ParameterRole("C")}
         return roles if self.angles is None else roles | {"angles": ParameterRole("A_imag", is_dynamics=True)}
 
-    def _parts(
-        self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A diagonal state space model with this kernel and steps of 1: Re a and Im a `(D, N)`, b and c `(D, N, 2)`."""
-        repeats = self.channels // self.groups
+    def time_step(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._in_precision(self.log_poles.new_ones(self.channels), dtype)
 
+    def state_space(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         def of_channels(parameter: Tensor) -> Tensor:
-            return self._in_precision(parameter, dtype).repeat_interleave(repeats, dim=0)[channels]
+            return self._in_precision(parameter, dtype).repeat_interleave(self.channels // self.groups, dim=0)
 
         # Never positive, so that the model stays stable in training.
-        real = -of_channels(self.log_poles).abs()
-        # The input weights undo those of the discretisation; the output is twice the real part.
-        if self.angles is None:
-            zeros = torch.zeros_like(real)
-            weights, residues = 1 / zoh(real, torch.ones_like(real), 1.0)[1], of_channels(self.residues) / 2
-            return real, zeros, torch.stack([weights, zeros], dim=-1), torch.stack([residues, zeros], dim=-1)
-        imag = of_channels(self.angles)
+        real, residues = -of_channels(self.log_poles).abs(), of_channels(self.residues) / 2
+        imag = torch.zeros_like(real) if self.angles is None else of_channels(self.angles)
         first, second = discretize_pairs(real, imag, torch.ones_like(real), "zoh")[1].unbind(-1)
-        weights = torch.stack([first, -second], dim=-1) / (first.square() + second.square()).unsqueeze(-1)
-        return real, imag, weights, of_channels(self.residues) / 2
-
-    def _complex_system(
-        self, dtype: torch.dtype, channels: slice | Tensor = slice(None)
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """a, b and c `(D, N)`, complex, and the steps `(D,)`."""
-        real, imag, b, c = self._parts(dtype, channels)
-        b, c = (torch.view_as_complex(part.contiguous()) for part in (b, c))
-        return torch.complex(real, imag), b, c, torch.ones_like(real[:, 0])
-
-    def kernel(self, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        a, b, c, steps = self._complex_system(dtype)
-        return diagonal_kernel(a, b, c, steps, length, "zoh").unsqueeze(0)
-
-    def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
-        a, b, c, steps = self._complex_system(torch.float64, slice(None) if rows is None else rows)
-        return diagonal_response(omega, a, b, c, steps, "zoh")
-
-    @property
-    def has_graded_response(self) -> bool:
-        return True
-
-    def response_features(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        real, imag, _, _ = self._parts(torch.float64, rows)
-        return (torch.remainder(imag + math.pi, 2 * math.pi) - math.pi).abs(), -real
-
-    @property
-    def has_recurrence(self) -> bool:
-        return True
-
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
-        a, b, c, steps = self._complex_system(torch.float32, channels)
-        return diagonal_recurrence(a, b, c, steps, "zoh", None if skip is None else skip[channels])
+        # The input weights undo those of the discretisation; the output is twice the real part.
+        square = first.square() + second.square()
+        pairs = (residues, torch.zeros_like(residues)) if self.angles is None else residues.unbind(-1)
+        b, c = torch.complex(first / square, -second / square), torch.complex(*pairs)
+        return {"a": torch.complex(real, imag), "b": b, "c": c.unsqueeze(0)}
 
     @torch.no_grad()
     def scale_(self, factor: float | Tensor, channels: slice) -> None:
@@ -214,8 +170,7 @@ class WindowConvolution(LongConvolution):
         if state is not None or rows.observer is not None or self.has_sobolev_filter:
             return super().forward(inputs, rows, state, kernels=kernels, group=group)
         taps = self._recurrence(group).taps
-        split = Halo(taps.shape[1] - 1)
-        return rows.map(lambda batch, mask: short_conv(batch, taps, mask=mask), inputs, split=split)
+        return short_conv(inputs, taps, mask=rows.mask)
 
     def _recurrence(self, group: int) -> "Window":
         # `short_conv` has the tap of the present input last.

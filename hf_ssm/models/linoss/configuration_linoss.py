@@ -2,7 +2,7 @@
 
 import math
 
-from hf_ssm.models.base.fields import DerivedStr, one_of, positive, require, strict_config
+from hf_ssm.models.base.fields import DerivedStr, one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import StateSpaceConfig
 
 
@@ -11,28 +11,6 @@ class LinOSSConfig(StateSpaceConfig):
     r"""
     LinOSS: each block is a norm, a layer of forced oscillators x'' = -A x - G x' + B u that all channels share, an
     activation and a gate. See `SSMConfig` and `StateSpaceConfig` for further arguments.
-
-    Args:
-        state_size (`int`, defaults to 64): Number of states of a layer, position and velocity of `state_size` / 2
-            oscillators; even.
-        damping (`bool`, defaults to `True`): A damping G of each oscillator is trained (D-LinOSS); `False`: G = 0
-            (LinOSS).
-        discretization (`str`, defaults to `"imex"`): `"imex"`: the velocity is updated first, with the old position,
-            and the position with the new velocity; without damping, energy is conserved. `"im"`: both are updated by
-            the implicit Euler rule, which also damps. `"zoh"`: the exact solution for inputs that are constant between
-            positions. `time_deltas` need `"zoh"` or `"im"`.
-        init (`str`, *optional*): `"ring"`: discrete eigenvalues of random radius and angle, uniform by area in a ring;
-            `"uniform"`: A uniform in [0, 1], and G uniform below min(1, 2 √A). `None`: `"uniform"` for `"im"`, which
-            has no other choice, and `"ring"` otherwise.
-        r_min, r_max (`float`, default to 0.9 and 1.0): Radii of the ring; without damping all radii are 1.
-        max_phase (`float`, defaults to π): Largest angle of the ring, in radians per position.
-        frequency_scale (`float`, defaults to 1.0): α, which multiplies the initial angles of the ring, or the initial
-            frequencies √A.
-        time_step_min, time_step_max (`float`, default to 0.5 and 0.73): Range of the step sizes Δ.
-        hidden_act (`str`, defaults to `"gelu_pytorch_tanh"`): Activation a after the state space model, GELU by the
-            approximation of the public code (JAX); `"linear"` for none.
-        output_gate (`str`, defaults to `"glu"`): `"glu"`: a linear map to twice the width and a gated linear unit, as
-            in the paper; `"sigmoid"`: a ⊙ σ(W a); `"none"`: a linear map.
 
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
     sampled at irregular times. `sobolev_frequency` is in units of positions, because each oscillator has its own step
@@ -49,18 +27,48 @@ class LinOSSConfig(StateSpaceConfig):
 
     model_type = "hf_ssm_linoss"
 
-    damping: bool = True
-    discretization: str = one_of("imex", "im", "zoh")
-    init: DerivedStr = one_of("ring", "uniform", default=None)
-    r_min: float | int = positive(0.9, most=1.0)
-    r_max: float | int = positive(1.0, most=1.0)
-    max_phase: float | int = positive(math.pi, most=math.pi)
+    state_size: int = positive(
+        64, help="Number of states of a layer, position and velocity of `state_size` / 2 oscillators; even."
+    )
+    damping: bool = setting(True, "A damping G of each oscillator is trained (D-LinOSS); `False`: G = 0 (LinOSS).")
+    discretization: str = one_of(
+        "imex",
+        "im",
+        "zoh",
+        help='`"imex"`: the velocity is updated first, with the old position, and the position with the new '
+        'velocity; without damping, energy is conserved. `"im"`: both are updated by the implicit Euler rule, '
+        'which also damps. `"zoh"`: the exact solution for inputs that are constant between positions. '
+        '`time_deltas` need `"zoh"` or `"im"`.',
+    )
+    init: DerivedStr = one_of(
+        "ring",
+        "uniform",
+        default=None,
+        help='`"ring"`: discrete eigenvalues of random radius and angle, uniform by area in a ring; `"uniform"`: A '
+        'uniform in [0, 1], and G uniform below min(1, 2 √A). `None`: `"uniform"` for `"im"`, which has no '
+        'other choice, and `"ring"` otherwise.',
+    )
+    r_min: float | int = positive(0.9, most=1.0, help="Least radius of the ring; without damping all radii are 1.")
+    r_max: float | int = positive(1.0, most=1.0, help="Greatest radius of the ring.")
+    max_phase: float | int = positive(math.pi, most=math.pi, help="Largest angle of the ring, in radians per position.")
+    frequency_scale: float | int = positive(
+        1.0, most=1e6, help="α, which multiplies the initial angles of the ring, or the initial frequencies √A."
+    )
     frequency_shift: float | int = one_of(0.0)
     time_step_min: float | int = positive(0.5, 1e-12, 1e3)
     time_step_max: float | int = positive(0.73, 1e-12, 1e3)
-    hidden_act: str = "gelu_pytorch_tanh"
-    output_gate: str = one_of("glu", "sigmoid", "none")
-    sobolev_step = 1.0
+    hidden_act: str = setting(
+        "gelu_pytorch_tanh",
+        'Activation a after the state space model, GELU by the approximation of the public code (JAX); `"linear"` '
+        "for none.",
+    )
+    output_gate: str = one_of(
+        "glu",
+        "sigmoid",
+        "none",
+        help='`"glu"`: a linear map to twice the width and a gated linear unit, as in the paper; `"sigmoid"`: a ⊙ '
+        'σ(W a); `"none"`: a linear map.',
+    )
 
     def _derive(self) -> None:
         if self.init is None:

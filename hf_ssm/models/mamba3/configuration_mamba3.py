@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from hf_ssm.models.base.fields import one_of, positive, require, strict_config
+from hf_ssm.models.base.fields import one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import HeadedScanConfig
 
 
@@ -13,26 +13,6 @@ class Mamba3Config(HeadedScanConfig):
     `use_rotation` and `mimo_rank`. There is no short convolution; B and C pass through a norm and have a bias for each
     head. See `SSMConfig`, `ScanConfig` and `HeadedScanConfig` for further arguments. `docs/explanation/mamba3.md` has
     the equations.
-
-    Args:
-        n_groups (`int`, defaults to 1): Groups of heads that share B and C, apart from their biases.
-        use_trapezoid (`bool`, defaults to `True`): Generalised trapezoidal discretisation: a step adds the input at its
-            end and the input at its beginning, with weights λ and 1 - λ that depend on the token. `False`: λ = 1, the
-            discretisation of Mamba-2.
-        use_rotation (`bool`, defaults to `True`): Pairs of states turn by an angle that depends on the token, as the
-            states of a complex state matrix do. `False`: real states.
-        rope_fraction (`float`, defaults to 0.5): Share of the states that turn, with `use_rotation`.
-        mimo_rank (`int`, defaults to 1): R, inputs and outputs of each state; 1: one input and one output.
-        A_activation (`str`, defaults to `"heavy_tail"`): How A follows from its projection a: `"heavy_tail"`, A =
-            -(1 + a) for a >= 0 and -1 / (1 - a) below, as in mamba_ssm since June 2026; `"softplus"`, A = -softplus(a),
-            as in its first release and in flash-linear-attention.
-        A_floor (`float`, defaults to 1e-4): Least |A|.
-        rms_norm (`bool`, defaults to `False`): RMS norm of each head's output before the gate (`is_outproj_norm` of
-            mamba_ssm).
-        frequency_scale (`float`, defaults to 1.0): α of Yu et al. 2025, eq. (5). The frequencies of Mamba-3 are
-            projections of the token; α multiplies the initial weights of this projection. The frequencies are bounded
-            by π per unit of time.
-        init (`str`, defaults to `"real"`): The only choice, because A is a projection of the token.
 
     Raises:
         ValueError: As for `SSMConfig`; sizes that do not fit together; α without rotation; a shift of frequencies; a
@@ -46,15 +26,36 @@ class Mamba3Config(HeadedScanConfig):
     model_type = "hf_ssm_mamba3"
     attribute_map: ClassVar[dict[str, str]] = {**HeadedScanConfig.attribute_map, "is_outproj_norm": "rms_norm"}
 
-    use_trapezoid: bool = True
-    use_rotation: bool = True
-    rope_fraction: float | int = positive(0.5, most=1.0)
-    mimo_rank: int = positive(1)
-    A_activation: str = one_of("heavy_tail", "softplus")
-    A_floor: float | int = positive(1e-4, most=1e3)
-    init: str = one_of("real")
+    n_groups: int = positive(1, help="Groups of heads that share B and C, apart from their biases.")
+    use_trapezoid: bool = setting(
+        True,
+        "Generalised trapezoidal discretisation: a step adds the input at its end and the input at its beginning, "
+        "with weights λ and 1 - λ that depend on the token. `False`: λ = 1, the discretisation of Mamba-2.",
+    )
+    use_rotation: bool = setting(
+        True,
+        "Pairs of states turn by an angle that depends on the token, as the states of a complex state matrix do. "
+        "`False`: real states.",
+    )
+    rope_fraction: float | int = positive(0.5, most=1.0, help="Share of the states that turn, with `use_rotation`.")
+    mimo_rank: int = positive(1, help="R, inputs and outputs of each state; 1: one input and one output.")
+    A_activation: str = one_of(
+        "heavy_tail",
+        "softplus",
+        help='How A follows from its projection a: `"heavy_tail"`, A = -(1 + a) for a >= 0 and -1 / (1 - a) below, '
+        'as in mamba_ssm since June 2026; `"softplus"`, A = -softplus(a), as in its first release and in '
+        "flash-linear-attention.",
+    )
+    A_floor: float | int = positive(1e-4, most=1e3, help="Least |A|.")
+    init: str = one_of("real", help="The only choice, because A is a projection of the token.")
+    frequency_scale: float | int = positive(
+        1.0,
+        most=1e6,
+        help="α of Yu et al. 2025, eq. (5). The frequencies of Mamba-3 are projections of the token; α multiplies the "
+        "initial weights of this projection. The frequencies are bounded by π per unit of time.",
+    )
     frequency_shift: float | int = one_of(0.0)
-    rms_norm: bool = False
+    rms_norm: bool = setting(False, "RMS norm of each head's output before the gate (`is_outproj_norm` of mamba_ssm).")
     stores_pairs = False
 
     def check(self) -> None:

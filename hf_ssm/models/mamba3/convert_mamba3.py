@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, field_value, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, FieldTable, Tensors, field_value, rename
 from hf_ssm.models.base.mamba_ssm import INITIAL, NAMES, convert_options, convert_outer, layer_of, object_of
 from hf_ssm.models.hybrid.modeling_hybrid import HybridForCausalLM
 from hf_ssm.models.mamba3.configuration_mamba3 import Mamba3Config
@@ -19,8 +19,7 @@ from hf_ssm.models.mamba3.modeling_mamba3 import Mamba3ForCausalLM
 
 __all__ = ["CONVERTERS", "Mamba3Converter"]
 
-# Options of `ssm_cfg`, the fields here, and the values that absent options stand for.
-_SSM_FIELDS: dict[str, tuple[str, Any]] = {
+_SSM_FIELDS: FieldTable = {
     "d_state": ("state_size", 128),
     "expand": ("expand", 2),
     "headdim": ("head_dim", 64),
@@ -33,6 +32,8 @@ _SSM_FIELDS: dict[str, tuple[str, Any]] = {
 }
 # The width of an MLP is a multiple of this number.
 _MULTIPLE = 128
+# Factors of the gate, of inputs and of outputs, with one input and output.
+_FACTORS = ("mimo_z", "scan.mimo_x", "scan.mimo_o")
 
 
 class Mamba3Converter(Converter):
@@ -59,12 +60,11 @@ class Mamba3Converter(Converter):
         Raises:
             ValueError: An unknown option, or a value of another type.
         """
-        options, outer = object_of(config, "ssm_cfg"), convert_outer(config)
-        mixer = convert_options(options, _SSM_FIELDS, "Mamba-3", ("layer", "is_mimo", "dropout"))
+        options, outer = object_of(config, "ssm_cfg"), convert_outer(config, has_mlps=True)
+        mixer = convert_options(options, _SSM_FIELDS, ("layer", "is_mimo", "dropout"))
         mixer["A_activation"] = config.get("A_activation", Mamba3Config.A_activation)
         if not field_value(options, "is_mimo", False, "ssm_cfg."):
             mixer["mimo_rank"] = 1
-        outer["dtype"] = str(_stored_type(tensors)).removeprefix("torch.")
         width = config.get("d_intermediate")
         if not width:
             return outer | mixer
@@ -73,62 +73,41 @@ class Mamba3Converter(Converter):
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
-        mixer = config.mixer_config("mamba3") if found.get("d_intermediate") else config
-        exact = _stored_type(tensors)
-        for layer in range(config.num_hidden_layers):
-            _split_gate(weights, f"model.layers.{layer}.mlp.")
-            if object_of(found, "ssm_cfg").get("is_mimo"):
-                _pair_neighbours(weights, f"model.layers.{layer}.mixer.", mixer)
-                if mixer.mimo_rank == 1:
-                    _fold(weights, f"model.layers.{layer}.mixer.", exact)
+        for name in [name for name in weights if name.endswith(".mlp.fc1.weight")]:
+            # What is gated, and the gate.
+            up, gate = weights.pop(name).chunk(2)
+            weights |= {name.replace("fc1", "up_proj"): up, name.replace("fc1", "gate_proj"): gate}
+        if not object_of(found, "ssm_cfg").get("is_mimo"):
+            return weights
+        mixer_config = config.mixer_config("mamba3") if found.get("d_intermediate") else config
+        mixers = [f"model.layers.{layer}.mixer." for layer in range(config.num_hidden_layers)]
+        for mixer in mixers:
+            _pair_neighbours(weights, mixer, mixer_config)
+        if mixer_config.mimo_rank > 1 or not weights.keys() >= {mixer + name for mixer in mixers for name in _FACTORS}:
+            return weights
+        # A type that holds products exactly.
+        exact = torch.float32 if weights[f"{mixers[0]}in_proj.weight"].dtype.itemsize == 2 else torch.float64
+        weights = {name: tensor.to(exact, copy=True) for name, tensor in weights.items()}
+        for mixer in mixers:
+            gate, up, down = (weights.pop(mixer + name).flatten() for name in _FACTORS)
+            weights[f"{mixer}in_proj.weight"][: 2 * len(up)] *= torch.cat([gate, up]).unsqueeze(1)
+            weights[f"{mixer}out_proj.weight"] *= down
         return weights
 
 
 CONVERTERS = (Mamba3Converter(),)
 
 
-def _stored_type(tensors: Tensors) -> torch.dtype:
-    """Return the type of the weights: of those that are products, one that holds the products exactly."""
-    first = next((t for name, t in tensors.items() if name.endswith("embedding.weight")), torch.zeros(()))
-    is_folded = any(name.endswith(".mimo_x") and tensor.shape[1:2] == (1,) for name, tensor in tensors.items())
-    return {2: torch.float32, 4: torch.float64}.get(first.dtype.itemsize, first.dtype) if is_folded else first.dtype
-
-
-def _split_gate(weights: dict[str, Tensor], mlp: str) -> None:
-    """Split the first map of an MLP, which stacks what is gated and the gate."""
-    stacked = weights.pop(f"{mlp}fc1.weight", None)
-    if stacked is not None:
-        weights[f"{mlp}up_proj.weight"], weights[f"{mlp}gate_proj.weight"] = stacked.chunk(2)
-
-
 def _pair_neighbours(weights: dict[str, Tensor], mixer: str, config: Any) -> None:
     """Reorder the states, of which the kernels with several inputs turn i with i + N/2, for the first K states."""
-    size, pairs = config.state_size, config.num_rope_angles
+    size, pairs, start = config.state_size, config.num_rope_angles, 2 * config.intermediate_size
     first, second = torch.arange(size).chunk(2)
-    turned = torch.stack([first[:pairs], second[:pairs]], dim=1).flatten()
-    order = torch.cat([turned, first[pairs:], second[pairs:]])
-    for name in ("B_norm.weight", "C_norm.weight", "scan.B_bias", "scan.C_bias"):
-        if weights.get(mixer + name, torch.empty(0)).shape[-1] == size:
-            weights[mixer + name] = weights[mixer + name][..., order]
-    rows, start = weights.get(f"{mixer}in_proj.weight"), 2 * config.intermediate_size
-    count = 2 * config.mimo_rank * config.n_groups * size
-    if rows is not None and len(rows) >= start + count:
-        matrices = rows[start : start + count].view(-1, size, rows.shape[1])[:, order].flatten(0, 1)
-        weights[f"{mixer}in_proj.weight"] = torch.cat([rows[:start], matrices, rows[start + count :]])
-
-
-def _fold(weights: dict[str, Tensor], mixer: str, dtype: torch.dtype) -> None:
-    """Multiply the projections by the factors of one input and one output."""
-    names = ("mimo_z", "scan.mimo_x", "scan.mimo_o", "in_proj.weight", "out_proj.weight")
-    parts = [weights.get(mixer + name) for name in names]
-    gate, up, down, into, out = (None if part is None else part.to(dtype) for part in parts)
-    if gate is None or up is None or down is None or into is None or out is None:
-        return  # Reported by the caller.
-    factors = torch.cat([gate.flatten(), up.flatten()])
-    if len(into) >= len(factors) and out.shape[-1] == down.numel():
-        weights[f"{mixer}in_proj.weight"] = torch.cat(
-            [into[: len(factors)] * factors.unsqueeze(1), into[len(factors) :]]
-        )
-        weights[f"{mixer}out_proj.weight"] = out * down.flatten()
-        for name in names[:3]:
-            del weights[mixer + name]
+    states = torch.cat([torch.stack([first[:pairs], second[:pairs]], dim=1).flatten(), first[pairs:], second[pairs:]])
+    matrices = 2 * config.mimo_rank * config.n_groups
+    rows = torch.arange(start + matrices * size + 3 * config.num_heads + pairs)
+    rows[start : start + matrices * size] = start + (size * torch.arange(matrices).unsqueeze(1) + states).flatten()
+    orders = dict.fromkeys(("B_norm.weight", "C_norm.weight", "scan.B_bias", "scan.C_bias"), (states, -1))
+    for name, (order, dimension) in {**orders, "in_proj.weight": (rows, 0)}.items():
+        # Other tensors do not fit the configuration, which the caller reports.
+        if mixer + name in weights and weights[mixer + name].shape[dimension] == len(order):
+            weights[mixer + name] = weights[mixer + name].index_select(dimension, order)

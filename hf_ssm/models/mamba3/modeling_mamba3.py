@@ -18,6 +18,7 @@ from hf_ssm.modules.projection import linear, output_projection
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.modules.rows import Rows, zero_padding
 from hf_ssm.modules.state import LayerState
+from hf_ssm.ops.sharing import in_reverse
 
 
 def _initial_projection(std: float, angles: int, frequency_scale: float, shape: tuple[int, int]) -> Tensor:
@@ -81,9 +82,9 @@ class Mamba3Mixer(nn.Module):
         projected, gate = self.project(hidden_states, rows.mask)
         output = self._scanned(self.scan, projected, gate, rows, state)
         if self.bidirectional:
-            turned = rows.reversed()
-            behind = self._scanned(self.reverse_scan, rows.flip(projected), rows.flip(gate), turned)
-            output = output + rows.flip(behind)
+            with in_reverse():
+                behind = self._scanned(self.reverse_scan, projected.flip(1), gate.flip(1), rows.reversed())
+            output = output + behind.flip(1)
         return self.out_proj(output)
 
     def _scanned(

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from hf_ssm.modules.operator import fp32_parameter, materialized, theory_flags
 from hf_ssm.modules.roles import ParameterRole
-from hf_ssm.modules.rows import Halo, Rows, SegmentScan
+from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.selective_scan import ScaledScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.context import no_autocast
+from hf_ssm.ops.sharing import cumulative_sum, next_values
 from hf_ssm.ops.ssd import ssd_extend, ssd_matrix
 
 __all__ = ["Mamba3Scan", "trapezoidal_scan"]
@@ -131,6 +132,12 @@ class Mamba3Scan(ScaledScan):
         C = C + self.C_bias.transpose(0, 1)
         return B + self.B_bias.transpose(0, 1), C if self.C_scale is None else C * self.C_scale
 
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """What inputs and outputs are multiplied by, `(H, R, P)` each."""
+        if self.mimo_x is None or self.mimo_o is None:
+            return (self.D.new_ones(self.heads, 1, self.head_dim),) * 2
+        return self.mimo_x, self.mimo_o
+
     def _ranked(self, x: Tensor) -> Tensor:
         """The inputs `(..., R, H, P)`, from x `(..., H, P)`."""
         return x.unsqueeze(-3) if self.mimo_x is None else x.unsqueeze(-3) * self.mimo_x.transpose(0, 1)
@@ -154,7 +161,7 @@ class Mamba3Scan(ScaledScan):
         Args:
             inputs: x, B and C side by side, `(B, L, D + 2 R G N)`, x zero at padding.
             steps: dt, the projections of A and λ, and the angles, `(B, L, 3 H + K)`.
-            rows: What is known of the rows.
+            rows: Mask and further inputs of the rows.
             state: Continue from this state, which is changed in place.
             gate: Called with the R outputs `(B, L, R, D)`, in float32 or better, before they are summed.
 
@@ -173,42 +180,23 @@ class Mamba3Scan(ScaledScan):
                 # An observer that rescales multiplies D and `C_scale`, which are read below.
                 self.observe(rows, x.flatten(-2), statistics=statistics)
             B, C = self._biased(B, C)
-            if state is None:
-                ahead = None if behind is None else rows.map(lambda values, _: _next(values), behind, split=Halo(0, 1))
-                split = SegmentScan(self._scan, self._passed, apply=self._carried)
-                given = x, decay, here, ahead, angles, B, C
-                outputs = rows.map(lambda *batch: self._scan(*batch[:-1])[0], *given, split=split)
-            else:
-                outputs = self._read(x, decay, here, behind, angles, B, C, state)
+            before = None if state is None else self._state_before(state, behind)
+            ahead = None if behind is None else next_values(behind)
+            outputs, after = self._scan(x, decay, here, ahead, angles, B, C, before)
+            if state is not None:
+                state.put("scan", after)
+                if behind is not None:
+                    # Copies, as views would keep all positions.
+                    state.put("x", x[:, -1].clone())
+                    state.put("B", B[:, -1].clone())
         return self._combined(outputs if gate is None else gate(outputs))
 
-    def _read(
-        self,
-        x: Tensor,
-        decay: Tensor,
-        here: Tensor,
-        behind: Tensor | None,
-        angles: Tensor | None,
-        B: Tensor,
-        C: Tensor,
-        state: LayerState,
-    ) -> Tensor:
-        """The outputs at the next positions of the sequences that a state remembers."""
-        before = state.get("scan")
-        if behind is not None:
-            last_x, last_B = state.get("x"), state.get("B")
-            if before is not None and last_x is not None and last_B is not None:
-                # What the first step adds of the input at its beginning.
-                pending = torch.einsum("brhp,brhn->bhpn", self._ranked(last_x), last_B)
-                before = before + behind[:, 0, :, None, None] * pending
-            # Copies, as views would keep all positions.
-            state.put("x", x[:, -1].clone())
-            state.put("B", B[:, -1].clone())
-        y, after = self._scan(
-            x, decay, here, None if behind is None else _next(behind), angles, B, C, before, is_continued=True
-        )
-        state.put("scan", after)
-        return y
+    def _state_before(self, state: LayerState, behind: Tensor | None) -> Tensor | None:
+        """The state that the first position reads, with what its step adds of the input at its beginning."""
+        before, x, B = state.get("scan"), state.get("x"), state.get("B")
+        if behind is None or before is None or x is None or B is None:
+            return before
+        return before + behind[:, 0, :, None, None] * torch.einsum("brhp,brhn->bhpn", self._ranked(x), B)
 
     def _scan(
         self,
@@ -220,8 +208,6 @@ class Mamba3Scan(ScaledScan):
         B: Tensor,
         C: Tensor,
         before: Tensor | None = None,
-        *,
-        is_continued: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """The outputs `(B, L, R, D)` and the last state `(B, H, P, N)`, with what the next step adds of the last input.
 
@@ -229,7 +215,6 @@ class Mamba3Scan(ScaledScan):
             x, decay, here, angles, B, C: `(B, L, ...)`, the input and `terms`, and B and C of each head.
             ahead: β / α of the next position, `(B, L, H)`.
             before: The state before the first position; default zero.
-            is_continued: Whether the last state is needed.
         """
         x = self._ranked(x)
         if angles is not None:
@@ -238,27 +223,11 @@ class Mamba3Scan(ScaledScan):
             cosine, sine = _turns(angles)
             B, C = (_turned_pairs(part, cosine.unsqueeze(2), sine.unsqueeze(2)) for part in (B, C))
         y, after = trapezoidal_scan(x, decay, here, ahead, B, C, before, self.chunk_size)
-        if angles is not None and is_continued:
+        if angles is not None:
             after = _turned_pairs(after, cosine[:, -1].unsqueeze(-2), -sine[:, -1].unsqueeze(-2))
         return (y + self.D.unsqueeze(-1) * x).flatten(-2), after
 
-    def _passed(self, x: Tensor, decay: Tensor, here: Tensor, ahead: Tensor, angles: Tensor, *others: Tensor) -> Tensor:
-        """Factors of the state before a segment: its decay, cosines and sines, `(B, H, 1, 1 + 2 K)`."""
-        decay = torch.exp(-decay.sum(1)).unsqueeze(-1)
-        if angles is None:
-            return decay.unsqueeze(-2)
-        angle = angles.double().sum(1)
-        return torch.cat([decay, angle.cos().to(decay), -angle.sin().to(decay)], dim=-1).unsqueeze(-2)
-
-    def _carried(self, passed: Tensor, state: Tensor) -> Tensor:
-        """The state after a segment that leaves nothing itself."""
-        decay, cosine, sine = passed.split([1, self.pairs, self.pairs], dim=-1)
-        state = decay * state
-        return _turned_pairs(state, cosine, sine) if self.pairs else state
-
-    def kernel_of_means(
-        self, means: Mapping[str, Tensor], A: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def kernel_of_means(self, means: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """ρ of the mean terms, B and C seen from the last token, `(D, L)`, with the feed-through.
 
         ρ_ℓ = C₀ᵀ R(Δ₀ ω₀ + ... + Δ_{ℓ-1} ω_{ℓ-1}) B_ℓ exp(Σ_{k<ℓ} Δ_k A_k) (γ_ℓ + β_{ℓ-1} / α_{ℓ-1}), where ℓ is the
@@ -280,14 +249,9 @@ class Mamba3Scan(ScaledScan):
             B = _turned_pairs(B, elapsed.cos(), -elapsed.sin())
         weight = weight * torch.exp(decay - decay.cumsum(0))
         kernel = torch.einsum("rhn,lshn,lh->hrsl", C, B, weight)
-        skip = self.D.double().unsqueeze(-1)
-        if self.mimo_x is None or self.mimo_o is None:
-            kernel = kernel.flatten(0, 2).repeat_interleave(self.head_dim, dim=0)
-            skip = skip.expand(-1, self.head_dim)
-        else:
-            up, down = self.mimo_x.double(), self.mimo_o.double()
-            kernel = torch.einsum("hrp,hrsl,hsp->hpl", down, kernel, up).flatten(0, 1)
-            skip = skip * (up * down).sum(1)
+        up, down = (factor.double() for factor in self._factors())
+        kernel = torch.einsum("hrp,hrsl,hsp->hpl", down, kernel, up).flatten(0, 1)
+        skip = self.D.double().unsqueeze(-1) * (up * down).sum(1)
         return torch.cat([kernel[:, :1] + skip.reshape(-1, 1), kernel[:, 1:]], dim=1).to(dtype)
 
     def attention_matrix(
@@ -314,24 +278,18 @@ class Mamba3Scan(ScaledScan):
             if angles is not None:
                 cosine, sine = (part.unsqueeze(2) for part in _turns(angles))
                 B, C = (_turned_pairs(part, cosine, sine) for part in (B, C))
-            ahead = torch.zeros_like(here) if behind is None else _next(behind)
+            ahead = torch.zeros_like(here) if behind is None else next_values(behind)
             steps, rate = _not_zero(decay), -decay.new_ones(self.heads)
             weight = ((here + ahead) / steps).unsqueeze(-1)
             heads = [channel // self.head_dim for channel in chosen]
-            matrix = decay.new_zeros(())
+            matrix, (up, down) = decay.new_zeros(()), self._factors()
             for out, into in product(range(self.rank), range(self.rank)):
                 ours, theirs = C[:, :, out], B[:, :, into]
                 of_pair = ssd_matrix(steps, rate, theirs * weight, ours)
                 now = self.D * float(out == into) - (ours * theirs).sum(-1) * ahead
                 of_pair = of_pair + torch.diag_embed(now.transpose(1, 2))
-                matrix = matrix + of_pair[:, heads] * self._pair_weight(out, into)[chosen, None, None]
+                matrix = matrix + of_pair[:, heads] * (up[:, into] * down[:, out]).flatten()[chosen, None, None]
             return self._with_filter(matrix, chosen, mask)
-
-    def _pair_weight(self, out: int, into: int) -> Tensor:
-        """Factor of the path from an input to an output in the sum of outputs, `(D,)`."""
-        if self.mimo_x is None or self.mimo_o is None:
-            return torch.ones_like(self.D).repeat_interleave(self.head_dim)
-        return (self.mimo_x[:, into] * self.mimo_o[:, out]).flatten()
 
 
 def trapezoidal_scan(
@@ -394,18 +352,12 @@ def _not_zero(decay: Tensor) -> Tensor:
     return decay.clamp(min=_least(decay))
 
 
-def _next(values: Tensor) -> Tensor:
-    """The values at the next position, `(B, L, H)`, zero at the last one."""
-    return nn.functional.pad(values[:, 1:], (0, 0, 0, 1))
-
-
 def _turns(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the sums of the angles after the first position, `(B, L, H, K)`.
 
     The sums are computed in double precision, as they accumulate over a long sequence.
     """
-    total = angles.double().cumsum(1)
-    total = total - total[:, :1]
+    total = cumulative_sum(angles.double())
     return total.cos().to(angles.dtype), total.sin().to(angles.dtype)
 
 

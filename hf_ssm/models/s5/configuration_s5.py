@@ -10,11 +10,6 @@ class S5Config(StateSpaceConfig, BlockedStateConfig):
     S5: each block is a norm, a state space model whose state all channels share, an activation and a gate. See
     `SSMConfig`, `StateSpaceConfig` and `BlockedStateConfig` for further arguments.
 
-    Args:
-        output_gate (`str`, defaults to `"sigmoid"`): `"sigmoid"`: a ⊙ σ(W a), as in the paper; `"half_glu2"`:
-            y ⊙ σ(W a) with the output y of the state space model, as in the public code; `"glu"`: a linear map to twice
-            the width and a gated linear unit, as in S4; `"none"`: a linear map.
-
     The models also read `time_deltas` `(B, L)`, positive: the time since the position before, for signals that are
     sampled at irregular times.
 
@@ -25,7 +20,15 @@ class S5Config(StateSpaceConfig, BlockedStateConfig):
 
     model_type = "hf_ssm_s5"
 
-    output_gate: str = one_of("sigmoid", "half_glu2", "glu", "none")
+    output_gate: str = one_of(
+        "sigmoid",
+        "half_glu2",
+        "glu",
+        "none",
+        help='`"sigmoid"`: a ⊙ σ(W a), as in the paper; `"half_glu2"`: y ⊙ σ(W a) with the output y of the state '
+        'space model, as in the public code; `"glu"`: a linear map to twice the width and a gated linear unit, '
+        'as in S4; `"none"`: a linear map.',
+    )
 
 
 __all__ = ["S5Config"]

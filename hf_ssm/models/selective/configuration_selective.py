@@ -11,30 +11,18 @@ from hf_ssm.models.base.fields import (
     one_of,
     positive,
     require,
+    setting,
     strict_config,
 )
 from hf_ssm.models.base.shared_settings import ConvolvedScanConfig
 
-# Arguments that only the block "mamba" uses, with their defaults.
-_ONLY_MAMBA: dict[str, Any] = {
-    "intermediate_size": None,
-    "expand": 2,
-    "conv_kernel": 4,
-    "use_conv_bias": True,
-    "use_bias": False,
-    "hidden_act": "silu",
-    "time_step_rank": "auto",
-    "time_step_scale": 1.0,
-    "time_step_init_scheme": "random",
-    "rescale_prenorm_residual": False,
-    "bidirectional_weight_tie": True,
-}
-
-# Arguments that only a model of two directions uses, with their defaults.
-_ONLY_TWO_SIDED: dict[str, Any] = {"bidirectional_strategy": "add", "bidirectional_weight_tie": True}
-
-# Arguments that have no effect with a fixed step.
-_ONLY_STEPS: dict[str, Any] = {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 1e-4}
+# Arguments that only the block "mamba", step sizes that depend on the token, and two directions use.
+_ONLY_MAMBA = (
+    *("intermediate_size", "expand", "conv_kernel", "use_conv_bias", "use_bias", "hidden_act", "time_step_rank"),
+    *("time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual", "bidirectional_weight_tie"),
+)
+_ONLY_STEPS = ("time_step_min", "time_step_max", "time_step_floor")
+_ONLY_TWO_SIDED = ("bidirectional_strategy", "bidirectional_weight_tie")
 
 
 @strict_config
@@ -42,35 +30,9 @@ class SelectiveSSMConfig(ConvolvedScanConfig):
     r"""
     Selective state space models: step size, input and output matrices depend on the token. See `SSMConfig`,
     `ScanConfig` and `ConvolvedScanConfig` for further arguments. The arguments of `transformers.MambaConfig` have the
-    same names here, and checkpoints of `MambaForCausalLM` load through `from_pretrained`.
-
-    Args:
-        block (`str`, defaults to `"mamba"`): `"mamba"`: in-projection, short convolution, low-rank step projection,
-            selective scan, skip, gate, out-projection. `"plain"`: the model of Honarpisheh et al., one scan whose step
-            size softplus(p + qᵀu) is shared by all channels, without norm, residual, skip and bias, whose classifier
-            reads the last position.
-        hidden_size (`int`, defaults to 128): Channels D of the residual stream (block "plain": 16).
-        num_hidden_layers (`int`, defaults to 4): Number of blocks (block "plain": 1).
-        state_size (`int`, defaults to 16): States N per channel (block "plain": 4); with `complex_state` they are
-            stored as N/2 conjugate pairs.
-        state_matrix (`str`, defaults to `"neg_exp"`): `"neg_exp"`: Re A = -exp(A_log), stable by construction.
-            `"raw"`: A is stored as it is and may be positive.
-        complex_state (`bool`, defaults to `False`): Complex A, B and C.
-        bidirectional_strategy (`str`, defaults to `"add"`): With `bidirectional=True`: add the outputs of the two
-            directions, or multiply them elementwise (`"ew_multiply"`).
-        bidirectional_weight_tie (`bool`, defaults to `True`): Both directions have the same in- and out-projection.
-        fixed_step (`bool`, defaults to `False`): Step size 1 at every token (block "plain").
-        intermediate_size (`int`, *optional*): Channels of the scan; `None`: expand times hidden_size.
-        use_skip (`bool`, *optional*): Feed-through D u; `None`: in the block "mamba" only.
-        time_step_rank (`int` or `"auto"`, defaults to `"auto"`): Rank of the step projection; `"auto"`: hidden_size /
-            16, rounded up.
-        time_step_scale (`float`, defaults to 1.0), time_step_init_scheme (`str`, defaults to `"random"`, or
-            `"constant"`): Scale and law of the step projection's initial weights.
-        norm_type (`str`, *optional*): `None`: `"rms"` in the block "mamba", and `"none"` in the block "plain".
-        use_residual, residual_in_fp32, classifier_bias, tie_word_embeddings (`bool`, *optional*): `None`: true in the
-            block "mamba", false in the block "plain".
-        initializer_range (`float`, *optional*): `None`: 0.1 in the block "mamba", and 0.5 in the block "plain", whose
-            output is cubic in the embedding.
+    same names here, and checkpoints of `MambaForCausalLM` load through `from_pretrained`. Unless they are given,
+    `use_residual`, `residual_in_fp32`, `classifier_bias` and `tie_word_embeddings` are true in the block "mamba" and
+    false in the block "plain".
 
     Raises:
         ValueError: As for `SSMConfig`; an argument that the block does not use; frequencies for a real state matrix; a
@@ -91,25 +53,53 @@ class SelectiveSSMConfig(ConvolvedScanConfig):
     # Those of Block-Biased Mamba.
     removed_fields: ClassVar[dict[str, Any]] = {"num_blocks": 1, "use_input_bias": False}
 
-    block: str = one_of("mamba", "plain")
-    hidden_size: DerivedInt = positive(None)
-    num_hidden_layers: DerivedInt = positive(None)
-    state_size: DerivedInt = positive(None)
-    state_matrix: str = one_of("neg_exp", "raw")
-    bidirectional_strategy: str = one_of("add", "ew_multiply")
-    bidirectional_weight_tie: bool = True
-    fixed_step: bool = False
-    intermediate_size: DerivedInt = positive(None)
-    use_skip: DerivedBool = None
-    time_step_rank: int | str = "auto"
-    time_step_scale: float | int = positive(1.0, most=1e6)
-    time_step_init_scheme: str = one_of("random", "constant")
-    norm_type: DerivedStr = one_of(*NORMS, default=None)
+    block: str = one_of(
+        "mamba",
+        "plain",
+        help='`"mamba"`: in-projection, short convolution, low-rank step projection, selective scan, skip, gate, '
+        'out-projection. `"plain"`: the model of Honarpisheh et al., one scan whose step size softplus(p + qᵀu) '
+        "is shared by all channels, without norm, residual, skip and bias, whose classifier reads the last "
+        "position.",
+    )
+    hidden_size: DerivedInt = positive(None, help='Channels D of the residual stream; `None`: 128 (block "plain": 16).')
+    num_hidden_layers: DerivedInt = positive(None, help='Number of blocks; `None`: 4 (block "plain": 1).')
+    state_size: DerivedInt = positive(
+        None,
+        help='States N per channel; `None`: 16 (block "plain": 4). With `complex_state` they are stored as N/2 '
+        "conjugate pairs.",
+    )
+    state_matrix: str = one_of(
+        "neg_exp",
+        "raw",
+        help='`"neg_exp"`: Re A = -exp(A_log), stable by construction. `"raw"`: A is stored as it is and may be '
+        "positive.",
+    )
+    bidirectional_strategy: str = one_of(
+        "add",
+        "ew_multiply",
+        help="With `bidirectional=True`: add the outputs of the two directions, or multiply them elementwise "
+        '(`"ew_multiply"`).',
+    )
+    bidirectional_weight_tie: bool = setting(True, "Both directions have the same in- and out-projection.")
+    complex_state: bool = setting(False, "Complex A, B and C.")
+    fixed_step: bool = setting(False, 'Step size 1 at every token (block "plain").')
+    intermediate_size: DerivedInt = positive(None, help="Channels of the scan; `None`: expand times hidden_size.")
+    use_skip: DerivedBool = setting(None, 'Feed-through D u; `None`: in the block "mamba" only.')
+    time_step_rank: int | str = setting("auto", 'Rank of the step projection; `"auto"`: hidden_size / 16, rounded up.')
+    time_step_scale: float | int = positive(1.0, most=1e6, help="Scale of the step projection's initial weights.")
+    time_step_init_scheme: str = one_of("random", "constant", help="Law of the step projection's initial weights.")
+    norm_type: DerivedStr = one_of(
+        *NORMS, default=None, help='`None`: `"rms"` in the block "mamba", and `"none"` in the block "plain".'
+    )
     use_residual: DerivedBool = None
     residual_in_fp32: DerivedBool = None
     classifier_bias: DerivedBool = None
     tie_word_embeddings: DerivedBool = None
-    initializer_range: DerivedFloat = positive(None, most=10.0)
+    initializer_range: DerivedFloat = positive(
+        None,
+        most=10.0,
+        help='`None`: 0.1 in the block "mamba", and 0.5 in the block "plain", whose output is cubic in the embedding.',
+    )
 
     def _derive(self) -> None:
         super()._derive()
@@ -135,36 +125,24 @@ class SelectiveSSMConfig(ConvolvedScanConfig):
     def check(self) -> None:
         super().check()
         mamba = self.block == "mamba"
-        unused = {} if mamba else _ONLY_MAMBA | (_ONLY_STEPS if self.fixed_step else {})
-        for name, default in unused.items():
-            value = getattr(self, name)
+        unused = [] if mamba else [*_ONLY_MAMBA, *(_ONLY_STEPS if self.fixed_step else ())]
+        for name in [*unused, *(() if self.bidirectional else _ONLY_TWO_SIDED)]:
             require(
-                value == default,
-                f"`{name}`={value!r} has no meaning with `block='plain'` and `fixed_step={self.fixed_step}`: leave out "
-                f"`{name}`.",
+                getattr(self, name) == getattr(SelectiveSSMConfig, name),
+                f"`{name}`={getattr(self, name)!r} has no effect with `block={self.block!r}`, `fixed_step="
+                f"{self.fixed_step}` and `bidirectional={self.bidirectional}`: leave out `{name}`, or change these.",
             )
-        for name, default in _ONLY_TWO_SIDED.items():
-            value = getattr(self, name)
-            require(
-                self.bidirectional or value == default,
-                f"`{name}`={value!r} joins two directions: set `bidirectional=True`, or leave out `{name}`.",
-            )
-        self.check_products()
-        if mamba:
-            rank, inner = self.time_step_rank, self.expand * self.hidden_size
-            require(
-                not self.fixed_step,
-                "`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.",
-            )
-            require(
-                isinstance(rank, int) and rank >= 1,
-                f"`time_step_rank` must be a positive number or 'auto', got {rank!r}.",
-            )
-            require(
-                self.expand == 2 or self.intermediate_size == inner,
-                f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
-                f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`.",
-            )
+        rank = self.time_step_rank
+        require(not mamba or isinstance(rank, int), f"`time_step_rank` must be a number or 'auto', got {rank!r}.")
+        require(
+            not (mamba and self.fixed_step),
+            "`fixed_step=True` is for `block='plain'`, got `block='mamba'`: leave one of the two out.",
+        )
+        require(
+            not mamba or self.expand == 2 or self.intermediate_size == self.expand * self.hidden_size,
+            f"`expand`={self.expand} times `hidden_size`={self.hidden_size} is not `intermediate_size`="
+            f"{self.intermediate_size}: give only one of `expand` and `intermediate_size`.",
+        )
 
     @property
     def has_fixed_step(self) -> bool:

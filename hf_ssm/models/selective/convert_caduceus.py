@@ -7,8 +7,7 @@ from typing import Any
 
 from hf_ssm.models.base.caduceus import CaduceusLayout
 from hf_ssm.models.base.converter import Fields
-from hf_ssm.models.base.mamba_ssm import convert_options
-from hf_ssm.models.selective.convert_mamba import MIXER_NAMES, SSM_FIELDS
+from hf_ssm.models.selective.convert_mamba import MIXER_NAMES, convert_mixer
 from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMForMaskedLM,
     SelectiveSSMForSequenceClassification,
@@ -28,12 +27,10 @@ class CaduceusConverter(CaduceusLayout):
         "CaduceusForSequenceClassification": SelectiveSSMForSequenceClassification,
         "Caduceus": SelectiveSSMModel,
     }
-    backbone_class = SelectiveSSMModel
     names = MIXER_NAMES
 
     def convert_ssm(self, options: Fields, hidden_size: int) -> dict[str, Any]:
-        own = convert_options(options, SSM_FIELDS, "Mamba")
-        return own | {"time_step_rank": own["time_step_rank"] or "auto"}
+        return convert_mixer(options)
 
 
 CONVERTERS = (CaduceusConverter(),)

@@ -1,7 +1,4 @@
-"""Converters of Mamba checkpoints of transformers and of mamba_ssm, and of Honarpisheh et al. 2025.
-
-Legend: `V` vocabulary, `D` channels, `N` states.
-"""
+"""Converters of Mamba checkpoints of transformers and of mamba_ssm, and of Honarpisheh et al. 2025."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.models.base.converter import EMPTY, Converter, Fields, Tensors, check_tensors, rename
+from hf_ssm.models.base.converter import EMPTY, Converter, Fields, FieldTable, Tensors, rename, shape_of
 from hf_ssm.models.base.mamba_ssm import INITIAL, NAMES, convert_options, convert_outer, layer_of, object_of
 from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMForCausalLM,
@@ -17,10 +14,7 @@ from hf_ssm.models.selective.modeling_selective import (
     SelectiveSSMModel,
 )
 
-__all__ = [
-    *("CONVERTERS", "MAMBA_NAMES", "MIXER_NAMES", "SSM_FIELDS", "HonarpishehConverter", "MambaConverter"),
-    "plain_classifier_from_state_dict",
-]
+__all__ = ["CONVERTERS", "MIXER_NAMES", "HonarpishehConverter", "MambaConverter", "convert_mixer"]
 
 MIXER_NAMES = {
     r"mixer\.(reverse_)?(A_log|D\b|x_proj\.|dt_proj\.weight)": r"mixer.\1scan.\2",
@@ -28,10 +22,7 @@ MIXER_NAMES = {
 }
 """Names in a mixer, and in a second direction, as regular expressions, and the names here."""
 
-MAMBA_NAMES = {**NAMES, **MIXER_NAMES}
-"""Names of transformers' and mamba_ssm's Mamba as regular expressions, and the names here."""
-
-SSM_FIELDS: dict[str, tuple[str, Any]] = {
+_SSM_FIELDS: FieldTable = {
     "d_state": ("state_size", 16),
     "d_conv": ("conv_kernel", 4),
     "expand": ("expand", 2),
@@ -42,7 +33,6 @@ SSM_FIELDS: dict[str, tuple[str, Any]] = {
     "dt_init": ("time_step_init_scheme", "random"),
     "dt_scale": ("time_step_scale", 1.0),
 }
-"""Options of `ssm_cfg` of mamba_ssm, the fields here, and the values that absent options stand for."""
 
 # Fields of `MambaConfig` of transformers that choose an implementation, or repeat another field.
 _UNUSED_FIELDS = frozenset(
@@ -52,16 +42,11 @@ _UNUSED_FIELDS = frozenset(
     }
 )
 
-# A state dict of Honarpisheh et al., and its names here.
-_PLAIN_SHAPES: dict[str, tuple[str | int, ...]] = {
-    "embedding.weight": ("V", "D"),
-    "SSM.ssm.A": ("D", "N"),
-    "SSM.ssm.W_B": ("N", "D"),
-    "SSM.ssm.W_C": ("N", "D"),
-    "SSM.ssm.q_delta": ("D",),
-    "SSM.ssm.p_delta": (1,),
-    "SSM.w": ("D",),
-}
+
+def convert_mixer(options: Fields, read: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields here of an `ssm_cfg`; the caller reads the options `read`."""
+    own = convert_options(options, _SSM_FIELDS, read)
+    return own | {"time_step_rank": own["time_step_rank"] or "auto"}
 
 
 class MambaConverter(Converter):
@@ -75,8 +60,7 @@ class MambaConverter(Converter):
         "MambaModel": SelectiveSSMModel,
         "MambaLMHeadModel": SelectiveSSMForCausalLM,
     }
-    backbone_class = SelectiveSSMModel
-    names = MAMBA_NAMES
+    names = {**NAMES, **MIXER_NAMES}
 
     def recognises(self, config: Fields, names: Collection[str]) -> bool:
         return super().recognises(config, names) or layer_of(config) == "Mamba1"
@@ -84,12 +68,7 @@ class MambaConverter(Converter):
     def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
         if config.get("model_type") is not None:
             return {name: value for name, value in config.items() if name not in _UNUSED_FIELDS}
-        if config.get("d_intermediate"):
-            raise ValueError(
-                f"`d_intermediate`={config['d_intermediate']!r} cannot be converted: Mamba has no MLPs here"
-            )
-        own = convert_outer(config) | convert_options(object_of(config, "ssm_cfg"), SSM_FIELDS, "Mamba", ("layer",))
-        return own | {"time_step_rank": own["time_step_rank"] or "auto"}
+        return convert_outer(config) | convert_mixer(object_of(config, "ssm_cfg"), ["layer"])
 
 
 class HonarpishehConverter(Converter):
@@ -114,13 +93,12 @@ class HonarpishehConverter(Converter):
         return any(name.startswith("SSM.") for name in names)
 
     def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:
-        sizes = check_tensors(tensors, _PLAIN_SHAPES, "the selective SSM of Honarpisheh et al.")
         return {
             "block": "plain",
             "state_matrix": "raw",
-            "vocab_size": sizes["V"],
-            "hidden_size": sizes["D"],
-            "state_size": sizes["N"],
+            "vocab_size": shape_of(tensors, "embedding.weight", 2)[0],
+            "hidden_size": shape_of(tensors, "SSM.ssm.A", 2)[0],
+            "state_size": shape_of(tensors, "SSM.ssm.A", 2)[1],
             # With one label, transformers assumes a regression unless the problem type is set.
             "num_labels": 1,
             "problem_type": "multi_label_classification",
@@ -128,15 +106,10 @@ class HonarpishehConverter(Converter):
 
     def convert_weights(self, tensors: Tensors, found: Fields, config: Any) -> dict[str, Tensor]:
         weights = rename(tensors, self.names)
-        step, *matrices = (weights.pop(f"SSM.ssm.{name}") for name in ("q_delta", "W_B", "W_C"))
-        weights["model.layers.0.mixer.scan.x_proj.weight"] = torch.cat([step.unsqueeze(0), *matrices])
-        weights["classifier.weight"] = weights["classifier.weight"].unsqueeze(0)
+        stacked = [f"SSM.ssm.{name}" for name in ("q_delta", "W_B", "W_C") if f"SSM.ssm.{name}" in weights]
+        matrices = [torch.atleast_2d(weights.pop(name)) for name in stacked]
+        weights["model.layers.0.mixer.scan.x_proj.weight"] = torch.cat(matrices)
         return weights
-
-
-def plain_classifier_from_state_dict(state_dict: Tensors) -> Any:
-    """Convert a state dict of Honarpisheh et al. to a `SelectiveSSMForSequenceClassification`."""
-    return HonarpishehConverter().convert(state_dict)
 
 
 CONVERTERS = (HonarpishehConverter(), MambaConverter())

@@ -16,6 +16,7 @@ from hf_ssm.modules.selective_scan import SelectiveScan
 from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.decoding import MixerWeights, decode
+from hf_ssm.ops.sharing import in_reverse
 
 __all__ = ["SelectiveMixer"]
 
@@ -73,9 +74,10 @@ class SelectiveMixer(nn.Module):
             if self.reverse_in_proj is not None:
                 inputs, gate = self.project(hidden_states, rows.mask, reverse=True)
             turned = rows.reversed()
-            scanned = self.scan_inputs(rows.flip(inputs), turned, reverse=True)
-            behind = self.reverse_scan(scanned, None if gate is None else rows.flip(gate), turned)
-            return self._joined(output, rows.flip(behind))
+            with in_reverse():
+                scanned = self.scan_inputs(inputs.flip(1), turned, reverse=True)
+                behind = self.reverse_scan(scanned, None if gate is None else gate.flip(1), turned)
+            return self._joined(output, behind.flip(1))
         return output if self.out_proj is None else self.out_proj(output)
 
     def _decoding_weights(self) -> MixerWeights | None:

@@ -4,7 +4,7 @@ import math
 from typing import ClassVar
 
 from hf_ssm.models.base.configuration import INITS
-from hf_ssm.models.base.fields import DerivedStr, one_of, require, strict_config
+from hf_ssm.models.base.fields import DerivedStr, one_of, positive, require, setting, strict_config
 from hf_ssm.models.base.shared_settings import ConvolvedScanConfig, HeadedScanConfig
 
 
@@ -15,20 +15,6 @@ class SSDConfig(HeadedScanConfig, ConvolvedScanConfig):
     `SSMConfig`, `ScanConfig`, `ConvolvedScanConfig` and `HeadedScanConfig` for further arguments. The arguments of
     `transformers.Mamba2Config` have the same names here, and checkpoints of `Mamba2ForCausalLM` and of
     `state-spaces/mamba2-*` load through `from_pretrained`.
-
-    Args:
-        n_groups (`int`, defaults to 1): Groups of heads that share B and C; the norm before the out-projection is
-            computed for the channels of each group by itself.
-        complex_state (`bool`, defaults to `False`): Rotated states: pairs of states turn with a frequency of the head,
-            by an angle that is proportional to the step size. This corresponds to a complex state matrix with N/2
-            eigenvalues.
-        time_step_limit (`tuple` of two `float`, defaults to `(0.0, inf)`): Least and greatest step size. The step sizes
-            are clamped to this range at every token, also in decoding.
-        rms_norm (`bool`, defaults to `True`): RMS norm of the gated output before the out-projection.
-        norm_before_gate (`bool`, defaults to `False`): Apply the gate after this norm instead of before it.
-        bidirectional_norm_tie (`bool`, defaults to `True`): With `bidirectional=True`: one norm, of the sum of both
-            directions; false: each direction is gated and normalised by itself before the sum, as in PlantCAD2.
-        D_has_hdim (`bool`, defaults to `False`): A feed-through for each channel instead of each head.
 
     Raises:
         ValueError: As for `SSMConfig`; sizes that do not fit together; frequencies for real states; a Sobolev filter in
@@ -46,13 +32,30 @@ class SSDConfig(HeadedScanConfig, ConvolvedScanConfig):
         "dt_limit": "time_step_limit",
     }
 
+    n_groups: int = positive(
+        1,
+        help="Groups of heads that share B and C; the norm before the out-projection is computed for the channels of "
+        "each group by itself.",
+    )
+    complex_state: bool = setting(
+        False,
+        "Rotated states: pairs of states turn with a frequency of the head, by an angle that is proportional to the "
+        "step size. This corresponds to a complex state matrix with N/2 eigenvalues.",
+    )
     # Declared again: the fields of the first base class, inherited ones included, come before those of the second.
     init: DerivedStr = one_of(*INITS, default=None)
-    time_step_limit: list[float | int] | tuple[float | int, ...] = (0.0, math.inf)
-    rms_norm: bool = True
-    norm_before_gate: bool = False
-    bidirectional_norm_tie: bool = True
-    D_has_hdim: bool = False
+    time_step_limit: list[float | int] | tuple[float | int, ...] = setting(
+        (0.0, math.inf),
+        "Least and greatest step size. The step sizes are clamped to this range at every token, also in decoding.",
+    )
+    rms_norm: bool = setting(True, "RMS norm of the gated output before the out-projection.")
+    norm_before_gate: bool = setting(False, "Apply the gate after this norm instead of before it.")
+    bidirectional_norm_tie: bool = setting(
+        True,
+        "With `bidirectional=True`: one norm, of the sum of both directions; false: each direction is gated and "
+        "normalised by itself before the sum, as in PlantCAD2.",
+    )
+    D_has_hdim: bool = setting(False, "A feed-through for each channel instead of each head.")
 
     def _derive(self) -> None:
         super()._derive()

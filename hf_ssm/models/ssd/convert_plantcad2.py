@@ -29,7 +29,6 @@ class PlantCAD2Converter(CaduceusLayout):
         "CaduceusForSequenceClassification": SSDForSequenceClassification,
         "Caduceus": SSDModel,
     }
-    backbone_class = SSDModel
     names = MIXER_NAMES
 
     def convert_config(self, config: Fields, tensors: Tensors = EMPTY) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from hf_ssm.modules.short_convolution import ShortConvolution
 from hf_ssm.modules.ssd import SSDScan
 from hf_ssm.modules.state import LayerState
 from hf_ssm.ops.decoding import MixerWeights, decode
+from hf_ssm.ops.sharing import in_reverse
 
 
 class SSDMixer(nn.Module):
@@ -69,10 +70,11 @@ class SSDMixer(nn.Module):
             output, gate = output[:, -1:], gate[:, -1:]
         if self.bidirectional:
             turned = rows.reversed()
-            behind = self.reverse_scan(*self.scan_inputs(rows.flip(projected), turned, reverse=True), turned)
+            with in_reverse():
+                behind = self.reverse_scan(*self.scan_inputs(projected.flip(1), turned, reverse=True), turned).flip(1)
             if self.reverse_norm is not None:
-                return self.out_proj(self._gated(output, gate) + self.reverse_norm(rows.flip(behind), gate))
-            output = output + rows.flip(behind)
+                return self.out_proj(self._gated(output, gate) + self.reverse_norm(behind, gate))
+            output = output + behind
         return self.out_proj(self._gated(output, gate))
 
     def _decoding_weights(self) -> MixerWeights | None:

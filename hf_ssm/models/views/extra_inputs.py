@@ -1,6 +1,6 @@
 """What the models of a family read for each position beside their input, such as the time steps of S5.
 
-Legend: `B` batch, `L` length, `D` hidden size.
+Legend: `B` batch, `L` length.
 """
 
 import functools
@@ -8,9 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-
-from hf_ssm.models.views.packing import PACKING_ARGUMENTS
+from torch import Tensor
 
 
 def declaring(forward: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -37,15 +35,4 @@ def take_extra_inputs(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
-def cut_extra_input(value: Tensor, past: int, count: int) -> Tensor:
-    """An extra input of a prompt at the `count` positions after the first `past`, `(B, count)`; 1 after the prompt."""
-    return nn.functional.pad(value, (0, max(0, past + count - value.shape[1])), value=1.0)[:, past : past + count]
-
-
-def take_for_backbone(model: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the `extra_inputs` and the arguments of packed rows from those of a head, and return them."""
-    packing = {name: kwargs.pop(name) for name in PACKING_ARGUMENTS[:3] if name in kwargs}
-    return take_extra_inputs(model, kwargs) | packing
-
-
-__all__ = ["cut_extra_input", "declaring", "take_extra_inputs", "take_for_backbone"]
+__all__ = ["declaring", "take_extra_inputs"]

@@ -18,12 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_ssm.modules.rows import Rows
-
 # A, C, G, T of the single-nucleotide vocabulary (`hf_ssm.tokenization.DNA_TOKENS`).
 _DNA_SIZE, _DNA_PAIRS = 12, {7: 10, 8: 9, 9: 8, 10: 7}
-# How a strand that is read from the other end is pooled.
-_FROM_THE_OTHER_END = {"first": "last", "last": "first"}
 
 
 def complement_list(value: Any, vocab_size: int) -> list[int]:
@@ -49,11 +45,10 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
                 f"`complement_map` has keys that are not ids from 0 to {vocab_size - 1} (`vocab_size`={vocab_size}): "
                 f"{next(key for key in value if not _is_id(key, vocab_size))!r}."
             )
-        table = {int(key): other for key, other in value.items()}
-        value = [table.get(token, token) for token in range(vocab_size)]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"`complement_map` must be a list of ids or a dictionary, got {value!r}.")
-    if len(value) != vocab_size:
+        value = list(
+            {**dict(enumerate(range(vocab_size))), **{int(key): other for key, other in value.items()}}.values()
+        )
+    if not isinstance(value, (list, tuple)) or len(value) != vocab_size:
         raise ValueError(
             f"`complement_map` has {len(value)} entries, but `vocab_size`={vocab_size}: give the complement of each "
             "token, or a dictionary of the tokens that are not their own complement."
@@ -61,7 +56,6 @@ def complement_list(value: Any, vocab_size: int) -> list[int]:
     for token, other in enumerate(value):
         if type(other) is not int or not 0 <= other < vocab_size:
             raise ValueError(f"`complement_map` maps {token} to {other!r}: give ids from 0 to {vocab_size - 1}.")
-    for token, other in enumerate(value):
         if value[other] != token:
             raise ValueError(
                 f"`complement_map` maps {token} to {other}, but {other} to {value[other]}: the complement of a "
@@ -122,21 +116,6 @@ def embed_strands(embedding: Callable[[Tensor], Tensor], input_ids: Tensor, conf
     return torch.cat([strand, other.flip(-1)], dim=-1)
 
 
-def read_order(mask: Tensor | None) -> Tensor | None:
-    """Which position of a row stands at each one after the tokens are reversed, `(B, L)`; `None` to reverse whole rows.
-
-    Args:
-        mask: `(B, L)` or `None`, true at tokens, which are consecutive in each row.
-    """
-    if mask is None:
-        return None
-    length = mask.shape[1]
-    steps = torch.arange(length, device=mask.device)
-    first = mask.int().argmax(dim=1, keepdim=True)
-    last = length - 1 - mask.flip(1).int().argmax(dim=1, keepdim=True)
-    return torch.where(mask, first + last - steps, steps)
-
-
 class Strands:
     """The two strands of a batch as the rows of a doubled batch: B rows of sequences, then B of reverse complements.
 
@@ -147,32 +126,36 @@ class Strands:
     """
 
     def __init__(self, mask: Tensor | None = None):
-        order = read_order(mask)
-        self._order = None if order is None else order.unsqueeze(-1)
+        self._order = None
+        if mask is not None:
+            length = mask.shape[1]
+            steps = torch.arange(length, device=mask.device)
+            first = mask.int().argmax(dim=1, keepdim=True)
+            last = length - 1 - mask.flip(1).int().argmax(dim=1, keepdim=True)
+            self._order = torch.where(mask, first + last - steps, steps).unsqueeze(-1)
 
-    def arrange(self, hidden_states: Tensor, rows: Rows) -> tuple[Tensor, Rows]:
+    def arrange(self, hidden_states: Tensor) -> Tensor:
         """From `(B, L, 2 D)` to `(2 B, L, D)`."""
         strand, other = hidden_states.chunk(2, dim=-1)
-        doubled = torch.cat([strand, self.reverse_complement(other)])
-        return doubled, rows._replace(mask=None if rows.mask is None else torch.cat([rows.mask, rows.mask]))
+        return torch.cat([strand, self._turned(other)])
 
-    def reverse_complement(self, hidden_states: Tensor) -> Tensor:
+    def restore(self, hidden_states: Tensor) -> Tensor:
+        """From `(2 B, L, D)` to `(B, L, 2 D)`."""
+        strand, other = hidden_states.chunk(2)
+        return torch.cat([strand, self._turned(other)], dim=-1)
+
+    def exchanged(self, hidden_states: Tensor, layout: Any = None) -> Tensor:
+        """Each strand becomes the reverse complement of the other (`rc_swap`), `(2 B, L, D)`."""
+        whole = hidden_states if layout is None else layout.whole(hidden_states)
+        strand, other = whole.chunk(2)
+        exchanged = torch.cat([self._turned(other), self._turned(strand)])
+        return exchanged if layout is None else layout.cut(exchanged)
+
+    def _turned(self, hidden_states: Tensor) -> Tensor:
         """Reverse tokens and channels of one strand, `(B, L, D)`."""
         if self._order is None:
             return hidden_states.flip(1, 2)
         return hidden_states.gather(1, self._order.expand(hidden_states.shape)).flip(2)
-
-    def exchanged(self, hidden_states: Tensor, rows: Rows) -> Tensor:
-        """Each strand becomes the reverse complement of the other (`rc_swap`), `(2 B, L, D)`."""
-        doubled = hidden_states if rows.layout is None else rows.layout.whole(hidden_states)
-        strand, other = doubled.unflatten(0, (2, -1)).unbind(0)
-        exchanged = torch.cat([self.reverse_complement(other), self.reverse_complement(strand)])
-        return exchanged if rows.layout is None else rows.layout.cut(exchanged)
-
-    def restore(self, hidden_states: Tensor) -> Tensor:
-        """From `(2 B, L, D)` to `(B, L, 2 D)`."""
-        strand, other = hidden_states.unflatten(0, (2, -1)).unbind(0)
-        return torch.cat([strand, self.reverse_complement(other)], dim=-1)
 
 
 def token_logits(lm_head: Callable[[Tensor], Tensor], hidden_states: Tensor, config) -> Tensor:
@@ -183,10 +166,10 @@ def token_logits(lm_head: Callable[[Tensor], Tensor], hidden_states: Tensor, con
 
 
 def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor) -> Tensor:
-    """Mean over strands of the scores of a head, from hidden states `(B, L, 2 D)`.
+    """Mean over strands of the scores of a head, from hidden states `(..., 2 D)`.
 
     Args:
-        scores: Called with the hidden states of each strand, `(B, L, D)`, and whether they stand in reverse order:
+        scores: Called with the hidden states of each strand, `(..., D)`, and whether they stand in reverse order:
             those of the second strand stand at the positions of the first one.
         hidden_states: Of both strands.
     """
@@ -194,19 +177,4 @@ def mean_scores(scores: Callable[[Tensor, bool], Tensor], hidden_states: Tensor)
     return (scores(strand, False) + scores(other.flip(-1), True)) / 2
 
 
-def pooling_of(how: str, is_reversed: bool) -> str:
-    """The pooling that reads a strand in reverse order as `how` reads it in its own."""
-    return _FROM_THE_OTHER_END.get(how, how) if is_reversed else how
-
-
-__all__ = [
-    "Strands",
-    "check_strands",
-    "complement_list",
-    "complements",
-    "embed_strands",
-    "mean_scores",
-    "pooling_of",
-    "read_order",
-    "token_logits",
-]
+__all__ = ["Strands", "check_strands", "complement_list", "complements", "embed_strands", "mean_scores", "token_logits"]

@@ -28,7 +28,7 @@ class LongFilter(nn.Module):
     def forward(self, function: Callable[["LongFilter"], Any]) -> Any:
         """Call a function of the filter, and return its result.
 
-        Other modules read a filter in this way only, as in `self.filter(lambda filter: filter.kernel(length))`:
+        Other modules read a filter in this way only, as in `self.filter(lambda filter: filter.kernel(length))`, since
         wrappers (adapters of PEFT on parameters, offloaded weights) give the parameters their values for the time of
         `forward`, and have no other methods of the filter.
         """
@@ -84,7 +84,7 @@ class LongFilter(nn.Module):
         """Whether `recurrence` exists: the kernel is that of a state space model of finite size."""
         return False
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
         """The causal convolution of some channels as a linear recurrence, where `has_recurrence`.
 
         Args:

@@ -5,8 +5,10 @@ stored conjugate pairs. Kernels have the shape `(K, C, L)`; the second direction
 nearest first.
 """
 
+import importlib
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from hf_ssm.modules.filters.base import LongFilter
 from hf_ssm.modules.operator import check_stored, fp32_empty, fp32_parameter, scale_entries_
 from hf_ssm.modules.roles import ParameterRole
 from hf_ssm.ops.context import is_exporting
-from hf_ssm.ops.lti.transfer import taps_response
 
 __all__ = ["ImplicitFilter"]
 
@@ -32,7 +33,7 @@ class ImplicitFilter(LongFilter):
 
     `frequency_scale` multiplies, and `frequency_shift` adds to, the bands f and the activation frequency ω.
 
-    With `positions="stored"`, the embedding z of all positions `(T, E)`, the time axis t/(T-1) `(T,)` and the decay
+    With `filter_positions="stored"`, the embedding z of all positions `(T, E)`, the time axis t/(T-1) `(T,)` and decay
     rates `(C,)` are buffers, initialised by these formulas, so that a checkpoint keeps the numbers it was trained
     with. With `"learned"`, z is a parameter. With `"computed"` there are no such tensors.
 
@@ -47,39 +48,23 @@ class ImplicitFilter(LongFilter):
     time: Tensor
     decay_rates: Tensor
 
-    def __init__(
-        self,
-        channels: int,
-        directions: int,
-        *,
-        longest: int,
-        embedding_size: int,
-        width: int,
-        num_inner_layers: int,
-        activation_frequency: float,
-        train_frequency: bool,
-        window_shift: float,
-        positions: str = "computed",
-        frequency_scale: float = 1.0,
-        frequency_shift: float = 0.0,
-    ):
-        super().__init__(channels, directions)
-        self.longest = longest
-        self.embedding_size = embedding_size
-        self.window_shift = window_shift
-        self.frequency_scale = frequency_scale
-        self.frequency_shift = frequency_shift
-        self.activation_frequency = activation_frequency
-        self.sizes = [embedding_size, *[width] * (num_inner_layers + 1), directions * channels]
+    def __init__(self, config, channels: int):
+        super().__init__(channels, 2 if config.bidirectional else 1)
+        self.longest = config.max_position_embeddings
+        self.embedding_size, width = config.filter_emb_dim, config.filter_order
+        self.window_shift = config.filter_window_shift
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.activation_frequency = config.filter_activation_frequency
+        self.sizes = [self.embedding_size, *[width] * (config.num_inner_mlps + 1), self.directions * channels]
         for layer, (before, after) in enumerate(pairwise(self.sizes)):
             self.register_parameter(f"weight_{layer}", fp32_parameter(after, before))
-            if layer < num_inner_layers + 1:
+            if layer <= config.num_inner_mlps:
                 self.register_parameter(f"bias_{layer}", fp32_parameter(after))
-        self._register("frequency", width, train=train_frequency)
-        self.has_stored_positions = positions != "computed"
+        self._register("frequency", width, train=config.filter_train_frequency)
+        self.has_stored_positions = config.filter_positions != "computed"
         if self.has_stored_positions:
-            self._register("positions", longest, embedding_size, train=positions == "learned")
-            self._register("time", longest, train=False)
+            self._register("positions", self.longest, self.embedding_size, train=config.filter_positions == "learned")
+            self._register("time", self.longest, train=False)
             self._register("decay_rates", channels, train=False)
         # A parametrisation moves a parameter away.
         self._trained = list(self._parameters)
@@ -129,7 +114,8 @@ class ImplicitFilter(LongFilter):
         """The taps from lag `start` to `stop`, `(K, C, stop - start)`."""
         dtype = torch.promote_types(self.frequency.dtype, dtype)
         frequency, count = self.frequency.to(dtype), len(self.sizes) - 1
-        hidden, time, rates = self._positions(start, stop, frequency)
+        positions = self._stored_positions if self.has_stored_positions else self._computed_positions
+        hidden, time, rates = positions(start, stop, frequency)
         for layer in range(count - 1):
             weight, bias = getattr(self, f"weight_{layer}").to(dtype), getattr(self, f"bias_{layer}").to(dtype)
             hidden = torch.sin(frequency * (hidden @ weight.T + bias))
@@ -138,18 +124,19 @@ class ImplicitFilter(LongFilter):
 
     def response(self, omega: Tensor, rows: Tensor | None = None) -> Tensor:
         taps = self.kernel(self.longest, torch.float64).flatten(0, 1)
-        return taps_response(omega, taps if rows is None else taps[rows])
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
+        response: Tensor = transfer.taps_response(omega, taps if rows is None else taps[rows])
+        return response
 
-    def _positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _stored_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The embedding of positions `(L, embedding_size)`, the time in units of the longest input `(L,)`, δ `(C,)`."""
-        if not self.has_stored_positions:
-            return self._computed_positions(start, stop, like)
         # While a program is exported, a slice would compare the length with that of the buffers.
         steps = torch.arange(start, stop, device=self.time.device)
         positions, time = self.positions.index_select(0, steps), self.time.index_select(0, steps)
         return positions.to(like.dtype), time.to(like.dtype), self.decay_rates.to(like.dtype)
 
     def _computed_positions(self, start: int, stop: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The values of `_stored_positions` by their formulas."""
         steps = torch.arange(start, stop, device=like.device, dtype=like.dtype)
         bands = (self.embedding_size - 1) // 2
         frequencies = torch.linspace(1e-4, bands - 1, bands, device=like.device, dtype=like.dtype)

@@ -28,23 +28,12 @@ class SinusoidFilter(LongFilter):
     Source: Nishikawa & Suzuki 2025, Section 3 (gated convolution layer) and Appendix D (as a state space model).
     """
 
-    def __init__(
-        self,
-        channels: int,
-        directions: int,
-        *,
-        window: int,
-        inclusive: bool = False,
-        frequency_scale: float = 1.0,
-        frequency_shift: float = 0.0,
-    ):
-        super().__init__(channels, directions)
-        self.window = window
-        self.inclusive = inclusive
-        self.frequency_scale = frequency_scale
-        self.frequency_shift = frequency_shift
-        self.amplitudes = fp32_parameter(2, directions, channels)
-        self.frequencies = fp32_parameter(2, directions, channels)
+    def __init__(self, config, channels: int):
+        super().__init__(channels, 2 if config.bidirectional else 1)
+        self.window, self.inclusive = config.sinusoid_window, config.sinusoid_inclusive
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.amplitudes = fp32_parameter(2, self.directions, channels)
+        self.frequencies = fp32_parameter(2, self.directions, channels)
 
     def initial_parameters(self) -> dict[str, Tensor]:
         draw = torch.rand(self.frequencies.shape) * self.window / 8

@@ -5,7 +5,9 @@ stored conjugate pairs, `S` copies of A and B. Kernels have the shape `(K, C, L)
 that look ahead, the nearest first.
 """
 
+import importlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,6 @@ from hf_ssm.ops.lti.diagonal import diagonal_kernel
 from hf_ssm.ops.lti.dplr import dplr_dense, dplr_kernel
 from hf_ssm.ops.lti.hippo import initial_eigenvalues, legs_nplr
 from hf_ssm.ops.lti.recurrence import Recurrence, diagonal_recurrence, dplr_recurrence
-from hf_ssm.ops.lti.transfer import diagonal_response, dplr_response
 
 __all__ = ["StateSpaceFilter"]
 
@@ -34,35 +35,18 @@ class StateSpaceFilter(LongFilter):
     Source: Liu & Li 2024, Appendix A.2 (models); Yu et al. 2025, eq. (5) (frequency scale).
     """
 
-    def __init__(
-        self,
-        channels: int,
-        directions: int,
-        *,
-        state_size: int,
-        low_rank: bool,
-        init: str,
-        discretization: str,
-        time_step_range: tuple[float, float],
-        frequency_scale: float = 1.0,
-        frequency_shift: float = 0.0,
-        n_ssm: int | None = None,
-    ):
-        super().__init__(channels, directions)
-        self.state_size = state_size
-        self.low_rank = low_rank
-        self.init = init
-        self.discretization = discretization
-        self.time_step_range = time_step_range
-        self.frequency_scale = frequency_scale
-        self.frequency_shift = frequency_shift
-        self.copies = channels if n_ssm is None else n_ssm
-        pairs = state_size // 2
+    def __init__(self, config, channels: int, *, low_rank: bool = False):
+        super().__init__(channels, 2 if config.bidirectional else 1)
+        self.state_size, self.low_rank = config.state_size, low_rank
+        self.init, self.discretization = config.init, config.discretization
+        self.time_step_range = config.time_step_min, config.time_step_max
+        self.frequency_scale, self.frequency_shift = config.frequency_scale, config.frequency_shift
+        self.copies, pairs = config.n_ssm or channels, config.state_size // 2
         self.log_dt = fp32_parameter(channels)
         self.log_A_real = fp32_parameter(self.copies, pairs)
         self.A_imag = fp32_parameter(self.copies, pairs)
         self.B = fp32_parameter(self.copies, pairs, 2)
-        self.C = fp32_parameter(directions, channels, pairs, 2)
+        self.C = fp32_parameter(self.directions, channels, pairs, 2)
         if low_rank:
             self.P = fp32_parameter(self.copies, pairs, 2)
 
@@ -142,9 +126,12 @@ class StateSpaceFilter(LongFilter):
         if rows is not None:
             model, dt = {name: matrix[rows] for name, matrix in model.items()}, dt[rows]
         a, b, c = model["a"], model["b"], model["c"]
+        transfer: Any = importlib.import_module("hf_ssm.ops.lti.transfer")
         if self.low_rank:
-            return dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
-        return diagonal_response(omega, a, b, c, dt, self.discretization)
+            response: Tensor = transfer.dplr_response(omega, a, model["p"], b, c, dt, self.discretization)
+        else:
+            response = transfer.diagonal_response(omega, a, b, c, dt, self.discretization)
+        return response
 
     @property
     def has_graded_response(self) -> bool:
@@ -168,9 +155,9 @@ class StateSpaceFilter(LongFilter):
     def has_recurrence(self) -> bool:
         return True
 
-    def recurrence(self, channels: slice, skip: Tensor | None, direction: int = 0) -> Recurrence:
+    def recurrence(self, channels: slice, skip: Tensor | None) -> Recurrence:
         model = self.state_space()
-        model["c"] = model["c"][direction]
+        model["c"] = model["c"][0]
         model = {name: matrix[channels] for name, matrix in model.items()}
         step, skip = self.time_step()[channels], None if skip is None else skip[channels]
         if self.low_rank:

@@ -174,15 +174,6 @@ class Recurrence:
             power = power @ power if power.dim() == 3 else power * power
         return states.sum(1)
 
-    def power(self, length: int) -> torch.Tensor:
-        """`A_bar` to the power `length`, in the form of `A_bar`."""
-        return self.a_bar**length if self.a_bar.dim() == 2 else torch.linalg.matrix_power(self.a_bar, length)
-
-    @staticmethod
-    def carried(power: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """The state that a result of `power` makes of a state."""
-        return _times(power, state)
-
     @property
     def _tables(self) -> tuple[torch.Tensor, ...]:
         # Tables that are part of an autograd graph can be used for one backward pass only.

@@ -5,10 +5,6 @@ They replace `StreamingConvolution` in `LayerState.streams`. The first row of a 
 Legend: `V` rows, `L` length of a piece, `D` channels, `R` positions of the whole sequence, `K` positions of a change.
 """
 
-import copy
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,16 +24,9 @@ class _RowStream:
         """What a variant adds to the memory, as `StreamingConvolution.history`."""
         return self.rows
 
-    def select(self, index: Tensor) -> None:
-        """As `StreamingConvolution.select`."""
-        self.rows = self.rows.index_select(0, index)
-
-    @classmethod
-    def join(cls, streams: Sequence[Any]) -> Any:
-        """As `StreamingConvolution.join`."""
-        joined = copy.copy(streams[0])
-        joined.rows = torch.cat([stream.rows for stream in streams])
-        return joined
+    @history.setter
+    def history(self, rows: Tensor) -> None:
+        self.rows = rows
 
 
 class DifferenceStream(_RowStream):

@@ -4,7 +4,6 @@ Legend: `R` positions that the model reads, `P` of them up to the end of a block
 hidden size.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_ssm.models.base.cache import SSMCache, SSMCacheLayer
+from hf_ssm.models.base.cache import SSMCache
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.modules.operator import SequenceOperator
+from hf_ssm.modules.state import LayerState
 from hf_ssm.probes.evaluators.difference_streams import DifferenceStream, LastPositionStream
 from hf_ssm.probes.evaluators.full_passes import Evaluator
 from hf_ssm.probes.targets import ProbedSequence, head_of
@@ -251,9 +251,7 @@ def _receptive_field(mixer: nn.Module) -> int:
 
 def _selected(cache: SSMCache, rows: Tensor) -> SSMCache:
     """An independent cache of these rows."""
-    selected, tokens = copy.copy(cache), cache.tokens_seen
-    layers: list[Any] = cache.rows(rows)
-    selected.layers = layers
+    selected, tokens = cache.with_layers(cache.rows(rows)), cache.tokens_seen
     selected.tokens_seen = None if tokens is None else tokens[rows]
     return selected
 
@@ -262,12 +260,8 @@ def _joined(caches: Sequence[SSMCache], repeated: int) -> SSMCache:
     """The rows of several caches in one, without the first `repeated` rows of all but the first cache."""
     if len(caches) == 1:
         return caches[0]
-    joined = copy.copy(caches[0])
     rows = [torch.arange(repeated if number else 0, cache.batch_size) for number, cache in enumerate(caches)]
     kept = [cache.rows(numbers) for cache, numbers in zip(caches, rows, strict=True)]
-    layers: list[Any] = [SSMCacheLayer() for _ in kept[0]]
-    joined.layers = layers
-    for layer, states in zip(joined.states, zip(*kept, strict=True), strict=True):
-        layer.assemble(states)
+    joined = caches[0].with_layers([LayerState.concatenated(states) for states in zip(*kept, strict=True)])
     joined.tokens_seen = torch.full((sum(map(len, rows)),), joined.get_seq_length())
     return joined

@@ -1,23 +1,35 @@
-"""Scores of pairs of windows, one with each allele of a variant, from likelihoods and hidden states.
+"""Both alleles of variants: their windows as tokens, and scores of them from likelihoods and hidden states.
 
 Legend: `L` tokens of a window, `T` those without special tokens, `V` vocabulary, `D` hidden size.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ssm.inference.likelihoods import CausalLikelihood, log_probs_of, shared_length, without_end
-from hf_ssm.inference.model import Encoded, SequenceModel, check_finite
-from hf_ssm.inference.pseudo_likelihood import mask_token_of, masked_log_probs, unmasked_log_probs
+from hf_ssm.data.genome import Genome
+from hf_ssm.data.records import Record
+from hf_ssm.data.variants import Variant, Windows, windows_of
+from hf_ssm.inference.likelihoods import (
+    CausalLikelihood,
+    log_probs_of,
+    mask_token_of,
+    masked_log_probs,
+    shared_length,
+    unmasked_log_probs,
+    without_end,
+)
+from hf_ssm.inference.model import Encoded, SequenceModel, check_finite, why_unknown
 from hf_ssm.probes.reading import check_choice
 
-__all__ = ["DESCRIPTIONS", "SCORES", "WHY_MISSING", "AlleleScores", "Pair", "unique_texts"]
+__all__ = ["SCORES", "STRANDS", "WHY_MISSING", "AlleleScores", "Pair", "VariantWindows", "unique_texts"]
+
+STRANDS = ("forward", "reverse")
 
 _LIKELIHOODS = {
     "llr": ("causal", "log-likelihood"),
@@ -42,7 +54,7 @@ SCORES = {
 }
 """Name of each score, and the head that it needs."""
 
-DESCRIPTIONS = {
+_DESCRIPTIONS = {
     **{
         prefix + name: f"{_FORMS[prefix].format(what)} (nats)"
         for name, (_, what) in _LIKELIHOODS.items()
@@ -52,8 +64,6 @@ DESCRIPTIONS = {
     "masked_log_odds": "log-odds of the masked tokens of the variant, alternative against reference allele (nats)",
     "embedding_distance": "Euclidean distance of the mean hidden states of the last layer",
 }
-"""Meaning of each score."""
-
 _NO_LIKELIHOOD = "no base of the window has another base before it"
 WHY_MISSING = {
     **{prefix + "llr": _NO_LIKELIHOOD for prefix in _FORMS},
@@ -72,26 +82,77 @@ class Pair:
     """The windows of one strand with both alleles of a variant.
 
     Attributes:
-        ref, alt: Their tokens.
-        alleles: Letters of both alleles.
-        before: Letters of the windows before the alleles.
-        length: Letters of each window.
+        texts: Tokens of the window with the reference, and with the alternative allele.
+        letters: The letters of both.
+        alleles: Numbers of letters of both alleles.
+        before: Number of letters of the windows before the alleles.
         is_reversed: Whether the windows are those of the reverse strand.
         where: The variant, for messages.
     """
 
-    ref: Encoded
-    alt: Encoded
+    texts: tuple[Encoded, Encoded]
+    letters: tuple[str, str]
     alleles: tuple[int, int]
     before: int
-    length: int
     is_reversed: bool
     where: str
 
-    @property
-    def texts(self) -> tuple[Encoded, Encoded]:
-        """Both windows."""
-        return self.ref, self.alt
+
+class VariantWindows:
+    """Reads the windows of variants.
+
+    Args:
+        model: The model and its tokenizer.
+        genome: The reference; `None` for variants that are pairs of sequences.
+        window: Bases of a window, half of them before the variant.
+        horizon: Bases from the variant on, in place of the second half.
+
+    Raises:
+        ValueError: Fewer than two bases, or no horizon.
+    """
+
+    def __init__(self, model: SequenceModel, genome: Genome | None, window: int, horizon: int | None = None):
+        if window < 2:
+            raise ValueError(f"`window`={window}: give at least two bases.")
+        if horizon is not None and horizon < 1:
+            raise ValueError(f"`horizon`={horizon}: give at least one base.")
+        self._model, self._genome, self.window = model, genome, window
+        self.left = window // 2
+        self.right = window - self.left if horizon is None else horizon
+
+    def of(self, variants: Sequence[Variant], shift: int = 0) -> list[Windows | str]:
+        """The windows of each variant, moved by some bases, or why it has none."""
+        if shift and not all(variant.has_place for variant in variants):
+            raise ValueError(
+                "`shifts` needs variants with `chrom` and `pos`, because windows of sequences cannot be moved: "
+                "leave `shifts` out."
+            )
+        return [windows_of(variant, self._genome, self.left - shift, self.right + shift) for variant in variants]
+
+    def pairs(self, variants: Sequence[Variant], windows: Sequence[Windows | str], strand: str) -> list[Pair | str]:
+        """The tokens of the windows of one strand of each variant, or why it has no score on this strand."""
+        row = STRANDS.index(strand)
+        usable = [(variant, each) for variant, each in zip(variants, windows, strict=True) if isinstance(each, Windows)]
+        records = [
+            Record(self._model.letters(sequence), variant.where, is_window=True)
+            for variant, each in usable
+            for sequence in (each.forward, each.reverse)[row]
+        ]
+        encoded = iter(zip(records, self._model.encode(records, refuse_unknown=False), strict=True))
+        pairs: list[Pair | str] = []
+        for variant, each in zip(variants, windows, strict=True):
+            if isinstance(each, str):
+                pairs.append(each)
+                continue
+            (ref, ref_tokens), (alt, alt_tokens) = next(encoded), next(encoded)
+            why = self._fault(ref, ref_tokens) or self._fault(alt, alt_tokens)
+            alleles, letters = (len(variant.ref), len(variant.alt)), (ref.sequence, alt.sequence)
+            pair = Pair((ref_tokens, alt_tokens), letters, alleles, each.before[row], row == 1, variant.where)
+            pairs.append(why or pair)
+        return pairs
+
+    def _fault(self, record: Record, encoded: Encoded) -> str:
+        return why_unknown(self._model.unknown_letters(record.sequence, encoded))
 
 
 def unique_texts(pairs: Sequence[Pair]) -> tuple[list[Encoded], list[tuple[int, int]]]:
@@ -152,7 +213,7 @@ class AlleleScores:
                 raise ValueError(
                     f"`scores`={name!r} needs a {SCORES[name]} language model, not a {type(model.model).__name__}."
                 )
-        self.descriptions: Mapping[str, str] = DESCRIPTIONS
+        self.descriptions: Mapping[str, str] = _DESCRIPTIONS
         self.why_missing: Mapping[str, str] = WHY_MISSING
         self.evaluated = tuple(name for name in self.columns if not name.startswith(("ref_", "alt_")))
         self._likelihood = CausalLikelihood(model) if model.head == "causal" else None
@@ -229,25 +290,24 @@ class AlleleScores:
 
     def _masked(self, pairs: Sequence[Pair]) -> list[Reading]:
         mask = mask_token_of(self.model)
-        usable = [
-            number
-            for number, pair in enumerate(pairs)
-            if pair.alleles[0] == pair.alleles[1] and torch.equal(pair.ref.letters, pair.alt.letters)
-        ]
-        differing = [pairs[number].ref.ids != pairs[number].alt.ids for number in usable]
-        masked = [
-            Encoded(
-                torch.where(places, mask, pairs[number].ref.ids), pairs[number].ref.special, pairs[number].ref.letters
-            )
-            for number, places in zip(usable, differing, strict=True)
-        ]
         scores: list[Reading] = [{"masked_log_odds": None} for _ in pairs]
+        usable = [
+            (number, *pair.texts)
+            for number, pair in enumerate(pairs)
+            if pair.alleles[0] == pair.alleles[1] and torch.equal(pair.texts[0].letters, pair.texts[1].letters)
+        ]
+        differing = [ref.ids != alt.ids for _, ref, alt in usable]
+        masked = [
+            replace(ref, ids=torch.where(places, mask, ref.ids))
+            for (_, ref, _), places in zip(usable, differing, strict=True)
+        ]
         for batch in self.model.run(masked):
             for row, logits in zip(batch.rows, batch.outputs.logits, strict=True):
+                number, *texts = usable[row]
                 places = differing[row].nonzero().squeeze(1).to(logits.device)
-                ref, alt = (text.ids.to(logits.device)[places] for text in pairs[usable[row]].texts)
+                ref, alt = (text.ids.to(logits.device)[places] for text in texts)
                 odds = log_probs_of(logits[places], alt) - log_probs_of(logits[places], ref)
-                scores[usable[row]]["masked_log_odds"] = odds.sum().item()
+                scores[number]["masked_log_odds"] = odds.sum().item()
         return scores
 
     def _distances(self, pairs: Sequence[Pair]) -> list[Reading]:

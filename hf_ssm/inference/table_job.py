@@ -1,36 +1,42 @@
-"""Output tables that are written in parts, so that an interrupted run continues where it stopped.
+"""One job for tables: a reader of items, and a function from items to columns, as a table in memory or a file.
 
-Finished parts are Arrow files in a hidden folder beside the output, each written in one step. When all rows are done,
-the parts are joined to the output, again in one step, and the folder is removed. The processes of a launch each compute
-a share of the parts.
+A file is written in parts, so an interrupted run continues where it stopped. Finished parts are Arrow files in a hidden
+folder beside the output, each written in one step. When all rows are done, the parts are joined to the output, again in
+one step, and the folder is removed. The processes of a launch each compute a share of the parts.
 """
 
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from itertools import chain, islice
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 from datasets import Dataset
 from filelock import FileLock
+from torch import nn
+from transformers.utils import logging
 
-from hf_ssm.data.records import Record
-from hf_ssm.inference.sharing import Workers, launched_workers
+from hf_ssm.inference.sharing import launched_workers
+from hf_ssm.utils.evaluation import evaluating
 from hf_ssm.utils.files import lock_file, replacing, unlock_file, write_text_atomically
 
 __all__ = [
-    *("TABLE_OUTPUTS", "Parts", "check_table_output", "file_facts", "join_table", "table_of"),
-    *("with_input_columns", "write_in_parts"),
+    *("TABLE_OUTPUTS", "Parts", "TableJob", "check_new_columns", "check_table_output", "file_facts", "groups_of"),
+    *("join_table", "with_input_columns"),
 ]
 
 T = TypeVar("T")
+Join = Callable[[Iterator[pa.Table], Path], None]
 
 TABLE_OUTPUTS = (".csv", ".tsv", ".parquet")
+# Limits of a part: items, and their size in letters.
+MOST_ITEMS, MOST_LETTERS = 4096, 2**19
 _SETTINGS = "settings.json"
 # Size and time of change of the joined output.
 _JOINED = "joined.json"
@@ -40,101 +46,124 @@ _FAILED = "failed"
 _REPLACES = "output that is replaced"
 
 
-def table_of(items: Iterable[T], function: Callable[[list[T]], pa.Table], part_size: int = 1024) -> Dataset:
-    """The table of all items in memory.
+@dataclass(frozen=True)
+class TableJob(Generic[T]):
+    """A table that is computed from items, such as sequences or variants.
+
+    Attributes:
+        read: Yields the items, the same ones in the same order at each call.
+        table: Computes the table of a list of items, which may have more or fewer rows than items; tables of all lists
+            have the same columns.
+        model: The model that computes, which is in evaluation mode meanwhile; `None` without one.
+        size: Size of an item, in the unit of the progress bar.
+        unit: Noun of that unit.
+        total: Size of all items, if it is known.
+        most_items: Largest number of items of a part; default: `MOST_ITEMS`, and letters up to `MOST_LETTERS`.
+        may_be_empty: Whether no items give the table of an empty list, and not an error.
+    """
+
+    read: Callable[[], Iterable[T]]
+    table: Callable[[list[T]], pa.Table]
+    model: nn.Module | None = None
+    size: Callable[[T], int] = lambda item: 1
+    unit: str = "row"
+    total: int | None = None
+    most_items: int | None = None
+    may_be_empty: bool = False
+
+    def parts(self) -> Iterator[list[T]]:
+        """Consecutive items that are computed together."""
+        parts = groups_of(self.read(), self.size, self.most_items)
+        return chain([next(parts, [])], parts) if self.may_be_empty else parts
+
+    def dataset(self) -> Dataset:
+        """The table in memory."""
+        with self._evaluating():
+            tables = [self.table(items) for items in self.parts()]
+        if not tables:
+            raise ValueError("`inputs` is empty: give at least one sequence.")
+        return Dataset(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.model is None else evaluating(self.model)
+
+    def write(
+        self, output: Path, settings: Mapping[str, Any], *, overwrite: bool = False, join: Join | None = None
+    ) -> None:
+        """Write the table to a file; a call with the same arguments continues after an interruption.
+
+        The processes of `accelerate launch` or `torchrun` all call this with the same arguments: each computes a share
+        of the parts that are missing, and the first one joins them. The output does not depend on their number.
+
+        Args:
+            output: The file; its suffix, one of `TABLE_OUTPUTS`, determines the format.
+            settings: All that the table depends on, in JSON types.
+            overwrite: Replace an existing output, which stays until the new one is complete, and delete the parts of
+                another run.
+            join: Writes the tables of all parts to a temporary path; default `join_table`.
+
+        Raises:
+            ValueError: Another suffix, an existing output, parts of a run with other settings, or no items.
+            BlockingIOError: Another process writes this output.
+        """
+        if join is None:
+            check_table_output(output)
+        # The number of a part means the same items only as long as the parts have one size.
+        size = self.most_items or [MOST_ITEMS, MOST_LETTERS]
+        workers, parts = launched_workers(), Parts(output, {**settings, "part_size": size}, overwrite)
+        with ExitStack() as stack:
+            finished = workers.by_first(lambda: stack.enter_context(parts).finished)
+            if finished is None:
+                return
+            with workers.together(parts.mark_failed), self._evaluating():
+                total = self._compute_share(parts, finished, workers.rank, workers.count)
+            workers.by_first(lambda: parts.join(join or join_table, total))
+
+    def _compute_share(self, parts: "Parts", finished: frozenset[int], rank: int, count: int) -> int:
+        """Compute those missing parts that this process has to; the number of all parts."""
+        total, missing = 0, 0
+        with logging.tqdm(total=self.total, unit=self.unit, unit_scale=True) as progress:
+            for number, items in enumerate(self.parts()):
+                if parts.has_failed:
+                    return total
+                is_missing = number not in finished
+                if is_missing and missing % count == rank:
+                    parts.add(number, self.table(items))
+                missing += is_missing
+                total += 1
+                progress.update(sum(map(self.size, items)))
+        if not total:
+            raise ValueError("the input holds no sequence.")
+        return total
+
+
+def groups_of(items: Iterable[T], size: Callable[[T], int], most: int | None = None) -> Iterator[list[T]]:
+    """Consecutive items in groups of at most `MOST_ITEMS` items and, unless one is larger, `MOST_LETTERS` letters.
 
     Args:
-        items: What the rows are computed from.
-        function: Computes the table of a list of items, which may have more or fewer rows than items.
-        part_size: Number of items of one call.
+        items: The items.
+        size: Letters of an item.
+        most: Number of items of a group, in place of both limits.
     """
-    tables = [function(part) for part in _parts_of(iter(items), part_size)]
-    if not tables:
-        raise ValueError("`inputs` is empty: give at least one sequence.")
-    return Dataset(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
+    group: list[T] = []
+    letters = 0
+    for item in items:
+        more = size(item)
+        is_full = len(group) >= (most or MOST_ITEMS) or (most is None and letters + more > MOST_LETTERS)
+        if group and is_full:
+            yield group
+            group, letters = [], 0
+        group.append(item)
+        letters += more
+    if group:
+        yield group
 
 
-def write_in_parts(
-    output: Path,
-    items: Iterable[T],
-    function: Callable[[list[T]], pa.Table],
-    settings: Mapping[str, Any],
-    *,
-    part_size: int = 1024,
-    overwrite: bool = False,
-    join: Callable[[Iterator[pa.Table], Path], None] | None = None,
-    skipped: Callable[[list[T]], None] = lambda items: None,
-    may_be_empty: bool = False,
-) -> None:
-    """Write the table of all items to a file; a call with the same arguments continues after an interruption.
-
-    The processes of `accelerate launch` or `torchrun` all call this with the same arguments: each computes a share of
-    the parts that are missing, and the first one joins them. The output does not depend on the number of processes.
-
-    Args:
-        output: The file; its suffix, one of `TABLE_OUTPUTS`, determines the format.
-        items: What the rows are computed from; the same ones, in the same order, at each call.
-        function: As for `table_of`; all tables have the same columns.
-        settings: All that the table depends on, in JSON types.
-        part_size: Number of items of a part.
-        overwrite: Replace an existing output, which stays until the new one is complete, and delete the parts of
-            another run.
-        join: Writes the tables of all parts to a temporary path; default `join_table`.
-        skipped: Called with the items of each part that an earlier call has finished, or that another process computes.
-        may_be_empty: Whether no items are a table without rows, that of an empty list, and not an error.
-
-    Raises:
-        ValueError: Another suffix, an existing output, parts of a run with other settings, or no items.
-        BlockingIOError: Another process writes this output.
-    """
-    if join is None:
-        check_table_output(output)
-        join = join_table
-    joined_by = join
-    # The number of a part means the same items only as long as the parts have one size.
-    workers, parts = launched_workers(), Parts(output, {**settings, "part_size": part_size}, overwrite)
-    with ExitStack() as stack:
-        finished = workers.by_first(lambda: stack.enter_context(parts).finished)
-        if finished is None:
-            return
-        with workers.together(parts.mark_failed):
-            all_items = _parts_of(iter(items), part_size)
-            if may_be_empty:
-                all_items = chain([next(all_items, [])], all_items)
-            total = _compute_share(workers, parts, finished, all_items, function, skipped)
-        workers.by_first(lambda: parts.join(joined_by, total))
-
-
-def _compute_share(
-    workers: Workers,
-    parts: "Parts",
-    finished: frozenset[int],
-    all_items: Iterable[list[T]],
-    function: Callable[[list[T]], pa.Table],
-    skipped: Callable[[list[T]], None],
-) -> int:
-    """Compute those missing parts that this process has to; the number of all parts."""
-    total, missing = 0, 0
-    for number, items in enumerate(all_items):
-        is_missing = number not in finished
-        if is_missing and missing % workers.count == workers.rank:
-            if parts.has_failed:
-                break
-            parts.add(number, function(items))
-        else:
-            skipped(items)
-        missing += is_missing
-        total += 1
-    if not total and not parts.has_failed:
-        raise ValueError("the input holds no sequence.")
-    return total
-
-
-def with_input_columns(records: Sequence[Record], counts: Sequence[int], results: Mapping[str, Any]) -> pa.Table:
+def with_input_columns(records: Sequence[Any], counts: Sequence[int], results: Mapping[str, Any]) -> pa.Table:
     """A table of results after the columns of the inputs, with each value as often as its sequence has rows.
 
     Args:
-        records: The sequences.
+        records: The sequences (`Record`) or variants (`Variant`).
         counts: Number of rows of each.
         results: The columns of the results.
 
@@ -142,14 +171,18 @@ def with_input_columns(records: Sequence[Record], counts: Sequence[int], results
         ValueError: An input has a column with the name of a result.
     """
     names = dict.fromkeys(name for record in records for name in record.columns)
-    for name in names:
-        if name in results:
-            raise ValueError(
-                f"{records[0].where}: the input has a column {name!r}, but the output needs this name: rename the "
-                "column."
-            )
+    if records:
+        check_new_columns(names, results, records[0].where)
     rows = [record.columns for record, count in zip(records, counts, strict=True) for _ in range(count)]
     return pa.table({name: [row.get(name) for row in rows] for name in names} | dict(results))
+
+
+def check_new_columns(names: Iterable[str], results: Iterable[str], where: str) -> None:
+    """Raise `ValueError` if a column of the input has the name of a result."""
+    if taken := set(names).intersection(results):
+        raise ValueError(
+            f"{where}: the input has a column {min(taken)!r}, but the output needs this name: rename the column."
+        )
 
 
 def check_table_output(output: Path, formats: tuple[str, ...] = TABLE_OUTPUTS) -> None:
@@ -205,7 +238,7 @@ class Parts:
         lock = self.output.with_name(f".{self.output.name}.lock")
         self._lock = lock_file(lock, f"output {str(self.output)!r} is being written by another process.")
         try:
-            self._open()
+            self.finished = self._opened()
         except BaseException:
             unlock_file(self._lock)
             raise
@@ -217,7 +250,8 @@ class Parts:
         assert self._lock is not None
         unlock_file(self._lock)
 
-    def _open(self) -> None:
+    def _opened(self) -> frozenset[int] | None:
+        """The folder of the parts, made if there is none; the value of `finished`."""
         remedy = "choose another file, or replace this one (--overwrite-output)"
         if self.folder.is_symlink() or self.folder.is_file():
             raise FileExistsError(
@@ -226,12 +260,13 @@ class Parts:
             )
         if self._overwrite and self.folder.exists():
             shutil.rmtree(self.folder)
-        stored = self._stored_settings()
+        stored = self._stored(_SETTINGS)
         replaces = None if stored is None else stored.pop(_REPLACES, None)
         earlier = file_facts(self.output) if self.output.exists() else None
         # An output that these parts are to replace is not their result.
         is_kept = earlier is not None and earlier == replaces
-        if not self._numbers() and (earlier is None or is_kept):
+        has_parts = bool(self._numbers())
+        if not has_parts and (earlier is None or is_kept):
             # Nothing would be lost.
             stored = None
         if stored is not None and stored != self._settings:
@@ -240,42 +275,34 @@ class Parts:
                 f"output {str(self.output)!r}: {str(self.folder)!r} holds parts of a run with other settings "
                 f"({', '.join(changed)}): {remedy}, or repeat the earlier command with its settings."
             )
-        if earlier is not None and stored is None and not self._overwrite:
-            if not self._numbers():
-                # What a command left that was killed after its output, while it removed the folder.
-                shutil.rmtree(self.folder, ignore_errors=True)
-            raise ValueError(f"output {str(self.output)!r} exists: {remedy}.")
         if stored is None:
+            if earlier is not None and not self._overwrite:
+                if not has_parts:
+                    # What a command left that was killed after its output, while it removed the folder.
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                raise ValueError(f"output {str(self.output)!r} exists: {remedy}.")
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             self.folder.mkdir()
             content = self._settings | ({} if earlier is None else {_REPLACES: earlier})
             write_text_atomically(self.folder / _SETTINGS, json.dumps(content))
         elif earlier is not None and not is_kept:
-            if self._joined_facts() != earlier[1:]:
+            if self._stored(_JOINED) != {"facts": earlier[1:]}:
                 raise ValueError(f"output {str(self.output)!r} is not the output of the interrupted command: {remedy}.")
             self._delete()
-            self.finished = None
-            return
+            return None
         (self.folder / _FAILED).unlink(missing_ok=True)
-        self.finished = frozenset(self._numbers())
+        return frozenset(self._numbers())
 
-    def _stored_settings(self) -> dict[str, Any] | None:
-        path = self.folder / _SETTINGS
+    def _stored(self, name: str) -> dict[str, Any] | None:
+        """The content of a JSON file; `None` without the file, and {} for a damaged one."""
+        path = self.folder / name
         if not path.is_file():
             return None
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         except (TypeError, ValueError):
-            # A damaged file is that of no settings.
             return {}
-
-    def _joined_facts(self) -> Any:
-        """Size and time of change of the output that was written from these parts; `None` if there is none."""
-        try:
-            return json.loads((self.folder / _JOINED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.arrow"
@@ -316,12 +343,12 @@ class Parts:
                 "computes the part again"
             ) from error
 
-    def join(self, join: Callable[[Iterator[pa.Table], Path], None], total: int) -> None:
+    def join(self, join: Join, total: int) -> None:
         """Write the output from all parts, of which there are so many, and remove them."""
         with self._written_whole(self.output) as path:
             join(self.tables(total), path)
             # Before the output has its name, so that the next call knows it, if this one is killed afterwards.
-            (self.folder / _JOINED).write_text(json.dumps(file_facts(path)[1:]), encoding="utf-8")
+            (self.folder / _JOINED).write_text(json.dumps({"facts": file_facts(path)[1:]}), encoding="utf-8")
         self._delete()
 
     def _delete(self) -> None:
@@ -334,8 +361,3 @@ class Parts:
     def _written_whole(self, path: Path) -> AbstractContextManager[Path]:
         # The suffix determines the format.
         return replacing(path, self.folder / f".{path.stem}.tmp{path.suffix}")
-
-
-def _parts_of(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    while part := list(islice(items, size)):
-        yield part

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hf_ssm.inference.parts import Parts, file_facts, table_of, write_in_parts
+from hf_ssm.inference.table_job import Parts, TableJob, file_facts
 from hf_ssm.utils import files
 
 SETTINGS = {"window": 8, "layers": (1, 2)}
@@ -22,7 +22,7 @@ def table(items):
 
 
 def write(output, items=range(1, 8), function=table, settings=SETTINGS, **options):
-    write_in_parts(output, items, function, settings, part_size=2, **options)
+    TableJob(lambda: items, function, most_items=2).write(output, settings, **options)
 
 
 class Interrupted(BaseException):
@@ -59,7 +59,7 @@ def test_formats(tmp_path, suffix):
 def test_interrupted_after_each_part(tmp_path, suffix):
     whole, output = tmp_path / f"whole{suffix}", tmp_path / f"o{suffix}"
     write(whole)
-    computed, skipped = [], []
+    computed = []
     for call in range(4):
         with pytest.raises(Interrupted):
             write(output, function=FailsAt(call % 2))
@@ -69,9 +69,9 @@ def test_interrupted_after_each_part(tmp_path, suffix):
         computed.append(items)
         return table(items)
 
-    write(output, function=counted, skipped=skipped.append)
+    write(output, function=counted)
     # The calls above stopped before the parts 0, 1, 1 and 2.
-    assert skipped == [[1, 2], [3, 4]] and computed == [[5, 6], [7]]
+    assert computed == [[5, 6], [7]]
     assert output.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([whole.name, output.name])
 
@@ -187,10 +187,10 @@ def test_wrong_arguments(tmp_path, name, items, message):
 
 
 def test_tables_in_memory():
-    found = table_of(iter(range(1, 6)), table, part_size=2)
+    found = TableJob(lambda: iter(range(1, 6)), table, most_items=2).dataset()
     assert found["item"] == [item for item in range(1, 6) for _ in range(item)]
     with pytest.raises(ValueError, match="`inputs` is empty"):
-        table_of([], table)
+        TableJob(lambda: [], table).dataset()
 
 
 def test_a_changed_file_has_other_facts(tmp_path):

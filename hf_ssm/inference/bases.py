@@ -1,0 +1,151 @@
+"""DNA as tokens, with one token for each base, and language models that read it so.
+
+Legend: `L` letters of a text, `N` positions, `V` vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ssm.data.records import Record
+from hf_ssm.inference.likelihoods import mask_token_of, with_mask, without_end
+from hf_ssm.inference.model import Encoded, SequenceModel, why_unknown
+
+__all__ = ["BASES", "PAIRS_WITH_N", "BaseTokens", "BasesModel", "base_tokens", "ids_of_letters"]
+
+BASES = "ACGT"
+# A text with all pairs of bases, in which every merge of a tokenizer shows.
+_PAIRS = "AACAGATCCGCTGGTTA"
+PAIRS_WITH_N = _PAIRS + "NNCNGNTNA"
+"""A text with all pairs of bases, and of bases and N."""
+
+
+@dataclass(frozen=True)
+class BaseTokens:
+    """The tokens of a text with one token for each letter.
+
+    Attributes:
+        encoded: The tokens, with special ones.
+        before: Number of special tokens before the letters.
+        is_unknown: Whether each letter is ambiguous or unknown to the tokenizer.
+    """
+
+    encoded: Encoded
+    before: int
+    is_unknown: np.ndarray
+
+    @property
+    def letters(self) -> Tensor:
+        """The ids of the letters."""
+        return self.encoded.ids[self.before : self.before + len(self.is_unknown)]
+
+    def fault(self, letter: int) -> str:
+        """Why a letter in this window has no score; "" if it has."""
+        why = why_unknown(self.is_unknown)
+        return why or ("the tokenizer does not know the base" if self.is_unknown[letter] else "")
+
+
+def base_tokens(model: SequenceModel, text: str, error: str = "the tokenizer joins letters") -> BaseTokens:
+    """A text as tokens, one for each letter.
+
+    Raises:
+        ValueError: The tokenizer joins letters, with the message `error`.
+    """
+    record = Record(text, "the sequence")
+    model.check_letters(record)
+    (encoded,) = model.encode([record], refuse_unknown=False)
+    stop = len(without_end(encoded))
+    before = stop - len(text)
+    if before < 0 or not torch.equal(encoded.letters[before:stop, 0], torch.arange(len(text))):
+        raise ValueError(error)
+    return BaseTokens(encoded, before, model.unknown_letters(text, encoded))
+
+
+def ids_of_letters(tokens: BaseTokens, text: str, letters: str, error: str = "the tokens of a letter differ") -> Tensor:
+    """The id of each of `letters`, which must be the same at all of its places in a text.
+
+    Raises:
+        ValueError: The token of a letter depends on its place, as in a vocabulary of word pieces.
+    """
+    pairs = list(zip(text, tokens.letters.tolist(), strict=True))
+    ids = [{token for other, token in pairs if other == letter} for letter in letters]
+    if any(len(of_letter) > 1 for of_letter in ids):
+        raise ValueError(error)
+    return torch.tensor([of_letter.pop() for of_letter in ids])
+
+
+class BasesModel:
+    """A language model and a tokenizer of single bases, for measures of each base.
+
+    Args:
+        model: The model and its tokenizer.
+        purpose: What needs them, for error messages.
+
+    Attributes:
+        is_causal: Whether the model is causal, and not masked.
+
+    Raises:
+        ValueError: The model is no language model, or the tokenizer joins bases.
+    """
+
+    def __init__(self, model: SequenceModel, purpose: str):
+        if model.head not in ("causal", "masked"):
+            raise ValueError(
+                f"{type(model.model).__name__} is not a language model, but {purpose} needs a language model: give "
+                "another checkpoint, or, for a classifier or regressor, use `hf-ssm saturate --target` or `hf-ssm "
+                "predict --track`."
+            )
+        self.model, self.is_causal = model, model.head == "causal"
+        self._error = (
+            f"{purpose} needs a tokenizer with one token for each base, at each place of the sequence: use another "
+            "model, or score variants with `hf-ssm score`, which takes any tokenizer."
+        )
+        # Ids of the bases as capitals, and of those that replace lower-case letters.
+        lower = str.lower if model.reads.keep_case else str.upper
+        rows = [(BASES, _PAIRS), (lower(BASES), lower(_PAIRS))]
+        self._ids = torch.stack(
+            [ids_of_letters(self.tokens(text), text, letters, self._error) for letters, text in rows]
+        )
+
+    def tokens(self, text: str) -> BaseTokens:
+        """The tokens of a text, one for each letter."""
+        return base_tokens(self.model, text, self._error)
+
+    def ids_at(self, text: str) -> Tensor:
+        """Ids of the four bases at each letter of a text, in its case: `(L, 4)`."""
+        return self._ids[torch.tensor([letter.islower() for letter in text], dtype=torch.long)]
+
+    def masked(self, text: str, places: Sequence[int], window: int) -> tuple[list[BaseTokens], list[int], list[Tensor]]:
+        """The predictions of a masked model for letters that are masked alone, each in the middle of `window` bases.
+
+        Args:
+            text: The letters.
+            places: Numbers of the letters to mask.
+            window: Bases of a window; there are fewer at the ends of the text.
+
+        Returns:
+            For each place, the tokens of its window, the letter in the window, and the logits `(V,)`.
+        """
+        mask, left = mask_token_of(self.model), window // 2
+        windows = [self.tokens(text[max(0, place - left) : place + window - left]) for place in places]
+        letters = [min(place, left) for place in places]
+        masked = [
+            # With the special tokens behind the letters, which the model has read in training.
+            with_mask(each.encoded, each.before + letter, mask)
+            for each, letter in zip(windows, letters, strict=True)
+        ]
+        logits: list[Tensor] = [torch.empty(0)] * len(masked)
+        for batch in self.model.run(masked):
+            for row, of_text in zip(batch.rows, batch.outputs.logits, strict=True):
+                logits[row] = of_text[windows[row].before + letters[row]].cpu().double()
+        return windows, letters, logits
+
+
+def substitutions(ids: Tensor, bases: Tensor, places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each place with a base, and the number of each other base, of texts `(L,)` with four bases `(L, 4)`."""
+    for place in places:
+        present = (bases[place] == ids[place]).nonzero().flatten().tolist()
+        yield from ((place, base) for base in range(len(BASES)) if present and base != present[0])

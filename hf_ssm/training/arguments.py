@@ -1,0 +1,300 @@
+"""The settings of a run: one field each, with default, help and option, and the values that texts stand for.
+
+The options and the help of `hf-ssm train`, the sections of a settings file, their checks and the page of the docs
+follow from these fields, those of the configurations of the families, and those of `SSMTrainingArguments`. The import
+of this module does not import torch.
+"""
+
+import re
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_ssm.training.tasks import TASKS
+from hf_ssm.utils.families import TRAINABLE
+from hf_ssm.utils.hints import closest_name
+
+SECTIONS = ("model", "data", "training")
+FIELD_ALIASES = {"alpha": "frequency_scale", "beta": "sobolev_order", "tau": "tau_weight", "lambda": "tau_weight"}
+"""Names of the papers for fields of the section `model`."""
+
+FINE_TUNING_RATE = 1e-3
+"""Default of `training.learning_rate` for runs that start from a checkpoint."""
+DEFAULT_SHUFFLE_BUFFER = 1000
+
+
+def setting(default: Any, help: str = "", option: str = "") -> Any:
+    """A field of a setting.
+
+    Args:
+        default: Its default.
+        help: Its meaning; empty for a field of transformers, which has a help text of its own.
+        option: Names of its option and of the value, such as "--seed N", if the help of the command shows it.
+    """
+    return field(default=default, metadata={"help": help, "option": option})
+
+
+@dataclass
+class ModelArguments:
+    """The section `model`, besides the fields of the family's configuration."""
+
+    family: str | None = setting(
+        None,
+        f"family of a fresh model: {', '.join(TRAINABLE)}; also mamba (selective) and mamba2 (ssd) (default: hyena)",
+        "--family NAME",
+    )
+    task: str = setting(
+        "sequence-classification", "; ".join(f"{name}: {task.about}" for name, task in TASKS.items()), "--task TASK"
+    )
+    checkpoint: str | None = setting(
+        None, "fine-tune this model (folder or Hub id)", "--model --model-name-or-path CHECKPOINT"
+    )
+    time_steps: str | None = setting(
+        None,
+        "rule that determines time_step_min and time_step_max of a fresh model from the training data, unless the "
+        "settings give them: autocorrelation, spectrum or length (default: the defaults of the family)",
+    )
+
+
+@dataclass
+class LoaderArguments:
+    """The settings of the section `data` that `hf_ssm.data.load_sequences` takes."""
+
+    validation_file: str | None = setting(
+        None, "file with the validation rows (default: a part of the data)", "--validation-file FILE"
+    )
+    test_file: str | None = setting(None, "file with the test rows (default: a part of the data)", "--test-file FILE")
+    sequence_column: str = setting(
+        "sequence", "column of the sequences (default: sequence, seq or text)", "--sequence-column NAME"
+    )
+    label_column: str | list[str] | None = setting(
+        "label",
+        "column of the labels (default: label, labels, class or target); several columns are several labels of a row",
+        "--label-column NAME",
+    )
+    pair_column: str | None = setting(None, "column of a second text of each row, for sequence-pair-classification")
+    split_column: str | None = setting(
+        "split", "column that names the split of each row; without it, the data are split randomly"
+    )
+    validation_fraction: float = setting(0.1, "share of the training rows for a missing validation split; 0: no split")
+    test_fraction: float = setting(0.1, "share of the training rows for a missing test split; 0: no split")
+    seed: int = setting(0, "seed of the random split and of generated data")
+    window: int = setting(1024, "FASTA: bases of a window")
+    min_window: int | None = setting(
+        None, "FASTA: fewest bases of the last window of a record (default: half a window)"
+    )
+    stride: int | None = setting(None, "FASTA: bases from the start of a window to the next (default: window)")
+    keep_case: bool = setting(False, "FASTA: keep lower-case (soft-masked) letters, which become capitals by default")
+    validation_contigs: list[str] | None = setting(
+        None, "FASTA: names of the records whose windows are the validation split (default: a random share)"
+    )
+    test_contigs: list[str] | None = setting(
+        None, "FASTA: names of the records whose windows are the test split (default: a random share)"
+    )
+    config_name: str | None = setting(None, "Hub: configuration of a data set that has several")
+    revision: str | None = setting(None, "Hub: branch, tag or commit")
+    column_names: list[str] | None = setting(None, "names of the columns of csv and tsv files without a header line")
+    quoted: bool = setting(True, "whether cells of csv and tsv files may be quoted; false: a quote is a character")
+    grayscale: bool = setting(False, "images: convert colours to gray")
+    image_size: int | None = setting(None, "images: side of the square to which images are resized (default: no)")
+
+
+@dataclass
+class DataArguments(LoaderArguments):
+    """The section `data`."""
+
+    dataset: str | list[str] | None = setting(
+        None,
+        "planted-motifs (generated data), files of one format (.csv, .tsv, .json, .jsonl, .parquet, .txt or FASTA; "
+        "names or a glob), images (an idx file, a folder), or a Hub id",
+        "--dataset --dataset-name --train-file SOURCE",
+    )
+    tokenizer: str | None = setting(
+        None,
+        "dna (default), byte, listops, a folder or a Hub id; images need none",
+        "--tokenizer --tokenizer-name NAME",
+    )
+    max_length: int | None = setting(
+        None, "cut longer sequences to this number of tokens (default: no limit)", "--max-length --max-seq-length N"
+    )
+    reverse_complement: bool = setting(
+        False, "replace each training sequence by its reverse complement with probability 1/2 (DNA)"
+    )
+    unknown_bases: float = setting(
+        0.0, "replace up to this share of the bases of a training sequence by N, as a probe does (DNA)"
+    )
+    normalization: str | None = setting(
+        None, "scale of images and numbers: fixed, train or none (default: chosen by the kind of data)"
+    )
+    num_proc: int | None = setting(None, "number of processes that tokenize the data (default: 1)")
+    streaming: bool = setting(
+        False,
+        "read the training rows while the model trains: files, globs of files ('shards/*.jsonl.gz') and data of the "
+        "Hub; validation_file and test_file are read into memory",
+    )
+    shuffle_buffer: int | None = setting(
+        None,
+        "streams: number of rows from which the next row is drawn; 0: the order of the files (default: "
+        f"{DEFAULT_SHUFFLE_BUFFER})",
+    )
+    epoch_rows: int | None = setting(
+        None,
+        "streams: number of rows of one pass, which num_train_epochs needs if max_steps is not set (default: the "
+        "number that parquet files and the Hub state)",
+    )
+    classes: list[str] | list[int] | None = setting(
+        None, "streams: names of the classes in the order of their ids (default: those that the files name)"
+    )
+
+
+@dataclass
+class TrainingDefaults:
+    """Defaults of the section `training` that differ from those of transformers, and its options in the help."""
+
+    num_train_epochs: float = setting(
+        10, "passes over the training split (default: 10)", "--epochs --num-train-epochs N"
+    )
+    per_device_train_batch_size: int = setting(
+        32, "sequences per step and device (default: 32)", "--batch-size --per-device-train-batch-size N"
+    )
+    per_device_eval_batch_size: int = setting(64)
+    # Of fresh models; docs/experiments/tuning.md compares the rates.
+    learning_rate: float = setting(
+        3e-3, "peak learning rate (default: 3e-3, with --model 1e-3)", "--learning-rate RATE"
+    )
+    # Published fine-tuning of such models diverges without these three.
+    lr_scheduler_type: str = setting("cosine")
+    warmup_steps: float = setting(0.1)
+    max_grad_norm: float = setting(1.0)
+    weight_decay: float = setting(
+        0.1, "weight decay of AdamW, which does not apply to norms, biases, feed-throughs and dynamics"
+    )
+    seed: int = setting(0, "seed of weights, order and dropout (data.seed is the seed of the splits)", "--seed N")
+    eval_strategy: str = setting("epoch")
+    save_strategy: str = setting("epoch")
+    save_total_limit: int = setting(2)
+    load_best_model_at_end: bool = setting(True)
+    logging_steps: float = setting(0.02)
+    logging_first_step: bool = setting(True)
+    report_to: str = setting("none", "also log to trackio, tensorboard or wandb (default: none)", "--report-to NAME")
+
+
+def defaults_of(arguments: type) -> dict[str, Any]:
+    """The default of each field."""
+    return {each.name: each.default for each in fields(arguments)}
+
+
+MODEL_DEFAULTS = defaults_of(ModelArguments)
+TRAINING_DEFAULTS = defaults_of(TrainingDefaults)
+DATA_DEFAULTS = {
+    name: value for name, value in defaults_of(DataArguments).items() if name not in defaults_of(LoaderArguments)
+}
+"""Of the settings that a file of a run always holds; the loader has the other defaults of the section."""
+DATA_PATHS = ("dataset", "validation_file", "test_file")
+"""Settings of the section `data` that name data, which may be local files."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, in which `1e-3` is text, with the floats of YAML 1.2."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_value(text: str, kind: Any = Any) -> Any:
+    """A YAML scalar, list or mapping: `true`, `3`, `1e-3`, `null`, `[0.5, 1]`, or the text itself.
+
+    It is also the text itself if only that is of type `kind`, such as the strategy `no`, which is false in YAML.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        if kind is not Any and is_of_type(text, kind):  # a glob, which begins with an asterisk
+            return text
+        raise ValueError(f"cannot read the value {text!r}: {' '.join(str(error).split())}") from error
+    return text if not is_of_type(value, kind) and is_of_type(text, kind) else value
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """`did you mean ...?` with the choice nearest to `name`, or a list of all choices if none is similar."""
+    choices = list(choices)
+    closest = closest_name(name, choices)
+    return f"did you mean {closest!r}?" if closest else f"choose from {', '.join(sorted(choices))}"
+
+
+def check_choice(kind: str, name: str, choices: Iterable[str], where: str) -> None:
+    """Raise a ValueError that suggests the nearest of `choices` unless `name` is one of them."""
+    choices = list(choices)
+    if name not in choices:
+        raise ValueError(f"{where}: unknown {kind} {name!r}: {suggestion(name, choices)}")
+
+
+def read_settings_file(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The sections of a YAML or JSON file; a `ValueError` for other content."""
+    where = f"settings file {str(path)!r}"
+    try:
+        content = parse_value(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{where} is neither YAML nor JSON: {error}") from error
+    if not isinstance(content, dict | None):
+        raise ValueError(f"{where} must hold a mapping with the sections {', '.join(SECTIONS)}")
+    for section, values in (content or {}).items():
+        check_choice("section", str(section), SECTIONS, where)
+        if not isinstance(values, dict | None):
+            raise ValueError(f"section {section!r} of {where} must hold lines of the form `key: value`, got {values!r}")
+    sections = {section: dict(values or {}) for section, values in (content or {}).items()}
+    model = sections.get("model", {})
+    for alias in FIELD_ALIASES.keys() & model:
+        name = FIELD_ALIASES[alias]
+        if name in model:
+            raise ValueError(f"{where}: model.{alias} is another name of model.{name}: leave one of them out")
+        model[name] = model.pop(alias)
+    return sections
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The sections of `section.key=value` texts, later ones winning; a value is read as YAML."""
+    sections: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and key):
+            raise ValueError(f"--set takes section.key=value, such as training.learning_rate=1e-3, got {text!r}")
+        check_choice("section", section, SECTIONS, "--set")
+        kind = training_types().get(key, Any) if section == "training" else Any
+        key = FIELD_ALIASES.get(key, key) if section == "model" else key
+        sections.setdefault(section, {})[key] = parse_value(value, kind)
+    return sections
+
+
+def training_types() -> dict[str, Any]:
+    """The fields of the training arguments, with their type annotations."""
+    from hf_ssm.training.trainer import SSMTrainingArguments
+
+    types = typing.get_type_hints(SSMTrainingArguments)
+    return {each.name: types[each.name] for each in fields(SSMTrainingArguments) if each.init}
+
+
+def data_types() -> dict[str, Any]:
+    """The settings of the section `data`, besides those of generators, with their type annotations."""
+    return typing.get_type_hints(DataArguments)
+
+
+def is_of_type(value: Any, kind: Any) -> bool:
+    """Whether a value has an annotated type; an int is a valid float, also for Python's own annotations."""
+    from huggingface_hub.dataclasses import type_validator
+
+    accepted = kind | int if kind is float or float in typing.get_args(kind) else kind
+    try:
+        type_validator("value", value, accepted)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,31 @@
+"""Packages whose public names are imported when they are first used (PEP 562)."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: Its `__name__`.
+        modules: Public name -> module that defines it, or the name of a module itself, such as "hf_ssm.hub" for "hub".
+    """
+
+    def getattr_(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(modules[name])
+        value = module if modules[name] == f"{package}.{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def dir_() -> list[str]:
+        special = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*modules, *special})
+
+    return getattr_, dir_
