@@ -30,7 +30,6 @@ from hf_ssm.ops.cpu.vectors import (
     store,
     total,
 )
-from hf_ssm.ops.decoding import MixerWeights
 
 __all__ = ["mixer_step"]
 
@@ -233,8 +232,8 @@ def _step(s, in_map, x_map, dt_map, out_map):
         _apply(out_map, y, pointer(s.output, b * out_map.rows))
 
 
-def mixer_step(w: MixerWeights, hidden: Tensor, past: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of a mixer at one position, and the next states; see `ops/decoding.py`."""
+def mixer_step(w: Any, hidden: Tensor, past: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output of a mixer at one position, and the next states; `w` are the `MixerWeights` of `ops/decoding.py`."""
     batch, (width, channels) = len(hidden), w.out_weight.shape
     heads, (mixed, _, taps), given = len(w.dt_bias), w.conv_weight.shape, state.shape[-1]
     rank = 0 if w.dt_weight is None else w.dt_weight.shape[1]
