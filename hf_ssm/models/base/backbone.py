@@ -137,7 +137,7 @@ class SSMModel(SSMPreTrainedModel):
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         keep_all = requested is not None and requested is not False
-        taus: Sequence[Tensor] = ()
+        taus: list[Tensor] = []
         if cache is None:
             observer = TauMeter() if output_tau and self.observer is None else self.observer
             batches = door.batches(hidden_states, observer)
