@@ -136,7 +136,8 @@ class SSMModel(SSMPreTrainedModel):
         use_cache = False if door.both_strands and use_cache is None else use_cache
         cache = cache_for(self, cache, use_cache, output_tau, inputs.shape[0])
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        keep_all, taus = requested is not None and requested is not False, list[Tensor]()
+        keep_all = requested is not None and requested is not False
+        taus: list[Tensor] = []
         if cache is None:
             observer = TauMeter() if output_tau and self.observer is None else self.observer
             batches = door.batches(hidden_states, observer)
@@ -162,7 +163,8 @@ class SSMModel(SSMPreTrainedModel):
         keep_all: bool = True,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """All layers: the embedding and each output (or the last only), the last one after the final norm; and τ."""
-        dtype, outputs, taus = hidden_states.dtype, [hidden_states], list[Tensor]()
+        dtype, outputs = hidden_states.dtype, [hidden_states]
+        taus: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             if strands is not None and self.config.rc_swap:
                 hidden_states = strands.exchanged(hidden_states, rows.layout)
