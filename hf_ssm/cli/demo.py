@@ -125,7 +125,8 @@ def _probe(settings: RunSettings, result: RunResult, picture: Path) -> Path | No
         return None
     sites_of_motif = [(start, start + len(motif), "motif") for start in starts]
     title = f"The bases that the prediction of test sequence {chosen} needs"
-    plotting.plot_sequences([masking], picture, [sites_of_motif], class_names=result.model.config.id2label, title=title)
+    names: Any = result.model.config.id2label
+    plotting.plot_sequences([masking], picture, [sites_of_motif], class_names=names, title=title)
     return picture
 
 

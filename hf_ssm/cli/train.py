@@ -282,8 +282,8 @@ def finish(
         for name, numbers in ((split, values), ("chance", chance)):
             print(f"{name:>10}: " + "  ".join(f"{metric} {value:.4f}" for metric, value in numbers.items()))
         if split == list(result.results)[-1] and result.baseline:
-            numbers = "  ".join(f"{metric} {value:.4f}" for metric, value in result.baseline.items())
-            print(f"{'counts':>10}: {numbers}  ({COUNT_BASELINE})")
+            words = "  ".join(f"{metric} {value:.4f}" for metric, value in result.baseline.items())
+            print(f"{'counts':>10}: {words}  ({COUNT_BASELINE})")
         if note := chance_note(split, values, chance):
             print(f"{'':>10}  {note}")
     if (interval := _interval(result)) is not None:

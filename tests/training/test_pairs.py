@@ -94,7 +94,7 @@ def test_a_run_with_separate_pairs(separate: Any, tmp_path: Path) -> None:
     assert report.data["rows"] == 4  # both texts of two pairs
     write_default_card(tmp_path / "out", result.model, result.data.tokenizer)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    code = next(part for part in re.findall(r"```python\n(.*?)```", card, flags=re.S) if "import hf_ssm" in part)
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.S)
     found: dict[str, Any] = {}
     exec(code.replace("path/to/this/folder", str(tmp_path / "out")), found)
     assert found["logits"].shape == (1, 2)
