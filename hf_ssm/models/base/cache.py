@@ -430,7 +430,7 @@ def cache_for(
             "`cache` was filled by another model: continue with that model, or start with an empty "
             "`SSMCache(model.config)`."
         )
-    elif cache.batch_size not in (-1, batch):
+    elif cache.tokens_seen is not None and cache.tokens_seen.shape[0] != batch:
         reason = (
             f"`cache` holds {cache.batch_size} sequences, but the input has {batch}: select rows with "
             "`cache.batch_select_indices`."
