@@ -77,7 +77,7 @@ def test_one_strand(folder: Path) -> None:
     [
         (arguments("o.txt"), "the suffix must be one of .npz"),
         (arguments("o.npz", region="chr1:1-900"), "region 'chr1:1-900': 'chr1' has the positions 1 to 203"),
-        (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context has only `window`=60"),
+        (arguments("o.npz", region="chr1:1-61"), "the region has 61 bases, but the context has only --window=60"),
         (arguments("o.npz", "--horizon", "3"), "--horizon is for scores, and --dependencies writes a map"),
         (["saturate", "lm", "chr1:1-3", *arguments("o.npz")[2:]], "--dependencies writes the map of one region"),
         (["saturate", "classes", *arguments("o.npz")[2:]], "is not a language model"),

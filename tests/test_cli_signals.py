@@ -136,7 +136,7 @@ def test_signals_of_several_channels_and_lengths_are_cut_and_padded(tmp_path):
     assert config["num_input_channels"] == 2 and config["max_position_embeddings"] == 7
     assert config["label2id"] == {"a": 0, "b": 1}
     assert ModelCard.load(tmp_path / "run" / "README.md").data.pipeline_tag is None
-    assert "torch.randn(7, 2)" in (tmp_path / "run" / "README.md").read_text()
+    assert "torch.randn(1, 7, 2)" in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_classes_of_positions(tmp_path):
@@ -199,7 +199,7 @@ def test_regression(kind, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tokenizer", "dna"], "data.tokenizer='dna' is for texts"),
+        (["--tokenizer", "dna"], "--tokenizer='dna' is for texts"),
         (["--set", "data.reverse_complement=true"], "data.reverse_complement=True is for texts"),
         (["--task", "causal-lm"], "predicts tokens, but "),
         (["--task", "token-classification"], "the labels of "),

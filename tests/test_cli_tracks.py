@@ -323,6 +323,7 @@ def test_variants_in_regions_and_matched_groups(folder: Path) -> None:
 )
 def test_errors_of_score(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     Path("old.xml").touch()
+    Path("v.vcf").touch()
     before = sorted(path.name for path in folder.iterdir())
     assert main(score(*arguments)) == 2
     assert message in capsys.readouterr().err

@@ -101,6 +101,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         near = closest_name(rest[0], options, cutoff=0.6) if rest[0].startswith("-") else None
         kind = "option" if rest[0].startswith("-") else "argument"
         hint = f": did you mean {near}?" if near else ""
+        if others := [f"`hf-ssm {other}`" for other in COMMANDS if _has(other, rest[0])]:
+            hint = f", which is an option of {' and '.join(others)}"
         parser.exit(2, f"hf-ssm: error: unknown {kind} {rest[0]}{hint}; see `hf-ssm {name} --help`\n")
     return args
 
@@ -108,6 +110,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def options_of(parser: argparse.ArgumentParser, name: str) -> list[str]:
     """The options of a command, as they are written."""
     return list(_command(parser, name)._option_string_actions)
+
+
+def _has(name: str, option: str) -> bool:
+    """Whether a command has an option of this name."""
+    return option.startswith("--") and option.partition("=")[0] in options_of(build_parser(name), name)
 
 
 def _command(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:

@@ -228,7 +228,7 @@ def test_the_model_is_left_as_it_was(make_model, batches) -> None:
     assert [part.training for part in model.modules()] == modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not first[0].kernel.requires_grad
-    with pytest.raises(ValueError, match=r"token|`input_ids`"):
+    with pytest.raises(IndexError):
         record_operators(model, [{"input_ids": torch.full((1, 3), 99)}])
     assert [part.training for part in model.modules()] == modes
     assert not any(operator._forward_pre_hooks for _, _, operator in sequence_operators(model))
@@ -290,6 +290,6 @@ def test_tau_of_a_run_is_measured_without_a_trace(make_model, make_batch) -> Non
     batch = make_batch("ForSequenceClassification")
     assert measure_tau(model, batch) == measure_tau(model, batch)
     assert [part.training for part in model.modules()] == modes
-    with pytest.raises(ValueError, match=r"`input_ids`"):
+    with pytest.raises(IndexError):
         measure_tau(model, {"input_ids": torch.full((1, 3), 99)})
     assert [part.training for part in model.modules()] == modes

@@ -313,7 +313,7 @@ def test_train_pushes_the_finished_run(hub, proofs, tmp_path, capsys):
     assert f"Pushed to {hub.endpoint}/{NAME}" in capsys.readouterr().out
     files = hub.repo(NAME).files()
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= files.keys() and len(proofs) == 1
-    assert b'from_pretrained("ada/motifs")' in files["README.md"]
+    assert b'"ada/motifs", trust_remote_code=True' in files["README.md"]
 
 
 def test_the_documented_push_and_the_pipeline_of_the_readme(hub, model, tokenizer, unproved):
@@ -325,7 +325,7 @@ def test_the_documented_push_and_the_pipeline_of_the_readme(hub, model, tokenize
     use = (
         root.joinpath("README.md")
         .read_text(encoding="utf-8")
-        .split("## Push")[1]
+        .split("## Share")[1]
         .split("```python\n")[1]
         .split("```")[0]
     )

@@ -20,6 +20,8 @@ NOWHERE = "http://127.0.0.1:9"
 def runs(tmp_path, monkeypatch, saved_model):
     """`runs/mine` in the working directory."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    (tmp_path / "x.csv").write_text("sequence,label\nACGT,a\n")
     return shutil.copytree(saved_model, tmp_path / "runs" / "mine")
 
 

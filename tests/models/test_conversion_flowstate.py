@@ -237,7 +237,7 @@ def test_commands_convert_and_forecast(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("x\n" + "".join(f"{value}\n" for value in values))
     output = tmp_path / "y.csv"
     arguments = [str(tmp_path / "converted"), str(tmp_path / "x.csv"), "--horizon", "9", "--dtype", "float64"]
-    assert cli.main(["predict", *arguments, "--output", str(output)]) == 0
+    assert cli.main(["forecast", *arguments, "--output", str(output)]) == 0
     quantiles, points = plain.forecast(values, 9, 1.0)
     rows = np.genfromtxt(output, delimiter=",", names=True, encoding="utf-8", dtype=None)
     scale = np.abs(quantiles).max()

@@ -201,7 +201,7 @@ def read_next(
     if mask is None:
         outputs, _ = run(hidden_states, rows, states=cache.states)
         tokens: Any = (
-            length if seen is not None else hidden_states.new_full((len(hidden_states),), length, dtype=torch.long)
+            length if seen is not None else hidden_states.new_full((hidden_states.shape[0],), length, dtype=torch.long)
         )
     elif seen is None:
         tokens, arrangement = mask.sum(1), arrange_tokens(mask, at_end=True)
