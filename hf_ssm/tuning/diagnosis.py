@@ -31,7 +31,7 @@ from hf_ssm.analysis.time_steps import (
 )
 from hf_ssm.training.build import scale_batch, special_ids
 from hf_ssm.training.inputs import RunData
-from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
+from hf_ssm.training.run import chance_metrics, plan, probe_batch
 from hf_ssm.training.settings import RunSettings, family_of
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
@@ -166,6 +166,10 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         attempts = [_or_reason(partial(propose_time_steps, model, batch, rule, scales=scales)) for rule in RULES]
         proposals = tuple(proposal for proposal in attempts if isinstance(proposal, TimeStepProposal))
     steps = float(config.time_step_min), float(config.time_step_max)
+    recommendations: list[Recommendation] = []
+    if settings.model["checkpoint"] is None:  # the model of a checkpoint is not initialised
+        recommendations += [] if config.rescale_init else _rescaling(tau)
+        recommendations += _time_steps(steps, scales, proposals) if isinstance(scales, DataScales) and proposals else []
     return Diagnosis(
         family=str(family_of(config)),
         task=settings.task,
@@ -176,7 +180,7 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         states=states,
         scales=scales,
         proposals=proposals,
-        recommendations=_recommendations(prepared, tau, steps, scales, proposals),
+        recommendations=tuple(recommendations),
         seconds=time.perf_counter() - started,
     )
 
@@ -204,25 +208,18 @@ def _coverage(steps: tuple[float, float], length: int) -> float:
     return max(0.0, math.log(high / low)) / math.log(length / 2)
 
 
-def _recommendations(
-    prepared: RunPlan,
-    tau: tuple[float, ...] | str,
-    steps: tuple[float, float],
-    scales: DataScales | str,
-    proposals: tuple[TimeStepProposal, ...],
-) -> tuple[Recommendation, ...]:
-    """By the frozen rules; none for the model of a checkpoint, which is not initialised."""
-    if prepared.settings.model["checkpoint"] is not None:
-        return ()
-    chosen = []
+def _rescaling(tau: tuple[float, ...] | str) -> list[Recommendation]:
     largest = 0.0 if isinstance(tau, str) else max(tau, default=0.0)
-    if RESCALE_ABOVE < largest < math.inf and not prepared.model.config.rescale_init:
-        reason = f"τ is {largest:.3g} at the start, above {RESCALE_ABOVE:g}: outputs of the layer are far from 1."
-        chosen.append(Recommendation("rescale", {"model": {"rescale_init": True}}, reason))
-    if isinstance(scales, str) or not proposals:
-        return tuple(chosen)
+    if not RESCALE_ABOVE < largest < math.inf:
+        return []
+    reason = f"τ is {largest:.3g} at the start, above {RESCALE_ABOVE:g}: outputs of the layer are far from 1."
+    return [Recommendation("rescale", {"model": {"rescale_init": True}}, reason)]
+
+
+def _time_steps(
+    steps: tuple[float, float], scales: DataScales, proposals: tuple[TimeStepProposal, ...]
+) -> list[Recommendation]:
     (low, high), coverage = steps, _coverage(steps, scales.length)
-    fields: dict[str, float] = {}
     if coverage < LEAST_COVERAGE:
         fields = next(proposal.fields for proposal in proposals if proposal.rule == "length")
         reason = f"Δ in [{low:g}, {high:g}] covers {coverage:.0%} of [2/L, 1], L = {scales.length}."
@@ -230,9 +227,9 @@ def _recommendations(
         step = float(f"{scales.step:.3g}")
         fields = {"time_step_min": min(low, step), "time_step_max": max(high, step)}
         reason = f"Δ in [{low:g}, {high:g}] is far from 1/√(L λ) = {step:g} of the data's autocorrelation."
-    if fields:
-        chosen.append(Recommendation("time_steps", {"model": fields}, reason))
-    return tuple(chosen)
+    else:
+        return []
+    return [Recommendation("time_steps", {"model": fields}, reason)]
 
 
 def _baseline_line(baseline: Baseline) -> str:
