@@ -84,7 +84,7 @@ def plot_frequency_responses(
     drawn: dict[str, Any] = {}
     for axes in (*gains, *changes):
         _scale_frequencies(axes, length)
-        drawn |= {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
+        drawn |= {str(line.get_label()): line for line in axes.get_legend_handles_labels()[0]}
     for axes in (changes or gains)[-columns:]:
         axes.set_xlabel(f"frequency (cycles per {unit})")
     meaning = "lines: median of the channels; bands: 10 % to 90 % of the channels"

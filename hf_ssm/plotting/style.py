@@ -95,7 +95,8 @@ def figure_style() -> Iterator[None]:
         from cycler import cycler
     except ImportError as error:
         raise ImportError(INSTALL_HINT) from error
-    with matplotlib.rc_context({**_RC_PARAMS, "axes.prop_cycle": cycler(color=PALETTE)}):
+    params: Any = {**_RC_PARAMS, "axes.prop_cycle": cycler(color=PALETTE)}
+    with matplotlib.rc_context(params):
         yield
 
 

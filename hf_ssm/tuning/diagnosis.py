@@ -124,15 +124,14 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """The diagnosis as lines of text for a terminal."""
+        constant = "none" if self.baseline.constant is None else f"{self.baseline.constant:.4g}"
+        tau = self.tau if isinstance(self.tau, str) else ", ".join(f"{value:.3g}" for value in self.tau)
+        advice = [f"Recommended: {_assignments(each.changes)}. {each.reason}" for each in self.recommendations]
         return [
-            _baseline_line(self.baseline),
-            f"τ at the start: {_listed(self.tau)}",
+            f"Baseline, {self.baseline.metric} on the {self.baseline.split} split: constant {constant}",
+            f"τ at the start: {tau}",
             *_scale_lines(self),
-            *([] if self.recommendations else ["Recommended: leave the defaults."]),
-            *(
-                f"Recommended: {_assignments(recommendation.changes)}. {recommendation.reason}"
-                for recommendation in self.recommendations
-            ),
+            *(advice or ["Recommended: leave the defaults."]),
         ]
 
 
@@ -232,19 +231,14 @@ def _time_steps(
     return [Recommendation("time_steps", {"model": fields}, reason)]
 
 
-def _baseline_line(baseline: Baseline) -> str:
-    constant = "none" if baseline.constant is None else f"{baseline.constant:.4g}"
-    return f"Baseline, {baseline.metric} on the {baseline.split} split: constant {constant}"
-
-
 def _scale_lines(diagnosis: Diagnosis) -> list[str]:
     low, high = diagnosis.time_step_range
-    lines = [f"Memories of the states, 1/(Δ |Re a|), in positions, for Δ in [{low:g}, {high:g}]:"]
+    lines = ["Memories of the states: the model has no step sizes."]
+    if diagnosis.states:
+        lines = [f"Memories of the states, 1/(Δ |Re a|), in positions, for Δ in [{low:g}, {high:g}]:"]
     for entry in diagnosis.states:
         shortest, median, longest = entry.memory
         lines.append(f"  layer {entry.layer}: {shortest:.3g} to {longest:.3g}, median {median:.3g}")
-    if not diagnosis.states:
-        lines = ["Memories of the states: the model has no step sizes."]
     scales = diagnosis.scales
     if isinstance(scales, str):
         return [*lines, f"Time scales of the data: {scales}"]
@@ -252,9 +246,8 @@ def _scale_lines(diagnosis: Diagnosis) -> list[str]:
         f"Data: rows of up to {scales.length} positions; autocorrelation time {scales.correlation_time:.3g} positions; "
         f"1/√(L λ) = {scales.step:.3g}"
     )
-    return [
-        *lines,
-        *(f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals),
+    return lines + [
+        f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals
     ]
 
 
@@ -264,10 +257,6 @@ def _assignments(changes: Mapping[str, Mapping[str, Any]]) -> str:
         for section, fields in changes.items()
         for name, value in fields.items()
     )
-
-
-def _listed(values: tuple[float, ...] | str) -> str:
-    return values if isinstance(values, str) else ", ".join(f"{value:.3g}" for value in values)
 
 
 def _plain(value: Any) -> Any:
