@@ -29,23 +29,15 @@ def plot_dependencies(dependencies: Any, path: str | Path | None = None, title: 
         ValueError: No cell has a value.
     """
     matrix = style.to_numpy(dependencies.matrix)
-    finite = matrix[np.isfinite(matrix)]
-    if not finite.size:
+    if not np.isfinite(matrix).any():
         raise ValueError("`dependencies` is empty: no pair of positions has a value.")
     count, first = len(matrix), dependencies.start + offset
     size = min(9.0, max(4.0, 0.085 * count + 2.0))
     figure = style.new_figure(size + 0.9, size)
     axes = figure.subplots()
-    image = axes.imshow(
-        matrix,
-        cmap="cividis",
-        vmin=0,
-        vmax=float(np.quantile(finite, 0.99)) or 1.0,
-        interpolation="nearest",
-        extent=(first - 0.5, first + count - 0.5, first + count - 0.5, first - 0.5),
-    )
+    extent = (first - 0.5, first + count - 0.5, first + count - 0.5, first - 0.5)
+    image = style.heat_map(axes, matrix, extent, cmap="cividis", vmin=0, vmax=style.scale_end(matrix) or 1.0)
     axes.set_facecolor(style.NEVER_MASKED)
-    axes.grid(visible=False)
     axes.ticklabel_format(style="plain", useOffset=False)
     axes.locator_params(nbins=5, integer=True)
     axes.tick_params(axis="both", pad=9 if count <= _MOST_LETTERS else 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_ssm.plotting.style import LINE_STYLES, PALETTE, figure_style, finish_figure, literal, new_figure, to_numpy
+from hf_ssm.plotting import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _CHARACTERS = 84
 _MIN_POINTS = 101
 
 
-@figure_style()
+@style.figure_style()
 def plot_masking_curves(
     curves: Sequence[Any] | Mapping[str, Sequence[Any]],
     path: str | Path | None = None,
@@ -53,7 +53,7 @@ def plot_masking_curves(
     counts = {len(curve) - 1 for group in groups.values() for curve in group}
     count = counts.pop() if len(counts) == 1 else None
     has_band = any(len(group) > 1 for group in groups.values())
-    figure = new_figure(_WIDTH, _HEIGHT)
+    figure = style.new_figure(_WIDTH, _HEIGHT)
     axes = figure.subplots()
     for number, (name, group) in enumerate(groups.items()):
         what = "one sequence" if len(group) == 1 else f"mean of {len(group)} sequences"
@@ -68,7 +68,7 @@ def plot_masking_curves(
         columns = min(lines, max(1, _CHARACTERS // (longest + 6)))
         figure.set_figheight(_HEIGHT + 0.2 * (-(-lines // columns) - 1))
         figure.legend(loc="outside lower center", ncols=columns, title=title_of_legend)
-    return finish_figure(figure, path, title)
+    return style.finish_figure(figure, path, title)
 
 
 def _groups(curves: Any) -> dict[str, list[np.ndarray]]:
@@ -83,7 +83,7 @@ def _groups(curves: Any) -> dict[str, list[np.ndarray]]:
 
 
 def _values(curve: Any, name: str) -> np.ndarray:
-    values = to_numpy(getattr(curve, "probabilities", curve)).astype(np.float64)
+    values = style.to_numpy(getattr(curve, "probabilities", curve)).astype(np.float64)
     where = f" of the group {name!r}" if name else ""
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(f"`curves`: a curve{where} has the shape {values.shape}, expected (M + 1,) with M >= 1.")
@@ -98,15 +98,14 @@ def _plot_group(axes: "Axes", number: int, label: str, group: list[np.ndarray], 
     rows = np.stack([np.interp(shares, np.linspace(0, 1, len(curve)), curve) for curve in group])
     mean = rows.mean(0)
     x = shares * (count or 1)
-    colour = PALETTE[number % len(PALETTE)]
+    look = style.series_style(number)
     if len(rows) > 1:
         deviation = rows.std(0, ddof=1)
         low, high = mean - deviation, mean + deviation
         if rows.min() >= 0 and rows.max() <= 1:
             low, high = low.clip(0), high.clip(max=1)
-        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-    style = LINE_STYLES[number % len(LINE_STYLES)]
-    axes.plot(x, mean, color=colour, linestyle=style, label=literal(label), zorder=3)
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    axes.plot(x, mean, label=style.literal(label), zorder=3, **look)
 
 
 def _label_x_axis(axes: "Axes", count: int | None, counts: set[int]) -> None:

@@ -67,41 +67,41 @@ def plot_frequency_responses(
         )
     of_layer = sum(response.layer == after[0].layer for response in after)
     columns = of_layer if 1 < of_layer <= _MAX_OF_LAYER else min(_COLUMNS, len(after))
-    figure, gains, changes = _panels(len(after), columns, with_changes=bool(before))
+    heights = [_GAIN_HEIGHT, _CHANGE_HEIGHT] if before else [_GAIN_HEIGHT]
+    rows = -(-len(after) // columns)
+    figure = style.new_figure(max(5.0, 0.8 + 3.0 * columns), 1.4 + rows * sum(heights))
+    grid = figure.subplots(rows * len(heights), columns, squeeze=False, height_ratios=heights * rows)
+    gains = _panels(grid[:: len(heights)], len(after), "gain (dB)")
+    changes = _panels(grid[1::2], len(after), "change (dB)") if before else []
     for index, (response, axes) in enumerate(zip(after, gains, strict=True)):
         if before:
             cycles, quantiles = gain_quantiles(before[index])
             axes.plot(cycles[cycles > 0], quantiles[1, cycles > 0], "--", color=style.BLACK, label="before training")
+            axes.tick_params(labelbottom=False)
+            _plot_change(changes[index], before[index], response)
         plot_gain(axes, response, "after training" if before else "gain", style.PALETTE[1], "-")
         axes.set_title(response_title(response, after))
-    for axes, pair in zip(changes, zip(before, after, strict=False), strict=True):
-        _plot_change(axes, *pair)
+    drawn: dict[str, Any] = {}
     for axes in (*gains, *changes):
         _scale_frequencies(axes, length)
-    _label_axes(gains, changes, columns, f"frequency (cycles per {unit})")
-    drawn = {
-        label: line
-        for axes in (*gains, *changes)
-        for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+        drawn |= {str(line.get_label()): line for line in axes.get_legend_handles_labels()[0]}
+    for axes in (changes or gains)[-columns:]:
+        axes.set_xlabel(f"frequency (cycles per {unit})")
     meaning = "lines: median of the channels; bands: 10 % to 90 % of the channels"
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=3, title=meaning)
     return style.finish_figure(figure, path, title)
 
 
-def _panels(count: int, columns: int, with_changes: bool) -> tuple["Figure", list["Axes"], list["Axes"]]:
-    """A figure, a panel for the gain of each response, and one below it for the change, if there are changes."""
-    heights = [_GAIN_HEIGHT, _CHANGE_HEIGHT] if with_changes else [_GAIN_HEIGHT]
-    rows = -(-count // columns)
-    figure = style.new_figure(max(5.0, 0.8 + 3.0 * columns), 1.4 + rows * sum(heights))
-    grid = figure.subplots(rows * len(heights), columns, squeeze=False, height_ratios=heights * rows)
-    gains, changes = ([axes for row in grid[kind :: len(heights)] for axes in row] for kind in (0, len(heights) - 1))
-    for panels in (gains, changes):
-        for axes in panels[count:]:
-            axes.set_axis_off()
-        for axes in panels[1:count]:
-            axes.sharey(panels[0])
-    return figure, gains[:count], changes[:count] if with_changes else []
+def _panels(grid: np.ndarray, count: int, label: str) -> list["Axes"]:
+    """The first panels of a grid, which share the y axis, with a label in the first column."""
+    panels = list(grid.flat)
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    for axes in panels[1:count]:
+        axes.sharey(panels[0])
+    for axes in grid[:, 0]:
+        axes.set_ylabel(label)
+    return panels[:count]
 
 
 def _scale_frequencies(axes: "Axes", length: int | None) -> None:
@@ -114,17 +114,6 @@ def _scale_frequencies(axes: "Axes", length: int | None) -> None:
     axes.set_xticks(ticks if len(ticks) <= _MOST_TICKS else ticks[-3::-3], minor=False)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
-
-
-def _label_axes(gains: Sequence["Axes"], changes: Sequence["Axes"], columns: int, frequency: str) -> None:
-    """Words in the first column and the last row; frequencies below each convolution."""
-    for panels, label in ((gains, "gain (dB)"), (changes, "change (dB)")):
-        for axes in panels[::columns]:
-            axes.set_ylabel(label)
-    for axes in (changes or gains)[-columns:]:
-        axes.set_xlabel(frequency)
-    for axes in gains if changes else ():
-        axes.tick_params(labelbottom=False)
 
 
 def _plot_change(axes: "Axes", before: Any, after: Any) -> None:

@@ -53,6 +53,28 @@ class _Bar:
     colour: str
 
 
+@dataclass(frozen=True)
+class _Block:
+    """A sequence in the figure: where it starts, the lines above it, its letters and its annotations."""
+
+    result: Any
+    top: float
+    name: str
+    first: int
+    letters: Sequence[str]
+    bars: Sequence[_Bar]
+    head: Sequence[str]
+    caution: Sequence[str]
+
+    def row_tops(self, per_row: int) -> list[float]:
+        """Upper ends of the rows of tiles, each with the lanes of its annotations, and the lower end of the last."""
+        lanes = [0] * -(-len(self.letters) // per_row)
+        for bar in self.bars:
+            lanes[bar.row] = max(lanes[bar.row], bar.lane + 1)
+        begin = self.top + _NAME + _LINE * (len(self.head) - 1 + len(self.caution))
+        return list(accumulate((_TILE + _LINE_GAP + _LANE * count for count in lanes), initial=begin))
+
+
 @style.figure_style()
 def plot_sequences(
     results: Sequence[Any],
@@ -89,53 +111,52 @@ def plot_sequences(
     """
     if not results:
         raise ValueError("`results` is empty: pass the result of at least one sequence.")
-    annotations = annotations or [()] * len(results)
-    names, first = names or [""] * len(results), first or [0] * len(results)
-    bars = [
-        list(_split_annotations(intervals, len(_visible_tokens(result)), per_row))
-        for result, intervals in zip(results, annotations, strict=True)
-    ]
-    heads = [textwrap.wrap(headline(result, class_names), _BOLD_CHARACTERS) for result in results]
-    cautions = [textwrap.wrap(warning(result, class_names), _CHARACTERS) for result in results]
+    if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
+        raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
+    count = len(results)
+    each = zip(results, annotations or [()] * count, names or [""] * count, first or [0] * count, strict=True)
     titles = textwrap.wrap(title, _TITLE_CHARACTERS)
     top = _FOOT + _TITLE * len(titles)
-    ends = [top + _LEGEND]
-    all_tops = []
-    for result, lanes, head, caution in zip(results, bars, heads, cautions, strict=True):
-        begin = ends[-1] + _NAME + _LINE * (len(head) - 1 + len(caution))
-        all_tops.append(_row_tops(lanes, -(-len(result.input_ids) // per_row), begin, _TILE + _LINE_GAP, _LANE))
-        ends.append(all_tops[-1][-1] + _GAP)
-    figure = style.new_figure(_WIDTH, ends[-1])
+    height, blocks = top + _LEGEND, []
+    for result, intervals, name, start in each:
+        letters = _visible_tokens(result)
+        bars = list(_split_annotations(intervals, len(letters), per_row))
+        head = textwrap.wrap(headline(result, class_names), _BOLD_CHARACTERS)
+        caution = textwrap.wrap(warning(result, class_names), _CHARACTERS)
+        blocks.append(_Block(result, height, name, start, letters, bars, head, caution))
+        height = blocks[-1].row_tops(per_row)[-1] + _GAP
+    figure = style.new_figure(_WIDTH, height)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, _WIDTH), ylim=(ends[-1], 0))
+    axes.set(xlim=(0, _WIDTH), ylim=(height, 0))
     axes.set_axis_off()
     for line, text in enumerate(titles):
         axes.text(_LEFT, _FOOT + _TITLE * line, style.literal(text), fontsize=_HEADING, weight="bold", va="top")
     _draw_legend(axes, top, results[0], by, unit, any(annotations))
-    sequences = zip(results, ends[:-1], all_tops, bars, heads, cautions, names, first, strict=True)
-    for result, begin, tops, lanes, head, caution, name, start in sequences:
-        axes.text(_WIDTH - _RIGHT, begin, style.literal(name), fontsize=_SMALL, color=style.GREY, va="top", ha="right")
-        for line, text in enumerate(head):
-            axes.text(_LEFT, begin + _LINE * line, style.literal(text), fontsize=_TEXT, weight="bold", va="top")
-        begin += _NAME + _LINE * (len(head) - 1)
-        for line, text in enumerate(caution):
-            axes.text(_LEFT, begin - 0.03 + _LINE * line, style.literal(text), fontsize=_SMALL, va="top")
-        _draw_tiles(axes, tops[:-1], result, by, lanes, start, per_row)
+    for block in blocks:
+        _draw_heading(axes, block)
+        _draw_tiles(axes, block, by, per_row)
     return style.finish_figure(figure, path)
 
 
-def _draw_tiles(
-    axes: "Axes", tops: Sequence[float], result: Any, by: str, bars: Sequence[_Bar], first: int, per_row: int
-) -> None:
+def _draw_heading(axes: "Axes", block: _Block) -> None:
+    name, middle = style.literal(block.name), block.top + _NAME + _LINE * (len(block.head) - 1) - 0.03
+    axes.text(_WIDTH - _RIGHT, block.top, name, fontsize=_SMALL, color=style.GREY, va="top", ha="right")
+    for line, text in enumerate(block.head):
+        axes.text(_LEFT, block.top + _LINE * line, style.literal(text), fontsize=_TEXT, weight="bold", va="top")
+    for line, text in enumerate(block.caution):
+        axes.text(_LEFT, middle + _LINE * line, style.literal(text), fontsize=_SMALL, va="top")
+
+
+def _draw_tiles(axes: "Axes", block: _Block, by: str, per_row: int) -> None:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
     cell = (_WIDTH - _LEFT - _RIGHT) / per_row
-    tokens, letters = coloured_tokens(result, by), _visible_tokens(result)
-    target = result.target.get("position")
+    tokens, tops = coloured_tokens(block.result, by), block.row_tops(per_row)[:-1]
+    target = block.result.target.get("position")
     patches = []
-    for place, (token, letter) in enumerate(zip(tokens, letters, strict=True)):
+    for place, (token, letter) in enumerate(zip(tokens, block.letters, strict=True)):
         left, upper = _LEFT + place % per_row * cell, tops[place // per_row]
         patches.append(Rectangle((left + 0.004, upper), cell - 0.008, _TILE))
         text = style.literal(letter.strip("[]<>|")[:4] if len(letter) > 4 else letter)
@@ -148,23 +169,30 @@ def _draw_tiles(
             axes.add_patch(Rectangle((left, upper), cell, _TILE, fill=False, edgecolor=style.PALETTE[1], linewidth=1.5))
     axes.add_collection(PatchCollection(patches, facecolors=[token.background for token in tokens]), autolim=False)
     for row, upper in enumerate(tops):
-        position = max(row * per_row - first, 0) + 1
+        position = max(row * per_row - block.first, 0) + 1
         middle = _LEFT - 0.06, upper + _TILE / 2
         axes.text(*middle, str(position), fontsize=_SMALL, color=style.GREY, ha="right", va="center")
-    for bar in bars:
+    for bar in block.bars:
+        left, right = _LEFT + bar.start * cell, _LEFT + bar.stop * cell
         upper = tops[bar.row] + _TILE + 0.025 + _LANE * bar.lane
-        _draw_bar(axes, bar, _LEFT + bar.start * cell, _LEFT + bar.stop * cell, upper)
+        axes.add_patch(Rectangle((left, upper), right - left, 0.035, color=bar.colour, linewidth=0))
+        if bar.label:
+            middle, text = ((left + right) / 2, upper + 0.05), style.literal(bar.label)
+            axes.text(*middle, text, fontsize=_SMALL, ha="center", va="top")
 
 
 def _draw_legend(axes: "Axes", top: float, result: Any, by: str, unit: str, has_bars: bool) -> None:
     """The scale of colours, in words."""
+    from matplotlib.colors import ListedColormap
     from matplotlib.patches import Rectangle
 
     low, high = scale_labels(by, value_name(result), unit)
     middle = top + 0.12
     words = axes.text(_LEFT, middle, low, fontsize=_SMALL, va="center")
     left = _end_of(axes, words) + 0.08
-    _draw_scale(axes, left, middle, _SCALE, 0.12)
+    colours = ListedColormap([style.importance_background(step / (_STEPS - 1)) for step in range(_STEPS)])
+    extent = (left, left + _SCALE, middle - 0.06, middle + 0.06)
+    style.heat_map(axes, np.arange(_STEPS)[None], extent, cmap=colours, aspect="auto")
     axes.add_patch(Rectangle((left, middle - 0.06), _SCALE, 0.12, fill=False, edgecolor=style.GREY, linewidth=0.4))
     words = axes.text(left + _SCALE + 0.08, middle, high, fontsize=_SMALL, va="center")
     if has_bars:
@@ -196,8 +224,6 @@ def _visible_tokens(result: Any) -> list[str]:
 
 def _split_annotations(annotations: Sequence[tuple[int, int, str]], length: int, per_row: int) -> Iterator[_Bar]:
     """The annotations split at the ends of rows; overlapping ones get different lanes."""
-    if isinstance(per_row, bool) or not isinstance(per_row, int) or per_row < 1:
-        raise ValueError(f"`per_row`={per_row!r}: expected a positive integer.")
     labels = list(dict.fromkeys(label for _, _, label in annotations))
     ends: list[int] = []
     for start, stop, label in sorted(annotations):
@@ -213,27 +239,3 @@ def _split_annotations(annotations: Sequence[tuple[int, int, str]], length: int,
         longest = max(rows, key=lambda row: columns[row][1] - columns[row][0])
         for row, (left, right) in columns.items():
             yield _Bar(row, left, right, lane, label if row == longest else "", colour)
-
-
-def _row_tops(bars: Sequence[_Bar], rows: int, top: float, height: float, lane: float) -> list[float]:
-    """Upper ends of rows of a height and of the lanes of their bars, and the lower end of the last row."""
-    lanes = [1 + max((bar.lane for bar in bars if bar.row == row), default=-1) for row in range(rows)]
-    return list(accumulate((height + lane * count for count in lanes), initial=top))
-
-
-def _draw_bar(axes: "Axes", bar: _Bar, left: float, right: float, top: float) -> None:
-    """Draw a bar with its label below."""
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(Rectangle((left, top), right - left, 0.035, color=bar.colour, linewidth=0))
-    if bar.label:
-        axes.text((left + right) / 2, top + 0.05, style.literal(bar.label), fontsize=_SMALL, ha="center", va="top")
-
-
-def _draw_scale(axes: "Axes", left: float, middle: float, width: float, height: float) -> None:
-    """Draw the colours of the shares from 0 to 1 side by side."""
-    colours = [style.importance_background(step / (_STEPS - 1)) for step in range(_STEPS)]
-    lefts = left + width / _STEPS * np.arange(_STEPS)
-    # Overlapping, as a viewer may show the page between them.
-    options: dict[str, Any] = {"align": "edge", "color": colours, "linewidth": 0}
-    axes.bar(lefts, height, 1.2 * width / _STEPS, middle - height / 2, **options)

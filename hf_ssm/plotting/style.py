@@ -7,7 +7,6 @@ about 800 pixels on a page.
 matplotlib is optional (the extra `plots`) and imported only when a figure is drawn.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from hf_ssm.utils.files import scratch_folder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 INSTALL_HINT = 'matplotlib is not installed: pip install "hf_ssm[plots]"'
 
@@ -125,12 +125,9 @@ def new_figure(width: float, height: float) -> "Figure":
         width: Inches.
         height: Inches.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
@@ -169,25 +166,21 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def balanced_row(length: int, per_row: int, most_rows: int) -> int:
-    """Positions in a row, so that all rows have nearly the same number.
-
-    Args:
-        length: Positions to show.
-        per_row: Positions that a row holds, unless this takes more than `most_rows` rows.
-        most_rows: Rows at most.
-    """
-    rows = min(most_rows, math.ceil(length / per_row))
-    return math.ceil(length / rows)
+def heat_map(axes: "Axes", cells: np.ndarray, extent: tuple[float, float, float, float], **options: Any) -> "AxesImage":
+    """Draw cells `(rows, columns)`; those without a value keep the colour of the axes."""
+    axes.grid(visible=False)
+    return axes.imshow(cells, interpolation="nearest", extent=extent, **options)
 
 
-def end_axis_at(axes: "Axes", first: float, last: float) -> None:
-    """End the line and the ticks of the x axis with the positions `first` to `last`, which may leave a part empty."""
-    ticks = [tick for tick in axes.get_xticks() if first <= tick <= last and tick == round(tick)]
-    limits = axes.get_xlim()
-    axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-    axes.set_xlim(limits)
-    axes.spines["bottom"].set_bounds(first - 0.5, last + 0.5)
+def scale_end(cells: np.ndarray) -> float:
+    """End of a scale at the 99 % quantile of the absolute values: a few extreme cells do not make all others pale."""
+    finite = np.abs(cells[np.isfinite(cells)])
+    return float(np.quantile(finite, 0.99)) if finite.size else 1.0
+
+
+def series_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of the line with this number, counted from 0."""
+    return {"color": PALETTE[number % len(PALETTE)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
 
 
 def to_numpy(values: Any) -> np.ndarray:
@@ -203,12 +196,7 @@ def importance_background(importance: float) -> str:
 
     Returns:
         The colour as `#RRGGBB`.
-
-    Raises:
-        ValueError: `importance` is NaN.
     """
-    if math.isnan(importance):
-        raise ValueError("`importance` is NaN: expected a number from 0 to 1.")
     positions, colours = zip(*_BACKGROUND_STOPS, strict=True)
     channels = (np.interp(importance, positions, channel) for channel in zip(*colours, strict=True))
     return "#" + "".join(f"{round(float(channel)):02X}" for channel in channels)

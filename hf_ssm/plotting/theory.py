@@ -93,11 +93,9 @@ def plot_hankel(
     for number, spectrum in enumerate(spectra):
         values = style.to_numpy(spectrum.singular_values)
         relative = (values / np.maximum(values[:, :1], np.finfo(float).tiny)).mean(axis=0)
-        colour = style.PALETTE[number % len(style.PALETTE)]
-        numbers = np.arange(1, len(relative) + 1)
-        line = style.LINE_STYLES[number % len(style.LINE_STYLES)]
         least = np.maximum(relative, _LEAST_SINGULAR_VALUE)
-        axes.plot(numbers, least, color=colour, linestyle=line, label=f"layer {spectrum.layer}")
+        label = f"layer {spectrum.layer}"
+        axes.plot(np.arange(1, len(relative) + 1), least, label=label, **style.series_style(number))
     axes.set_yscale("log")
     axes.set_xlabel("number of the state, in balanced coordinates")
     axes.set_ylabel("σ / largest σ, mean over channels")
@@ -179,10 +177,9 @@ def plot_spectrum(
         cycles, density = (values[1:] for values in spectral_density(power))
         highest = max(highest, float(density.max()))
         is_logarithmic |= bool(density.max() > _PEAK * np.median(density))
-        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
         # Below the thinner lines of the layers, the first one, of the inputs, stays visible.
         width = 2.2 if number == 0 and len(spectra) > 1 else 1.0
-        axes.plot(cycles, density, linestyle=line_style, linewidth=width, label=style.literal(name))
+        axes.plot(cycles, density, linewidth=width, label=style.literal(name), **style.series_style(number))
     axes.axhline(2, color=style.GREY, linewidth=0.8, linestyle=(0, (1, 2)), label="white noise", zorder=1)
     if recommendation is not None:
         _plot_edges(axes, recommendation)
@@ -196,8 +193,7 @@ def plot_spectrum(
     else:
         axes.set_ylim(bottom=0)
     add_periods(axes, unit)
-    title_of_legend = None if recommendation is None else _recommendation_title(recommendation)
-    figure.legend(loc="outside lower center", ncols=2, title=title_of_legend)
+    figure.legend(loc="outside lower center", ncols=2, title=None if recommendation is None else _setup(recommendation))
     return style.finish_figure(figure, path, title)
 
 
@@ -246,11 +242,10 @@ def _plot_edges(axes: "Axes", recommendation: Any) -> None:
         low, high = recommendation.from_data[share]
         cycles = edge / (2 * math.pi)
         label = f"{share:.0%} of the power below {cycles:.3g}: α up to {low:.2g} ... {high:.2g}"
-        line_style = style.LINE_STYLES[number % len(style.LINE_STYLES)]
-        axes.axvline(cycles, color=style.BLACK, linewidth=1.0, linestyle=line_style, label=label)
+        axes.axvline(cycles, **style.series_style(number) | {"color": style.BLACK}, linewidth=1.0, label=label)
 
 
-def _recommendation_title(recommendation: Any) -> str:
+def _setup(recommendation: Any) -> str:
     low, high = recommendation.time_steps
     return (
         f"N = {recommendation.state_size}, init {recommendation.init!r}, {recommendation.discretization}, "

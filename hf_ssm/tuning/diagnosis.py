@@ -31,7 +31,7 @@ from hf_ssm.analysis.time_steps import (
 )
 from hf_ssm.training.build import scale_batch, special_ids
 from hf_ssm.training.inputs import RunData
-from hf_ssm.training.run import RunPlan, chance_metrics, plan, probe_batch
+from hf_ssm.training.run import chance_metrics, plan, probe_batch
 from hf_ssm.training.settings import RunSettings, family_of
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.training.tracking import measure_tau
@@ -124,15 +124,14 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """The diagnosis as lines of text for a terminal."""
+        constant = "none" if self.baseline.constant is None else f"{self.baseline.constant:.4g}"
+        tau = self.tau if isinstance(self.tau, str) else ", ".join(f"{value:.3g}" for value in self.tau)
+        advice = [f"Recommended: {_assignments(each.changes)}. {each.reason}" for each in self.recommendations]
         return [
-            _baseline_line(self.baseline),
-            f"τ at the start: {_listed(self.tau)}",
+            f"Baseline, {self.baseline.metric} on the {self.baseline.split} split: constant {constant}",
+            f"τ at the start: {tau}",
             *_scale_lines(self),
-            *([] if self.recommendations else ["Recommended: leave the defaults."]),
-            *(
-                f"Recommended: {_assignments(recommendation.changes)}. {recommendation.reason}"
-                for recommendation in self.recommendations
-            ),
+            *(advice or ["Recommended: leave the defaults."]),
         ]
 
 
@@ -166,6 +165,10 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         attempts = [_or_reason(partial(propose_time_steps, model, batch, rule, scales=scales)) for rule in RULES]
         proposals = tuple(proposal for proposal in attempts if isinstance(proposal, TimeStepProposal))
     steps = float(config.time_step_min), float(config.time_step_max)
+    recommendations: list[Recommendation] = []
+    if settings.model["checkpoint"] is None:  # the model of a checkpoint is not initialised
+        recommendations += [] if config.rescale_init else _rescaling(tau)
+        recommendations += _time_steps(steps, scales, proposals) if isinstance(scales, DataScales) and proposals else []
     return Diagnosis(
         family=str(family_of(config)),
         task=settings.task,
@@ -176,7 +179,7 @@ def diagnose(settings: RunSettings) -> Diagnosis:
         states=states,
         scales=scales,
         proposals=proposals,
-        recommendations=_recommendations(prepared, tau, steps, scales, proposals),
+        recommendations=tuple(recommendations),
         seconds=time.perf_counter() - started,
     )
 
@@ -204,25 +207,18 @@ def _coverage(steps: tuple[float, float], length: int) -> float:
     return max(0.0, math.log(high / low)) / math.log(length / 2)
 
 
-def _recommendations(
-    prepared: RunPlan,
-    tau: tuple[float, ...] | str,
-    steps: tuple[float, float],
-    scales: DataScales | str,
-    proposals: tuple[TimeStepProposal, ...],
-) -> tuple[Recommendation, ...]:
-    """By the frozen rules; none for the model of a checkpoint, which is not initialised."""
-    if prepared.settings.model["checkpoint"] is not None:
-        return ()
-    chosen = []
+def _rescaling(tau: tuple[float, ...] | str) -> list[Recommendation]:
     largest = 0.0 if isinstance(tau, str) else max(tau, default=0.0)
-    if RESCALE_ABOVE < largest < math.inf and not prepared.model.config.rescale_init:
-        reason = f"τ is {largest:.3g} at the start, above {RESCALE_ABOVE:g}: outputs of the layer are far from 1."
-        chosen.append(Recommendation("rescale", {"model": {"rescale_init": True}}, reason))
-    if isinstance(scales, str) or not proposals:
-        return tuple(chosen)
+    if not RESCALE_ABOVE < largest < math.inf:
+        return []
+    reason = f"τ is {largest:.3g} at the start, above {RESCALE_ABOVE:g}: outputs of the layer are far from 1."
+    return [Recommendation("rescale", {"model": {"rescale_init": True}}, reason)]
+
+
+def _time_steps(
+    steps: tuple[float, float], scales: DataScales, proposals: tuple[TimeStepProposal, ...]
+) -> list[Recommendation]:
     (low, high), coverage = steps, _coverage(steps, scales.length)
-    fields: dict[str, float] = {}
     if coverage < LEAST_COVERAGE:
         fields = next(proposal.fields for proposal in proposals if proposal.rule == "length")
         reason = f"Δ in [{low:g}, {high:g}] covers {coverage:.0%} of [2/L, 1], L = {scales.length}."
@@ -230,24 +226,19 @@ def _recommendations(
         step = float(f"{scales.step:.3g}")
         fields = {"time_step_min": min(low, step), "time_step_max": max(high, step)}
         reason = f"Δ in [{low:g}, {high:g}] is far from 1/√(L λ) = {step:g} of the data's autocorrelation."
-    if fields:
-        chosen.append(Recommendation("time_steps", {"model": fields}, reason))
-    return tuple(chosen)
-
-
-def _baseline_line(baseline: Baseline) -> str:
-    constant = "none" if baseline.constant is None else f"{baseline.constant:.4g}"
-    return f"Baseline, {baseline.metric} on the {baseline.split} split: constant {constant}"
+    else:
+        return []
+    return [Recommendation("time_steps", {"model": fields}, reason)]
 
 
 def _scale_lines(diagnosis: Diagnosis) -> list[str]:
     low, high = diagnosis.time_step_range
-    lines = [f"Memories of the states, 1/(Δ |Re a|), in positions, for Δ in [{low:g}, {high:g}]:"]
+    lines = ["Memories of the states: the model has no step sizes."]
+    if diagnosis.states:
+        lines = [f"Memories of the states, 1/(Δ |Re a|), in positions, for Δ in [{low:g}, {high:g}]:"]
     for entry in diagnosis.states:
         shortest, median, longest = entry.memory
         lines.append(f"  layer {entry.layer}: {shortest:.3g} to {longest:.3g}, median {median:.3g}")
-    if not diagnosis.states:
-        lines = ["Memories of the states: the model has no step sizes."]
     scales = diagnosis.scales
     if isinstance(scales, str):
         return [*lines, f"Time scales of the data: {scales}"]
@@ -255,9 +246,8 @@ def _scale_lines(diagnosis: Diagnosis) -> list[str]:
         f"Data: rows of up to {scales.length} positions; autocorrelation time {scales.correlation_time:.3g} positions; "
         f"1/√(L λ) = {scales.step:.3g}"
     )
-    return [
-        *lines,
-        *(f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals),
+    return lines + [
+        f"Δ by {each.rule}: [{each.time_step_min:g}, {each.time_step_max:g}]" for each in diagnosis.proposals
     ]
 
 
@@ -267,10 +257,6 @@ def _assignments(changes: Mapping[str, Mapping[str, Any]]) -> str:
         for section, fields in changes.items()
         for name, value in fields.items()
     )
-
-
-def _listed(values: tuple[float, ...] | str) -> str:
-    return values if isinstance(values, str) else ", ".join(f"{value:.3g}" for value in values)
 
 
 def _plain(value: Any) -> Any:

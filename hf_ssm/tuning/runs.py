@@ -18,7 +18,7 @@ from hf_ssm.training.settings import RunSettings
 from hf_ssm.training.tasks import TASKS
 from hf_ssm.utils.files import write_text_atomically
 
-__all__ = ["Outcome", "Runner", "Runs", "check_validation", "outcome_of", "run_in_process"]
+__all__ = ["Outcome", "Runner", "run_in_process"]
 
 OUTCOMES_NAME = "outcomes.json"
 
@@ -76,19 +76,15 @@ def run_in_process(settings: RunSettings, output: Path) -> Outcome:
     started = time.perf_counter()
     with launch.locked(output):
         try:
-            resume = _has_checkpoint(output)
+            resume = run_folder.last_checkpoint(output).is_dir()
+        except ValueError:  # there is none
+            resume = False
+        try:
             result = training_run.train(settings, output, resume, overwrite=True, progress=RunProgress(), choose=True)
         except FloatingPointError as error:
             seconds = time.perf_counter() - started
             return Outcome(math.nan, *metric_of(settings), failed=True, seconds=seconds, problem=str(error))
         return outcome_of(result)
-
-
-def _has_checkpoint(output: Path) -> bool:
-    try:
-        return run_folder.last_checkpoint(output).is_dir()
-    except ValueError:
-        return False
 
 
 def metric_of(settings: RunSettings) -> tuple[str, bool]:
@@ -130,31 +126,33 @@ class Runs:
 
     def __init__(self, folder: Path, run: Runner, report: Callable[[str, Outcome], None] | None = None):
         self._folder, self._run, self._report = folder, run, report
-        path = folder / OUTCOMES_NAME
-        text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
+        self._path = folder / OUTCOMES_NAME
+        # By name: the digest of the settings, and the outcome, which is null for a run that has only begun.
+        self._entries: dict[str, dict[str, Any]] = {}
         try:
-            stored = {name: (entry["settings"], entry["outcome"]) for name, entry in json.loads(text).items()}
-            self._done = {name: (key, values and Outcome.from_dict(values)) for name, (key, values) in stored.items()}
+            if self._path.is_file():
+                self._entries = json.loads(self._path.read_text(encoding="utf-8"))
+            for entry in self._entries.values():
+                entry["settings"], entry["outcome"] and Outcome.from_dict(entry["outcome"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{str(path)!r} is damaged ({error}): delete the file to repeat the runs") from error
+            raise ValueError(f"{str(self._path)!r} is damaged ({error}): delete the file to repeat the runs") from error
 
     def outcome(self, name: str, settings: RunSettings) -> Outcome:
         """The outcome of the run in the subfolder `name`, which is trained unless it is finished."""
         digest = hashlib.sha256(settings.to_yaml().encode()).hexdigest()[:16]
-        begun, outcome = self._done.get(name, (None, None))
-        if begun != digest:
+        entry = self._entries.get(name)
+        if entry is None or entry["settings"] != digest:
             run_folder.clear_output(self._folder / name)  # what a run with other settings left would be continued
-            outcome = None
-            self._store(name, digest, outcome)
-        if outcome is None:
-            outcome = self._run(settings, self._folder / name)
-            self._store(name, digest, outcome)
+            entry = self._store(name, digest, None)
+        if entry["outcome"] is None:
+            entry = self._store(name, digest, self._run(settings, self._folder / name).to_dict())
+        outcome = Outcome.from_dict(entry["outcome"])
         if self._report is not None:
             self._report(name, outcome)
         return outcome
 
-    def _store(self, name: str, digest: str, outcome: Outcome | None) -> None:
-        self._done[name] = digest, outcome
-        entries = {name: {"settings": key, "outcome": run and run.to_dict()} for name, (key, run) in self._done.items()}
+    def _store(self, name: str, digest: str, outcome: dict[str, Any] | None) -> dict[str, Any]:
+        self._entries[name] = {"settings": digest, "outcome": outcome}
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(self._folder / OUTCOMES_NAME, json.dumps(entries, indent=1) + "\n")
+        write_text_atomically(self._path, json.dumps(self._entries, indent=1) + "\n")
+        return self._entries[name]

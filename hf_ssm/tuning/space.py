@@ -14,12 +14,17 @@ from hf_ssm.training.settings import RunSettings, config_class
 
 __all__ = ["SearchSpace", "check_optuna"]
 
-_RATE_SPAN = 10.0
-_LARGEST_STEPS, _STEP_SPANS = (1e-2, 1.0), (1.0, 1e3)
-_WEIGHTS = (1e-6, 1e-1)
-_ALPHAS, _BETAS = (0.1, 10.0), (-1.0, 1.0)
-# What the trials name, beside fields of the configuration and of the training arguments.
+# What trials name, beside fields of the configuration and of the training arguments.
 _SPAN, _PENALTY = "time_step_span", "tau_penalty"
+_RATE_SPAN = 10.0
+# Lowest and highest value, and whether the axis is logarithmic; names without a range are on or off.
+_RANGES = {
+    "time_step_max": (1e-2, 1.0, True),
+    _SPAN: (1.0, 1e3, True),
+    "tau_weight": (1e-6, 1e-1, True),
+    "frequency_scale": (0.1, 10.0, True),
+    "sobolev_order": (-1.0, 1.0, False),
+}
 
 
 def check_optuna() -> None:
@@ -82,10 +87,12 @@ class SearchSpace:
             )
         if of_checkpoint and (alpha or beta):
             raise ValueError("`of_checkpoint=True` fixes the initialisation: leave `alpha` and `beta` out.")
-        self._config, self._alpha, self._beta, self._is_fresh = config, alpha, beta, not of_checkpoint
-        self._rate = learning_rate
-        self._rates = learning_rate / _RATE_SPAN, learning_rate * _RATE_SPAN
-        self._has_steps = self._is_fresh and has_time_steps(config)
+        self._config, self._rate = config, learning_rate
+        steps = ["time_step_max", _SPAN] if not of_checkpoint and has_time_steps(config) else []
+        rescaling = [] if of_checkpoint else ["rescale_init"]
+        theory = ["frequency_scale"] * alpha + ["sobolev_order"] * beta
+        # The seeded sampler of an interrupted search draws the same values in the same order.
+        self._names = [*steps, *rescaling, _PENALTY, "tau_weight", *theory]
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> "SearchSpace":
@@ -99,15 +106,12 @@ class SearchSpace:
         """The `hp_space` of `hyperparameter_search`: the fields of the training arguments."""
         # In distributed training, the other processes get what the trial has by then.
         self._suggested(trial)
-        return {"learning_rate": trial.suggest_float("learning_rate", *self._rates, log=True)}
+        lowest, highest = self._rate / _RATE_SPAN, self._rate * _RATE_SPAN
+        return {"learning_rate": trial.suggest_float("learning_rate", lowest, highest, log=True)}
 
     def config(self, trial: Any) -> SSMConfig:
         """The configuration of a trial; a copy of the given one without a trial."""
-        config = copy.deepcopy(self._config)
-        if trial is not None:
-            for name, value in self.settings(self._suggested(trial))["model"].items():
-                setattr(config, name, value)
-        return config
+        return self._changed({} if trial is None else self.settings(self._suggested(trial))["model"])
 
     def model_init(self, build: Callable[[SSMConfig], PreTrainedModel]) -> Callable[[Any], PreTrainedModel]:
         """The `model_init` of a Trainer: `build` with the configuration of the trial.
@@ -115,22 +119,16 @@ class SearchSpace:
         Args:
             build: Such as `AutoModelForSequenceClassification.from_config`.
         """
-
-        def model_init(trial: Any) -> PreTrainedModel:
-            return build(self.config(trial))
-
-        return model_init
+        return lambda trial: build(self.config(trial))
 
     def settings(self, hyperparameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The sections of a settings file for the values of a trial, such as `BestRun.hyperparameters`."""
-        model = {
-            name: value for name, value in hyperparameters.items() if name not in (_SPAN, _PENALTY, "learning_rate")
-        }
-        if _SPAN in hyperparameters:
-            model["time_step_min"] = hyperparameters["time_step_max"] / hyperparameters[_SPAN]
-        if not hyperparameters.get(_PENALTY, True):
+        model = dict(hyperparameters)
+        training = {"learning_rate": model.pop("learning_rate")} if "learning_rate" in model else {}
+        if _SPAN in model:
+            model["time_step_min"] = model["time_step_max"] / model.pop(_SPAN)
+        if not model.pop(_PENALTY, True):
             model["tau_weight"] = 0.0
-        training = {name: hyperparameters[name] for name in ("learning_rate",) if name in hyperparameters}
         return {"model": model, "training": training}
 
     def hyperparameters(self, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,40 +137,35 @@ class SearchSpace:
         Args:
             changes: Values of fields of the configuration. A value outside of its range becomes the end of the range.
         """
+        config = self._changed(changes)
+        current = {
+            _SPAN: config.time_step_max / config.time_step_min,
+            _PENALTY: config.tau_weight > 0,
+            "sobolev_order": config.sobolev_orders[0],
+        }
+        values: dict[str, Any] = {"learning_rate": self._rate}
+        for name in self._names:
+            value = current[name] if name in current else getattr(config, name)
+            if name in _RANGES:
+                lowest, highest, _ = _RANGES[name]
+                value = min(max(float(value), lowest), highest)
+            if name != "tau_weight" or values[_PENALTY]:
+                values[name] = value
+        return values
+
+    def _changed(self, changes: Mapping[str, Any]) -> SSMConfig:
         config = copy.deepcopy(self._config)
         for name, value in changes.items():
             setattr(config, name, value)
-        values: dict[str, Any] = {"learning_rate": self._rate, _PENALTY: config.tau_weight > 0}
-        if self._is_fresh:
-            values["rescale_init"] = config.rescale_init
-        if self._has_steps:
-            values["time_step_max"] = _clipped(config.time_step_max, _LARGEST_STEPS)
-            values[_SPAN] = _clipped(config.time_step_max / config.time_step_min, _STEP_SPANS)
-        if values[_PENALTY]:
-            values["tau_weight"] = _clipped(config.tau_weight, _WEIGHTS)
-        if self._alpha:
-            values["frequency_scale"] = _clipped(config.frequency_scale, _ALPHAS)
-        if self._beta:
-            values["sobolev_order"] = _clipped(config.sobolev_orders[0], _BETAS)
-        return values
+        return config
 
     def _suggested(self, trial: Any) -> dict[str, Any]:
         """The fields of the configuration, with the names of the trial."""
         values: dict[str, Any] = {}
-        if self._has_steps:
-            values["time_step_max"] = trial.suggest_float("time_step_max", *_LARGEST_STEPS, log=True)
-            values[_SPAN] = trial.suggest_float(_SPAN, *_STEP_SPANS, log=True)
-        if self._is_fresh:
-            values["rescale_init"] = trial.suggest_categorical("rescale_init", [False, True])
-        values[_PENALTY] = trial.suggest_categorical(_PENALTY, [False, True])
-        if values[_PENALTY]:
-            values["tau_weight"] = trial.suggest_float("tau_weight", *_WEIGHTS, log=True)
-        if self._alpha:
-            values["frequency_scale"] = trial.suggest_float("frequency_scale", *_ALPHAS, log=True)
-        if self._beta:
-            values["sobolev_order"] = trial.suggest_float("sobolev_order", *_BETAS)
+        for name in self._names:
+            if name not in _RANGES:
+                values[name] = trial.suggest_categorical(name, [False, True])
+            elif name != "tau_weight" or values[_PENALTY]:
+                lowest, highest, is_logarithmic = _RANGES[name]
+                values[name] = trial.suggest_float(name, lowest, highest, log=is_logarithmic)
         return values
-
-
-def _clipped(value: float, limits: tuple[float, float]) -> float:
-    return min(max(float(value), limits[0]), limits[1])
