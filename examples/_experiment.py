@@ -119,6 +119,31 @@ def fit(model: Any, rows: Any, trainer_options: Mapping[str, Any] = MappingProxy
     return trainer
 
 
+def fit_stream(
+    model: Any,
+    draw: Callable[[float], Mapping[str, Any]],
+    steps: int,
+    learning_rate: float,
+    cooldown: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> None:
+    """Train a model in place on batches that `draw` makes from the share of the steps that are done.
+
+    AdamW without weight decay, gradients clipped to the norm 1; the rate rises over the first twentieth of the steps
+    and falls to 0 over the last share `cooldown`.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=betas, weight_decay=0.0)
+    model.train()
+    for step in range(steps):
+        done = step / steps
+        optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, 20 * done, (1 - done) / cooldown)
+        model(**draw(done)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
 def train_settings(*sections: Mapping[str, Any]) -> "RunResult":
     """Train as `hf-ssm train` does with these settings, in a temporary folder."""
     from hf_ssm.training.run import train

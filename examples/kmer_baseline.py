@@ -57,6 +57,23 @@ def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:
     return sum(label == answer for label in test) / len(test)
 
 
+def guesses_from_pixels(splits: DatasetDict, max_iter: int = 2000) -> dict[str, float]:
+    """Test accuracy of the most frequent class, and of logistic regression on the pixels of `input_values`."""
+    from sklearn.linear_model import LogisticRegression
+
+    # From 0 to 1, so that the regression converges.
+    pixels = {
+        name: splits[name].with_format("numpy")["input_values"][:].reshape(len(splits[name]), -1) / 255
+        for name in ("train", "test")
+    }
+    labels = {name: list(splits[name]["labels"]) for name in pixels}
+    model = LogisticRegression(max_iter=max_iter).fit(pixels["train"], labels["train"])
+    return {
+        "most frequent class": most_frequent(labels["train"], labels["test"]),
+        "logistic regression on pixels": float(model.score(pixels["test"], labels["test"])),
+    }
+
+
 def word_counts(sequences: Sequence[str], length: int) -> Any:
     """How often each sequence contains each word of `length` letters A, C, G and T, in either case.
 

@@ -31,7 +31,7 @@ from datasets import DatasetDict
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from _experiment import experiment_parser, print_table, write_results
 from _resume import stored_results, train_or_continue
-from kmer_baseline import most_frequent
+from kmer_baseline import guesses_from_pixels
 from listops_baseline import guess
 
 from hf_ssm.data import load_sequences
@@ -151,20 +151,7 @@ def baselines(settings: RunSettings) -> dict[str, float]:
             "most frequent answer": guess(splits, False),
             "most frequent answer of the operator": guess(splits, True),
         }
-    from sklearn.linear_model import LogisticRegression
-
-    rows = load_data(settings).splits
-    # From 0 to 1, so that the regression converges.
-    pixels = {
-        name: rows[name].with_format("numpy")["input_values"][:].reshape(len(rows[name]), -1) / 255
-        for name in ("train", "test")
-    }
-    labels = {name: list(rows[name]["labels"]) for name in pixels}
-    model = LogisticRegression(max_iter=200).fit(pixels["train"], labels["train"])
-    return {
-        "most frequent class": most_frequent(labels["train"], labels["test"]),
-        "logistic regression on pixels": float(model.score(pixels["test"], labels["test"])),
-    }
+    return guesses_from_pixels(load_data(settings).splits, max_iter=200)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ def test_tiny_run(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixt
     # The command reads the model and the series, and finds the same error.
     options = ["--id-column", "id", "--value-columns", "load", "--time-column", "hour", "--hold-out"]
     options += ["--season", "24", "--output", str(tmp_path / "forecasts.csv")]
-    assert cli.main(["predict", str(folder / "model"), str(folder / "series.csv"), *options]) == 0
+    assert cli.main(["forecast", str(folder / "model"), str(folder / "series.csv"), *options]) == 0
     rows = pd.read_csv(tmp_path / "forecasts.csv")
     error = (rows["prediction"] - rows["actual"]).abs().mean()
     assert error == pytest.approx(run["all values"]["model"]["mae"], rel=1e-3)
