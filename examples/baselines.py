@@ -2,8 +2,7 @@
 
 Each function is the baseline of one table of docs/experiments, on the same data, splits and seeds: a constant, the most
 frequent class, a copy of the input, counts of short words. `kmer_baseline.py` and `listops_baseline.py` have those of
-real DNA and ListOps; `waves.py`, `moving_mnist.py` and the zero-shot recipes compute theirs themselves. All together
-take a few minutes on one core.
+real DNA and ListOps; `waves.py`, `moving_mnist.py` and the zero-shot recipes compute theirs themselves.
 
     python examples/baselines.py --output examples/results/baselines.json
     python examples/baselines.py gaussian_process poles        # prints two of them
@@ -344,7 +343,7 @@ def poles(folder: Path, tiny: bool) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser(__doc__.splitlines()[0])
+    parser = experiment_parser(__doc__, cost="a few minutes on one core")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BASELINES)}")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py")
     args = parser.parse_args(argv)

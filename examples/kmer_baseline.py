@@ -26,9 +26,10 @@ NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_e
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.", show)
+    parser = experiment_parser(
+        __doc__, show, {"length": (4, "k, letters of a word")}, cost="a regression for each table"
+    )
     parser.add_argument("--datasets", nargs="+", default=[f"{DATA}/{name}.csv.gz" for name in NAMES])
-    parser.add_argument("--length", type=int, default=4, help="k, letters of a word")
     args = parser.parse_args(argv)
     found = {}
     for path in args.datasets:
