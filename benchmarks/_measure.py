@@ -73,13 +73,57 @@ class _Markdown(argparse.Action):
         parser.exit()
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """The options for the file of all numbers."""
+class _Parser(argparse.ArgumentParser):
+    """Replace settings by those of `--tiny`, and print the cost before a run with the real ones."""
+
+    tiny: Mapping[str, Any]
+    cost: str
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options = super().parse_args(args, namespace)
+        if options.tiny:
+            vars(options).update(self.tiny)
+        elif self.cost:
+            print(f"Takes {self.cost}.", flush=True)
+        return options
+
+
+def benchmark_parser(
+    description: str, settings: Mapping[str, Any], tiny: Mapping[str, Any], cost: str = ""
+) -> argparse.ArgumentParser:
+    """Build a parser with the options of all benchmarks, and an option for each setting.
+
+    Args:
+        description: Docstring of the script.
+        settings: Name and default of each setting, or a pair of default and help. A list becomes an option of several
+            values, which a list of names limits to these names.
+        tiny: Values of settings with `--tiny`.
+        cost: Time of a run with the default settings, printed before it starts.
+    """
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.tiny, parser.cost = tiny, cost
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
     what = "print the tables of a file of --output, and end"
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE.json", action=_Markdown, default=argparse.SUPPRESS, help=what
     )
+    for name, value in settings.items():
+        default, what = value if isinstance(value, tuple) else (value, "")
+        options: dict[str, Any] = {"default": default, "help": f"{what} (default: %(default)s)".strip()}
+        if isinstance(default, list):
+            options |= {"nargs": "+", "type": type(default[0])}
+            options |= {"choices": default} if isinstance(default[0], str) else {}
+        else:
+            options["type"] = type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
+    return parser
+
+
+def print_environment(sizes: str) -> None:
+    """Print versions, threads and the sizes of a run."""
+    versions = f"torch {torch.__version__}, transformers {importlib.metadata.version('transformers')}"
+    print(f"{versions}, {platform.machine()}, {torch.get_num_threads()} threads; {sizes}\n")
 
 
 def write_rows(path: Path | None, rows: Sequence[Row], device: str = "cpu", **facts: Any) -> None:

@@ -23,10 +23,8 @@ With `--evaluators`, the script prints the median CPU seconds of three searches:
 with stored states and differences.
 """
 
-import argparse
 import copy
 import functools
-import platform
 import statistics
 import tempfile
 import time
@@ -35,7 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, print_environment, write_rows
 
 import hf_ssm
 from hf_ssm.data import load_sequences, tokenize
@@ -219,41 +217,37 @@ def seconds_of_long_row(length: int) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=200)
-    parser.add_argument("--hidden-size", type=int, default=32)
+    settings = {
+        **{"length": 200, "hidden_size": 32, "families": ["S4", "Hyena", "SelectiveSSM"]},
+        "heads": (list(HEADS), "causal model, or pooling"),
+        "lengths": ([60, 200], "of rows with --draws"),
+        "rows": (3, "rows of each length with --draws"),
+        "longest_exact": (100, "longest rows of exact searches with --draws"),
+        "long": (1000, "length of the long row with --draws; 0: none"),
+    }
+    tiny = {"length": 10, "hidden_size": 8, "lengths": [16], "rows": 1, "long": 300}
+    parser = benchmark_parser(__doc__, settings, tiny, "some ten minutes on two idle cores")
     parser.add_argument("--steps", type=int, help="steps of the plain loop, extrapolated to all; default: all")
-    parser.add_argument("--families", nargs="+", default=["S4", "Hyena", "SelectiveSSM"])
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
     parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
     parser.add_argument("--draws", action="store_true", help="measure the default search instead")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[60, 200], help="of rows with --draws")
-    parser.add_argument("--rows", type=int, default=3, help="rows of each length with --draws")
-    parser.add_argument("--longest-exact", type=int, default=100, help="longest rows of exact searches with --draws")
-    parser.add_argument("--long", type=int, default=1000, help="length of the long row with --draws; 0: none")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
     args = parser.parse_args(argv)
     if args.draws:
         names = ["bases", "tokens / exact search with one token", "in the motif", "Jaccard: two seeds"]
         names += ["with exact, 64 draws", "two exact, 64 draws"]
         print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
-        for length in [16] if args.tiny else args.lengths:
-            numbers = compare_draws(length, 1 if args.tiny else args.rows, length <= args.longest_exact, args.tiny)
+        for length in args.lengths:
+            numbers = compare_draws(length, args.rows, length <= args.longest_exact, args.tiny)
             cells = [f"{number:.2f}" for number in numbers]
             print(f"| {' | '.join([str(length), *cells, *[''] * (len(names) - 1 - len(cells))])} |", flush=True)
-        length = 300 if args.tiny else args.long
+        length = args.long
         if length:
             passes, seconds = seconds_of_long_row(length)
             share = passes / (length * (length + 1) / 2 + 1)
             print(f"\n{length} bases: {share:.2f} times the exact search with one token, {seconds:.1f} CPU seconds")
         return
-    length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
+    length, hidden = args.length, args.hidden_size
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; length {length}, hidden size {hidden}, 2 layers; plain loop {loop}\n"
-    )
+    print_environment(f"length {length}, hidden size {hidden}, 2 layers; plain loop {loop}")
     names = ["full passes", "stored states", "differences"] if args.evaluators else ["CPU time", "wall time", "tokens"]
     print(f"| family | reads | {' | '.join(names)} |\n" + "|---" * 5 + "|")
     rows = []

@@ -156,12 +156,10 @@ def baselines(settings: RunSettings) -> dict[str, float]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
+    settings = {"data": ("data", "folder of get_data.py"), "runs": ("runs/lra", "folder of the runs"), "seed": 0}
+    parser = experiment_parser(__doc__, show, settings, cost="about two hours on one core (cifar10: on a GPU)")
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py (default: data)")
-    parser.add_argument("--runs", type=Path, default=Path("runs/lra"), help="folder of the runs (default: runs/lra)")
     parser.add_argument("--epochs", type=float, help="default: 2 for listops, 15 for mnist, 100 for cifar10")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--collect", action="store_true", help="write what the runs have reached, without training")
     return parser
 
@@ -177,7 +175,6 @@ def report(args: argparse.Namespace, guesses: dict[str, float]) -> None:
             found[name] = result
     of_paper = {"task": row, "epochs": PAPER_EPOCHS[row], "accuracy": {name: paper[name][row] / 100 for name in of_run}}
     args.epochs = args.epochs or epochs
-    args.data, args.runs = str(args.data), str(args.runs)
     content = {"runs": found, "baselines": guesses, "paper": of_paper}
     show(content)
     write_results(args, content)
