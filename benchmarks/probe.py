@@ -2,7 +2,6 @@
 
     python benchmarks/probe.py                 # some ten minutes on two idle cores
     python benchmarks/probe.py --steps 2       # a minute: only the first two steps of the plain loop, see below
-    python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
     python benchmarks/probe.py --draws         # the default search: tokens, kept bases, long rows
     python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
@@ -18,9 +17,6 @@ search and of its tests relative to the exact search with one token, the share o
 Jaccard indices of kept bases: of two default searches with different draws, of the default search and an exact search
 with 64 draws, and of two such exact searches, which no search can exceed. Exact searches are left out above
 `--longest-exact` bases. The last line is a search of 1,000 bases.
-
-With `--evaluators`, the script prints the median CPU seconds of three searches: by full passes, with stored states, and
-with stored states and differences.
 """
 
 import copy
@@ -38,10 +34,7 @@ from _measure import Row, benchmark_parser, print_environment, write_rows
 import hf_ssm
 from hf_ssm.data import load_sequences, tokenize
 from hf_ssm.probes import MaskingProbe
-from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, probing
 from hf_ssm.probes.evidence import PASSES
-from hf_ssm.probes.strategies import SearchSettings, search
-from hf_ssm.probes.targets import ProbedSequence, Target
 
 VOCABULARY, MASK, FIRST_LETTER = 12, 3, 7
 # Two candidates may differ by less than the rounding of single precision.
@@ -142,29 +135,6 @@ def value_after(model: torch.nn.Module, ids: torch.Tensor, index: int, masked: l
     return float((logits[0, -1] if logits.dim() == 3 else logits[0]).softmax(-1)[index])
 
 
-class StoredStates(IncrementalEvaluator):
-    """Stored states without differences."""
-
-    def _kernels(self) -> tuple[None, None]:
-        return None, None
-
-
-def compare_evaluators(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bool) -> list[float]:
-    """Median CPU seconds of three exact searches by full passes, with stored states, and with differences."""
-    target = Target("token", index, len(ids), len(ids) - 1) if is_causal else Target("class", index)
-    nothing = torch.zeros(len(ids), dtype=torch.bool)
-    sequence = ProbedSequence(ids, ids, nothing, torch.arange(len(ids)), target)
-    kinds = (Evaluator, StoredStates, IncrementalEvaluator)
-    seconds: list[list[float]] = [[] for _ in kinds]
-    for _ in range(3):
-        for kind, found in zip(kinds, seconds, strict=True):
-            before = clocks()[0]
-            with probing(model):
-                search(kind(model, sequence, torch.full((1, len(ids)), MASK), 16384), SearchSettings())
-            found.append(clocks()[0] - before)
-    return [statistics.median(found) for found in seconds]
-
-
 def train(length: int, tiny: bool) -> tuple[torch.nn.Module, Any, list[tuple[str, set[int]]]]:
     """A Hyena that classifies planted motifs, its tokenizer, and test rows with the motif."""
     sizes = {"num_train": 1200, "num_validation": 20, "num_test": 40}
@@ -228,7 +198,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     tiny = {"length": 10, "hidden_size": 8, "lengths": [16], "rows": 1, "long": 300}
     parser = benchmark_parser(__doc__, settings, tiny, "some ten minutes on two idle cores")
     parser.add_argument("--steps", type=int, help="steps of the plain loop, extrapolated to all; default: all")
-    parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
     parser.add_argument("--draws", action="store_true", help="measure the default search instead")
     args = parser.parse_args(argv)
     if args.draws:
@@ -248,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     length, hidden = args.length, args.hidden_size
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
     print_environment(f"length {length}, hidden size {hidden}, 2 layers; plain loop {loop}")
-    names = ["full passes", "stored states", "differences"] if args.evaluators else ["CPU time", "wall time", "tokens"]
+    names = ["CPU time", "wall time", "tokens"]
     print(f"| family | reads | {' | '.join(names)} |\n" + "|---" * 5 + "|")
     rows = []
     for family in args.families:
@@ -256,12 +225,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             model = build_model(family, head, hidden, length + 1)
             ids = torch.randint(FIRST_LETTER, VOCABULARY, (length,))
             index, is_causal = FIRST_LETTER if head == "causal" else 1, head == "causal"
-            if args.evaluators:
-                found = compare_evaluators(model, ids, index, is_causal)
-            else:
-                found = compare(model, ids, index, is_causal, args.steps or length)
+            found = compare(model, ids, index, is_causal, args.steps or length)
             print(
-                f"| {family} | {head} | " + " | ".join(f"{number:.{1 + args.evaluators}f}" for number in found) + " |",
+                f"| {family} | {head} | " + " | ".join(f"{number:.1f}" for number in found) + " |",
                 flush=True,
             )
             rows += [Row(family, head, name, [number]) for name, number in zip(names, found, strict=True)]
