@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from _experiment import experiment_parser
+
 # A call without arguments; returns its results, or an empty tuple if there is nothing to compare.
 Call = Callable[[], tuple[Tensor, ...]]
 
@@ -60,64 +63,21 @@ class Row:
 TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---|---|---|"
 
 
-class _Markdown(argparse.Action):
-    """Print the rows of a file of measurements and end, as `--help` does."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        section = None
-        for stored in json.loads(values.read_text(encoding="utf-8"))["results"]:
-            if stored["section"] != section:
-                section = stored["section"]
-                print(f"\n{section}\n\n{TABLE_HEAD}")
-            print(Row(**{name: stored[name] for name in ("section", "what", "quantity", "values", "unit")}))
-        parser.exit()
-
-
-class _Parser(argparse.ArgumentParser):
-    """Replace settings by those of `--tiny`, and print the cost before a run with the real ones."""
-
-    tiny: Mapping[str, Any]
-    cost: str
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options = super().parse_args(args, namespace)
-        if options.tiny:
-            vars(options).update(self.tiny)
-        elif self.cost:
-            print(f"Takes {self.cost}.", flush=True)
-        return options
+def show(content: dict[str, Any]) -> None:
+    """Print the rows of a file of measurements."""
+    section = None
+    for stored in content["results"]:
+        if stored["section"] != section:
+            section = stored["section"]
+            print(f"\n{section}\n\n{TABLE_HEAD}")
+        print(Row(**{name: stored[name] for name in ("section", "what", "quantity", "values", "unit")}))
 
 
 def benchmark_parser(
-    description: str, settings: Mapping[str, Any], tiny: Mapping[str, Any], cost: str = ""
+    description: str, settings: Mapping[str, Any], tiny: Mapping[str, Any], cost: str
 ) -> argparse.ArgumentParser:
-    """Build a parser with the options of all benchmarks, and an option for each setting.
-
-    Args:
-        description: Docstring of the script.
-        settings: Name and default of each setting, or a pair of default and help. A list becomes an option of several
-            values, which a list of names limits to these names.
-        tiny: Values of settings with `--tiny`.
-        cost: Time of a run with the default settings, printed before it starts.
-    """
-    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.tiny, parser.cost = tiny, cost
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
-    what = "print the tables of a file of --output, and end"
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE.json", action=_Markdown, default=argparse.SUPPRESS, help=what
-    )
-    for name, value in settings.items():
-        default, what = value if isinstance(value, tuple) else (value, "")
-        options: dict[str, Any] = {"default": default, "help": f"{what} (default: %(default)s)".strip()}
-        if isinstance(default, list):
-            options |= {"nargs": "+", "type": type(default[0])}
-            options |= {"choices": default} if isinstance(default[0], str) else {}
-        else:
-            options["type"] = type(default)
-        parser.add_argument(f"--{name.replace('_', '-')}", **options)
-    return parser
+    """Build a parser with the options of all benchmarks; the arguments are those of `experiment_parser`."""
+    return experiment_parser(description, show, settings, tiny, cost)
 
 
 def print_environment(sizes: str) -> None:

@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
         if options.tiny:
             vars(options).update(self.tiny)
         elif self.cost:
-            print(f"Cost with the default settings: {self.cost}.", flush=True)
+            print(f"Cost with the default settings: {self.cost}.\n", flush=True)
         return options
 
 
@@ -54,14 +54,14 @@ def experiment_parser(
     """Build a parser with the options of all experiments, and an option for each setting.
 
     Args:
-        description: What the script does; its first line is shown.
+        description: Docstring of the script.
         show: Prints the tables of a file of results, for `--markdown`.
         settings: Name and default of each setting, or a pair of default and help. A list becomes an option of several
             values, which a list of names limits to these names.
         tiny: Values of settings with `--tiny`.
         cost: Time and machine of a run with the default settings, printed before it starts.
     """
-    parser = _Parser(description=description.partition("\n")[0])
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.tiny, parser.cost = tiny, cost
     if show is not None:
         what = "print the tables of a file of --output, and end"
