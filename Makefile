@@ -112,7 +112,6 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(PIP_INSTALL) --quiet -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py --output "$(BENCH_OUTPUT)/speed.json" $(BENCH_ARGS)
-	$(BIN)/python benchmarks/instructions.py --output "$(BENCH_OUTPUT)/instructions.json"
 
 clean:
 	rm -rf "$(VENV)" "$(VENV_LOWEST)" "$(VENV_NEWEST)" build dist site .mypy_cache .pytest_cache .ruff_cache

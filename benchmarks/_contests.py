@@ -366,13 +366,5 @@ def forward(family: str, hidden: int, layers: int, length: int, device: str = "c
 
 
 CONTESTS: dict[str, Callable[..., Contest]] = {
-    "scan": scan,
-    "training": training,
-    "decoding": decoding,
-    "ssd": ssd,
-    "mamba2": mamba2,
-    "decoding2": decoding2,
-    "lti": lti,
-    "convolution": convolution,
-    "forward": forward,
+    build.__name__: build for build in (scan, training, decoding, ssd, mamba2, decoding2, lti, convolution, forward)
 }

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from _experiment import experiment_parser
+
 # A call without arguments; returns its results, or an empty tuple if there is nothing to compare.
 Call = Callable[[], tuple[Tensor, ...]]
 
@@ -60,26 +63,27 @@ class Row:
 TABLE_HEAD = "| what | quantity | median (middle half) | repetitions |\n|---|---|---|---|"
 
 
-class _Markdown(argparse.Action):
-    """Print the rows of a file of measurements and end, as `--help` does."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        section = None
-        for stored in json.loads(values.read_text(encoding="utf-8"))["results"]:
-            if stored["section"] != section:
-                section = stored["section"]
-                print(f"\n{section}\n\n{TABLE_HEAD}")
-            print(Row(**{name: stored[name] for name in ("section", "what", "quantity", "values", "unit")}))
-        parser.exit()
+def show(content: dict[str, Any]) -> None:
+    """Print the rows of a file of measurements."""
+    section = None
+    for stored in content["results"]:
+        if stored["section"] != section:
+            section = stored["section"]
+            print(f"\n{section}\n\n{TABLE_HEAD}")
+        print(Row(**{name: stored[name] for name in ("section", "what", "quantity", "values", "unit")}))
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """The options for the file of all numbers."""
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="file for all numbers")
-    what = "print the tables of a file of --output, and end"
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE.json", action=_Markdown, default=argparse.SUPPRESS, help=what
-    )
+def benchmark_parser(
+    description: str, settings: Mapping[str, Any], tiny: Mapping[str, Any], cost: str
+) -> argparse.ArgumentParser:
+    """Build a parser with the options of all benchmarks; the arguments are those of `experiment_parser`."""
+    return experiment_parser(description, show, settings, tiny, cost)
+
+
+def print_environment(sizes: str) -> None:
+    """Print versions, threads and the sizes of a run."""
+    versions = f"torch {torch.__version__}, transformers {importlib.metadata.version('transformers')}"
+    print(f"{versions}, {platform.machine()}, {torch.get_num_threads()} threads; {sizes}\n")
 
 
 def write_rows(path: Path | None, rows: Sequence[Row], device: str = "cpu", **facts: Any) -> None:

@@ -8,13 +8,12 @@ three layers and with one layer, so that embedding and head do not count. Times 
 process.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from _measure import TABLE_HEAD, Row, add_output, write_rows
+from _measure import TABLE_HEAD, Row, benchmark_parser, write_rows
 from torch import Tensor
 
 import hf_ssm
@@ -123,17 +122,15 @@ def rows_of(hidden_size: int, length: int, rows: int, repetitions: int) -> list[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, and write it to --output."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_output(parser)
-    parser.add_argument("--hidden-size", type=int, default=128)
-    parser.add_argument("--length", type=int, default=1024, help="positions of a row")
-    parser.add_argument("--rows", type=int, default=4, help="rows of a step")
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--tiny", action="store_true", help="smaller sizes, for tests")
+    settings = {
+        "length": (1024, "positions of a row"),
+        "rows": (4, "rows of a step"),
+        **{"hidden_size": 128, "repetitions": 7},
+    }
+    tiny = {"hidden_size": 64, "length": 64, "rows": 1, "repetitions": 1}
+    parser = benchmark_parser(__doc__, settings, tiny, "a few minutes on one core")
     options = vars(parser.parse_args(arguments))
-    output, is_tiny = options.pop("output"), options.pop("tiny")
-    if is_tiny:
-        options = {"hidden_size": 64, "length": 64, "rows": 1, "repetitions": 1}
+    output, _ = options.pop("output"), options.pop("tiny")
     rows = rows_of(**options)
     print(TABLE_HEAD, *rows, sep="\n")
     write_rows(output, rows, sizes=options)

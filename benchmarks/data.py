@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, benchmark_parser, check_agreement, race, ratios, write_rows
 
 MODELS = ("S4D", "SSD")
 
@@ -172,26 +172,20 @@ def compare_loading(path: Path, window: int, batch_size: int, hidden_size: int, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabases", type=float, default=500, help="size of the generated file (default: 500)")
-    parser.add_argument("--window", type=int, default=1024, help="default: 1024")
-    parser.add_argument("--batches", type=int, default=200, help="batches that are read (default: 200)")
-    parser.add_argument("--batch-size", type=int, default=32, help="default: 32")
-    parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
-    parser.add_argument("--repetitions", type=int, default=5, help="default: 5")
-    parser.add_argument("--tiny", action="store_true", help="a small file, to check that the script runs")
-    add_output(parser)
-    parser.add_argument(
-        "--folder", type=Path, help="folder of the generated file (default: the system's for temporary files)"
-    )
+    settings = {
+        "megabases": (500.0, "size of the generated file"),
+        "window": 1024,
+        "batches": (200, "batches that are read"),
+        **{"batch_size": 32, "hidden_size": 64, "repetitions": 5},
+    }
+    tiny = {"megabases": 0.02, "window": 64, "batches": 2, "batch_size": 4, "hidden_size": 8, "repetitions": 2}
+    parser = benchmark_parser(__doc__, settings, tiny, "minutes on two cores, and 4 GB of disk")
+    parser.add_argument("--folder", type=Path, help="folder of the generated file (default: that of temporary files)")
     parser.add_argument("--use", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.use:
         print(json.dumps(use(args.use, args.window, args.batches)))
         return
-    if args.tiny:
-        args.megabases, args.window, args.batches, args.batch_size, args.hidden_size = 0.02, 64, 2, 4, 8
-        args.repetitions = 2
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         # Read when `datasets` is imported, by the first section that needs it.
         os.environ["HF_DATASETS_CACHE"] = str(Path(folder) / "cache")

@@ -7,14 +7,12 @@ The script prints a table of ratios, time without cache / time with cache: the m
 range. It fails if the tokens differ.
 """
 
-import argparse
-import platform
 import statistics
 import time
 
 import torch
 import transformers
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, print_environment, write_rows
 
 import hf_ssm
 
@@ -61,22 +59,16 @@ def compare(model: torch.nn.Module, prompt: torch.Tensor, new_tokens: int, repet
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--new-tokens", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=3, help="of all lengths but the longest, which runs once")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
-    args = parser.parse_args()
-    lengths = [4, 8] if args.tiny else sorted(args.new_tokens)
-    models = build_models(8 if args.tiny else args.hidden_size, PROMPT_LENGTH + lengths[-1])
+    settings = {
+        **{"new_tokens": [256, 1024, 4096], "hidden_size": 64, "batch_size": 1},
+        "repetitions": (3, "of all lengths but the longest, which runs once"),
+    }
+    tiny = {"new_tokens": [4, 8], "hidden_size": 8}
+    args = benchmark_parser(__doc__, settings, tiny, "minutes on two cores").parse_args()
+    lengths = sorted(args.new_tokens)
+    models = build_models(args.hidden_size, PROMPT_LENGTH + lengths[-1])
     prompt = torch.randint(0, 64, (args.batch_size, PROMPT_LENGTH))
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; batch {args.batch_size}, hidden size {models['S4D'].config.hidden_size}, "
-        "2 layers\n"
-    )
+    print_environment(f"batch {args.batch_size}, hidden size {args.hidden_size}, 2 layers")
     print("| new tokens | " + " | ".join(models) + " |\n" + "|---" * (1 + len(models)) + "|")
     for model in models.values():
         seconds(model, prompt, 2, use_cache=True)

@@ -10,14 +10,12 @@ prints ratios of the times per token, Lfm2 / Hyena2 (above 1, Hyena2 is faster):
 their range. Run the script with OMP_NUM_THREADS=1: waiting threads count as work.
 """
 
-import argparse
-import platform
 import statistics
 import time
 
 import torch
 import transformers
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, print_environment, write_rows
 
 import hf_ssm
 
@@ -55,22 +53,15 @@ def seconds_per_token(model: torch.nn.Module, prompt: torch.Tensor, count: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[256, 2048], help="lengths of the prompts")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--hidden-size", type=int, default=512)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
-    args = parser.parse_args()
-    if args.tiny:
-        args.prompts, args.new_tokens, args.hidden_size, args.repetitions = [4], 2, 16, 1
+    settings = {
+        "prompts": ([256, 2048], "lengths of the prompts"),
+        **{"new_tokens": 64, "hidden_size": 512, "repetitions": 5},
+    }
+    tiny = {"prompts": [4], "new_tokens": 2, "hidden_size": 16, "repetitions": 1}
+    args = benchmark_parser(__doc__, settings, tiny, "minutes on one core").parse_args()
     models = build_models(args.hidden_size)
-    sizes = ", ".join(f"{name} {sum(p.numel() for p in model.parameters()):,}" for name, model in models.items())
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; hidden size {args.hidden_size}; parameters: {sizes}\n"
-    )
+    sizes = ", ".join(f"{name} {model.num_parameters():,}" for name, model in models.items())
+    print_environment(f"hidden size {args.hidden_size}; parameters: {sizes}")
     print("| prompt | Lfm2 / Hyena2 | range |\n|---|---|---|")
     rows = []
     for length in args.prompts:

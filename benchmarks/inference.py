@@ -9,7 +9,6 @@ one process. The script prints ratios of times, loop / hf_ssm, and the throughpu
 differs by more than 1e-4 of the largest number (float32).
 """
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measure import Call, Row, add_output, check_agreement, race, ratios, write_rows
+from _measure import Call, Row, benchmark_parser, check_agreement, race, ratios, write_rows
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -121,19 +120,14 @@ def compare(contenders: dict[str, Call], repetitions: int) -> tuple[list[float],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=64, help="windows, or variants")
-    parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--repetitions", type=int, default=5)
+    settings = {
+        "items": (64, "windows, or variants"),
+        **{"window": 512, "hidden_size": 64, "models": list(MODELS), "tasks": list(TASKS), "repetitions": 5},
+    }
+    tiny = {"items": 4, "window": 32, "hidden_size": 8, "repetitions": 1}
+    parser = benchmark_parser(__doc__, settings, tiny, "about five minutes on one core")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--tiny", action="store_true", help="a few windows, to check that the script runs")
-    add_output(parser)
     args = parser.parse_args()
-    if args.tiny:
-        args.items, args.window, args.hidden_size, args.repetitions = 4, 32, 8, 1
     letters = random.Random(0)
     text = "".join(letters.choices("ACGT", k=args.items * args.window + 2 * args.window))
     windows = [text[args.window * number :][: args.window] for number in range(args.items)]

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _measure import Row, add_output, check_agreement, write_rows
+from _measure import Row, benchmark_parser, check_agreement, write_rows
 from _memory import _ALLOCATOR, can_measure, measure
 from torch import Tensor
 
@@ -146,22 +146,17 @@ def print_lines(family: str, length: int, rows: Sequence[Row], routes: Sequence[
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="FAMILY")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[65_536], help="default: 65536")
-    parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES, help=f"default: {' '.join(ROUTES)}")
-    parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
-    parser.add_argument("--layers", type=int, default=4, help="default: 4")
-    parser.add_argument("--repetitions", type=int, default=3, help="timed steps of each route (default: 3; 0: memory)")
+    settings = {
+        **{"families": list(FAMILIES), "lengths": [65_536], "routes": list(ROUTES), "hidden_size": 64, "layers": 4},
+        "repetitions": (3, "timed steps of each route; 0: memory"),
+    }
+    tiny = {"lengths": [512], "hidden_size": 8, "layers": 2, "repetitions": 1}
+    parser = benchmark_parser(__doc__, settings, tiny, "some ten minutes on two cores")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.measure:
         return print_peak(json.loads(args.measure))
-    if args.tiny:
-        args.lengths, args.hidden_size, args.layers, args.repetitions = [512], 8, 2, 1
     sizes = {"hidden_size": args.hidden_size, "layers": args.layers, "device": args.device}
     print(f"Hidden size {args.hidden_size}, {args.layers} layers, 256 bytes.\n")
     print(f"| family | tokens | route | {' | '.join(QUANTITIES)} |\n|{'---|' * (3 + len(QUANTITIES))}", flush=True)

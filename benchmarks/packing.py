@@ -8,14 +8,13 @@ of documents in random order and once as packed rows. A ratio is the tokens per 
 of padded batches. Both run alternately in one process and must agree.
 """
 
-import argparse
 import random
 from collections.abc import Sequence
 from functools import partial
 
 import datasets
 import torch
-from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, benchmark_parser, check_agreement, race, ratios, write_rows
 from torch import Tensor
 
 import hf_ssm
@@ -82,16 +81,15 @@ def compare_models(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    settings = {
+        "column": ("sequence", "the column of the sequences"),
+        "longest": (2048, "longer sequences are cut"),
+        "batch_size": (32, "documents of a batch"),
+        **{"batches": 4, "hidden_size": 64, "repetitions": 7},
+    }
+    tiny = {"batch_size": 4, "batches": 2, "hidden_size": 8, "repetitions": 2}
+    parser = benchmark_parser(__doc__, settings, tiny, "minutes on one core")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="csv files")
-    parser.add_argument("--column", default="sequence", help="the column of the sequences (default: sequence)")
-    parser.add_argument("--longest", type=int, default=2048, help="longer sequences are cut (default: 2048)")
-    parser.add_argument("--batch-size", type=int, default=32, help="documents of a batch (default: 32)")
-    parser.add_argument("--batches", type=int, default=4, help="default: 4")
-    parser.add_argument("--hidden-size", type=int, default=64, help="default: 64")
-    parser.add_argument("--repetitions", type=int, default=7, help="default: 7")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
     args = parser.parse_args(argv)
     if not args.tables and not args.tiny:
         parser.error("give at least one table, or --tiny")
@@ -99,8 +97,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     lengths = lengths_of_tables(args.tables, args.column, args.longest) if args.tables else [1, 9, 30, 3, 40, 17, 2, 2]
     random.shuffle(lengths)
-    if args.tiny:
-        args.batch_size, args.batches, args.hidden_size, args.repetitions = 4, 2, 8, 2
     how = {"repetitions": args.repetitions, "turn": 0.0 if args.tiny else 0.1, "tolerance": 1e-4}
     models = build_models(args.hidden_size, args.longest)
     rows = compare_models(models, lengths, args.batch_size, args.batches, **how)

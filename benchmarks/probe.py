@@ -2,7 +2,6 @@
 
     python benchmarks/probe.py                 # some ten minutes on two idle cores
     python benchmarks/probe.py --steps 2       # a minute: only the first two steps of the plain loop, see below
-    python benchmarks/probe.py --evaluators    # the evaluators of `hf_ssm/probes/evaluators` instead of the plain loop
     python benchmarks/probe.py --draws         # the default search: tokens, kept bases, long rows
     python benchmarks/probe.py --tiny          # seconds; the numbers are meaningless
 
@@ -18,15 +17,10 @@ search and of its tests relative to the exact search with one token, the share o
 Jaccard indices of kept bases: of two default searches with different draws, of the default search and an exact search
 with 64 draws, and of two such exact searches, which no search can exceed. Exact searches are left out above
 `--longest-exact` bases. The last line is a search of 1,000 bases.
-
-With `--evaluators`, the script prints the median CPU seconds of three searches: by full passes, with stored states, and
-with stored states and differences.
 """
 
-import argparse
 import copy
 import functools
-import platform
 import statistics
 import tempfile
 import time
@@ -35,15 +29,12 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, print_environment, write_rows
 
 import hf_ssm
 from hf_ssm.data import load_sequences, tokenize
 from hf_ssm.probes import MaskingProbe
-from hf_ssm.probes.evaluators import Evaluator, IncrementalEvaluator, probing
 from hf_ssm.probes.evidence import PASSES
-from hf_ssm.probes.strategies import SearchSettings, search
-from hf_ssm.probes.targets import ProbedSequence, Target
 
 VOCABULARY, MASK, FIRST_LETTER = 12, 3, 7
 # Two candidates may differ by less than the rounding of single precision.
@@ -144,29 +135,6 @@ def value_after(model: torch.nn.Module, ids: torch.Tensor, index: int, masked: l
     return float((logits[0, -1] if logits.dim() == 3 else logits[0]).softmax(-1)[index])
 
 
-class StoredStates(IncrementalEvaluator):
-    """Stored states without differences."""
-
-    def _kernels(self) -> tuple[None, None]:
-        return None, None
-
-
-def compare_evaluators(model: torch.nn.Module, ids: torch.Tensor, index: int, is_causal: bool) -> list[float]:
-    """Median CPU seconds of three exact searches by full passes, with stored states, and with differences."""
-    target = Target("token", index, len(ids), len(ids) - 1) if is_causal else Target("class", index)
-    nothing = torch.zeros(len(ids), dtype=torch.bool)
-    sequence = ProbedSequence(ids, ids, nothing, torch.arange(len(ids)), target)
-    kinds = (Evaluator, StoredStates, IncrementalEvaluator)
-    seconds: list[list[float]] = [[] for _ in kinds]
-    for _ in range(3):
-        for kind, found in zip(kinds, seconds, strict=True):
-            before = clocks()[0]
-            with probing(model):
-                search(kind(model, sequence, torch.full((1, len(ids)), MASK), 16384), SearchSettings())
-            found.append(clocks()[0] - before)
-    return [statistics.median(found) for found in seconds]
-
-
 def train(length: int, tiny: bool) -> tuple[torch.nn.Module, Any, list[tuple[str, set[int]]]]:
     """A Hyena that classifies planted motifs, its tokenizer, and test rows with the motif."""
     sizes = {"num_train": 1200, "num_validation": 20, "num_test": 40}
@@ -219,42 +187,37 @@ def seconds_of_long_row(length: int) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=200)
-    parser.add_argument("--hidden-size", type=int, default=32)
+    settings = {
+        **{"length": 200, "hidden_size": 32, "families": ["S4", "Hyena", "SelectiveSSM"]},
+        "heads": (list(HEADS), "causal model, or pooling"),
+        "lengths": ([60, 200], "of rows with --draws"),
+        "rows": (3, "rows of each length with --draws"),
+        "longest_exact": (100, "longest rows of exact searches with --draws"),
+        "long": (1000, "length of the long row with --draws; 0: none"),
+    }
+    tiny = {"length": 10, "hidden_size": 8, "lengths": [16], "rows": 1, "long": 300}
+    parser = benchmark_parser(__doc__, settings, tiny, "some ten minutes on two idle cores")
     parser.add_argument("--steps", type=int, help="steps of the plain loop, extrapolated to all; default: all")
-    parser.add_argument("--families", nargs="+", default=["S4", "Hyena", "SelectiveSSM"])
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), help="causal model, or pooling")
-    parser.add_argument("--evaluators", action="store_true", help="compare the evaluators instead of the plain loop")
     parser.add_argument("--draws", action="store_true", help="measure the default search instead")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[60, 200], help="of rows with --draws")
-    parser.add_argument("--rows", type=int, default=3, help="rows of each length with --draws")
-    parser.add_argument("--longest-exact", type=int, default=100, help="longest rows of exact searches with --draws")
-    parser.add_argument("--long", type=int, default=1000, help="length of the long row with --draws; 0: none")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
     args = parser.parse_args(argv)
     if args.draws:
         names = ["bases", "tokens / exact search with one token", "in the motif", "Jaccard: two seeds"]
         names += ["with exact, 64 draws", "two exact, 64 draws"]
         print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
-        for length in [16] if args.tiny else args.lengths:
-            numbers = compare_draws(length, 1 if args.tiny else args.rows, length <= args.longest_exact, args.tiny)
+        for length in args.lengths:
+            numbers = compare_draws(length, args.rows, length <= args.longest_exact, args.tiny)
             cells = [f"{number:.2f}" for number in numbers]
             print(f"| {' | '.join([str(length), *cells, *[''] * (len(names) - 1 - len(cells))])} |", flush=True)
-        length = 300 if args.tiny else args.long
+        length = args.long
         if length:
             passes, seconds = seconds_of_long_row(length)
             share = passes / (length * (length + 1) / 2 + 1)
             print(f"\n{length} bases: {share:.2f} times the exact search with one token, {seconds:.1f} CPU seconds")
         return
-    length, hidden = (10, 8) if args.tiny else (args.length, args.hidden_size)
+    length, hidden = args.length, args.hidden_size
     loop = "whole" if args.steps is None else f"extrapolated from {args.steps} steps"
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; length {length}, hidden size {hidden}, 2 layers; plain loop {loop}\n"
-    )
-    names = ["full passes", "stored states", "differences"] if args.evaluators else ["CPU time", "wall time", "tokens"]
+    print_environment(f"length {length}, hidden size {hidden}, 2 layers; plain loop {loop}")
+    names = ["CPU time", "wall time", "tokens"]
     print(f"| family | reads | {' | '.join(names)} |\n" + "|---" * 5 + "|")
     rows = []
     for family in args.families:
@@ -262,12 +225,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             model = build_model(family, head, hidden, length + 1)
             ids = torch.randint(FIRST_LETTER, VOCABULARY, (length,))
             index, is_causal = FIRST_LETTER if head == "causal" else 1, head == "causal"
-            if args.evaluators:
-                found = compare_evaluators(model, ids, index, is_causal)
-            else:
-                found = compare(model, ids, index, is_causal, args.steps or length)
+            found = compare(model, ids, index, is_causal, args.steps or length)
             print(
-                f"| {family} | {head} | " + " | ".join(f"{number:.{1 + args.evaluators}f}" for number in found) + " |",
+                f"| {family} | {head} | " + " | ".join(f"{number:.1f}" for number in found) + " |",
                 flush=True,
             )
             rows += [Row(family, head, name, [number]) for name, number in zip(names, found, strict=True)]

@@ -9,14 +9,13 @@ the tokens that the model reads and of time. It fails if a score differs by more
 of the largest score.
 """
 
-import argparse
 import random
 import time
 
 import numpy as np
 import pyarrow as pa
 import torch
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, write_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_ssm
@@ -87,19 +86,14 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bases", type=int, default=1000)
-    parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--horizon", type=int, nargs="+", default=[128])
-    parser.add_argument("--hidden-size", type=int, default=64)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    settings = {
+        **{"bases": 1000, "window": 1024, "horizon": [128], "hidden_size": 64},
+        **{"models": list(MODELS), "repetitions": 3},
+    }
+    tiny = {"bases": 20, "window": 16, "horizon": [4], "hidden_size": 8, "repetitions": 1}
+    parser = benchmark_parser(__doc__, settings, tiny, "about fifteen minutes on one core")
     parser.add_argument("--float64", action="store_true", help="compare in double precision")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="a few bases, to check that the script runs")
-    add_output(parser)
     args = parser.parse_args()
-    if args.tiny:
-        args.bases, args.window, args.horizon, args.hidden_size, args.repetitions = 20, 16, [4], 8, 1
     flank = max(args.window, *args.horizon)
     text = "".join(random.Random(0).choices("ACGT", k=args.bases + 2 * flank))
     region = range(flank, flank + args.bases)

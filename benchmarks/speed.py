@@ -11,7 +11,6 @@ avoided), the ratio is the time of hf_ssm divided by the floor. On a CUDA device
 times are printed too.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,11 +18,10 @@ from typing import Any
 import torch
 import transformers
 from _contests import AUTOGRAD_FFT, CONTESTS, LISTING, MAMBAPY, OURS, TRANSFORMERS, Contest
-from _measure import TABLE_HEAD, Row, add_output, check_agreement, describe_machine, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, benchmark_parser, check_agreement, describe_machine, race, ratios, write_rows
 from _memory import can_measure, measure, measure_apart
 from _peers import MAMBAPY_MISSING, has_mambapy
 
-SECTIONS = ("scan", "training", "decoding", "ssd", "mamba2", "decoding2", "lti", "convolution", "growth", "long")
 FAMILIES = ("selective", "S4D", "Hyena")
 Sizes = Mapping[str, Any]
 
@@ -204,32 +202,19 @@ def long(bench: Bench) -> None:
         bench.add(Row("long", what, "peak memory of the process", [peak["total"] / 1e6], "MB"))
 
 
-RUN: dict[str, Callable[[Bench], None]] = {
-    "scan": scan,
-    "training": training,
-    "decoding": decoding,
-    "ssd": ssd,
-    "mamba2": mamba2,
-    "decoding2": decoding2,
-    "lti": lti,
-    "convolution": convolution,
-    "growth": growth,
-    "long": long,
-}
+RUN = {run.__name__: run for run in (scan, training, decoding, ssd, mamba2, decoding2, lti, convolution, growth, long)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="section", help=f"one of {', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--repetitions", type=int, default=9, help="of all but the slowest contests (default 9)")
-    add_output(parser)
+    settings = {"repetitions": (9, "of all but the slowest contests")}
+    parser = benchmark_parser(__doc__, settings, {}, "minutes for each section on two cores")
+    parser.add_argument("sections", nargs="*", metavar="section", help=f"one of {', '.join(RUN)}; default: all")
     parser.add_argument("--threads", type=int, help="default: chosen by torch")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if available")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
     args = parser.parse_args(argv)
-    unknown = [name for name in args.sections if name not in SECTIONS]
+    unknown = [name for name in args.sections if name not in RUN]
     if unknown:
-        parser.error(f"unknown section {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
+        parser.error(f"unknown section {', '.join(unknown)}: choose from {', '.join(RUN)}")
     if args.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, got {args.repetitions}")
     if args.threads:
@@ -247,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not can_measure(device):
         print("Peak memory is omitted: it can be measured on Linux and on CUDA only.")
     bench = Bench(device, args.repetitions, args.tiny, lambda row: print(row, flush=True))
-    for section in args.sections or SECTIONS:
+    for section in args.sections or RUN:
         print(f"\n{section}\n\n{TABLE_HEAD}", flush=True)
         RUN[section](bench)
         if args.output:

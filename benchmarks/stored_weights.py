@@ -8,13 +8,12 @@ models of a size run alternately in one process. The errors are those of the log
 largest logit of the float32 model. The weights are random: trained models have other errors.
 """
 
-import argparse
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from _measure import TABLE_HEAD, Row, add_output, check_agreement, race, ratios, write_rows
+from _measure import TABLE_HEAD, Row, benchmark_parser, check_agreement, race, ratios, write_rows
 
 import hf_ssm
 
@@ -65,11 +64,7 @@ def compare(name: str, hidden: int, layers: int, tokens: int, repetitions: int, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=7, help="default: 7")
-    add_output(parser)
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that the script runs")
-    args = parser.parse_args(argv)
+    args = benchmark_parser(__doc__, {"repetitions": 7}, {}, "minutes on one core").parse_args(argv)
     tokens, repetitions, turn = (4, 2, 0.0) if args.tiny else (256, args.repetitions, 0.1)
     print(TABLE_HEAD)
     rows = []

@@ -10,15 +10,13 @@ CPU time (which other programs on the machine affect less).
 Liu & Li 2024 (Table 2, grayscale CIFAR) train 1.10 times as long with their regulariser.
 """
 
-import argparse
-import platform
 import statistics
 import time
 from collections.abc import Sequence
 
 import torch
 import transformers
-from _measure import Row, add_output, write_rows
+from _measure import Row, benchmark_parser, print_environment, write_rows
 
 import hf_ssm
 
@@ -79,21 +77,15 @@ def cell(ratios: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 16384])
-    parser.add_argument("--hidden-size", type=int, default=128)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=40, help="at the shortest length; fewer at longer ones")
-    parser.add_argument("--tiny", action="store_true", help="a few tokens, to check that the script runs")
-    add_output(parser)
-    args = parser.parse_args(argv)
-    lengths = [16, 32] if args.tiny else sorted(args.lengths)
-    hidden, repetitions = (8, 4) if args.tiny else (args.hidden_size, args.repetitions)
+    settings = {
+        **{"lengths": [1024, 16384], "hidden_size": 128, "batch_size": 16},
+        "repetitions": (40, "at the shortest length; fewer at longer ones"),
+    }
+    tiny = {"lengths": [16, 32], "hidden_size": 8, "repetitions": 4}
+    args = benchmark_parser(__doc__, settings, tiny, "about ten minutes on two cores").parse_args(argv)
+    lengths, hidden, repetitions = sorted(args.lengths), args.hidden_size, args.repetitions
     models = build_models(hidden, lengths[-1])
-    print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; batch {args.batch_size}, hidden size {hidden}, 2 layers\n"
-    )
+    print_environment(f"batch {args.batch_size}, hidden size {hidden}, 2 layers")
     print("| model | length | wall time | CPU time | repetitions |\n" + "|---" * 5 + "|")
     rows = []
     for length in lengths:

@@ -4,17 +4,21 @@ import argparse
 import json
 import re
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PrinterCallback
 
 import hf_ssm
 
 if TYPE_CHECKING:
     from hf_ssm.training import SSMTrainingArguments
+    from hf_ssm.training.run import RunResult
 
 
 class _Markdown(argparse.Action):
@@ -25,17 +29,55 @@ class _Markdown(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Replace settings by those of `--tiny`, or print the cost of the full run before it starts."""
+
+    tiny: Mapping[str, Any]
+    cost: str
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        options = super().parse_args(args, namespace)
+        if options.tiny:
+            vars(options).update(self.tiny)
+        elif self.cost:
+            print(f"Cost with the default settings: {self.cost}.\n", flush=True)
+        return options
+
+
 def experiment_parser(
-    description: str, show: Callable[[dict[str, Any]], object] | None = None
+    description: str,
+    show: Callable[[dict[str, Any]], object] | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    tiny: Mapping[str, Any] = MappingProxyType({}),
+    cost: str = "",
 ) -> argparse.ArgumentParser:
-    """A parser with the options of all experiments; `show` prints the tables of a file of results, for `--markdown`."""
-    parser = argparse.ArgumentParser(description=description)
+    """Build a parser with the options of all experiments, and an option for each setting.
+
+    Args:
+        description: Docstring of the script.
+        show: Prints the tables of a file of results, for `--markdown`.
+        settings: Name and default of each setting, or a pair of default and help. A list becomes an option of several
+            values, which a list of names limits to these names.
+        tiny: Values of settings with `--tiny`.
+        cost: Time and machine of a run with the default settings, printed before it starts.
+    """
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.tiny, parser.cost = tiny, cost
     if show is not None:
         what = "print the tables of a file of --output, and end"
         add = parser.add_argument
         add("--markdown", metavar="FILE", type=Path, action=_Markdown, const=show, default=argparse.SUPPRESS, help=what)
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     parser.add_argument("--tiny", action="store_true", help="a setting for tests, of a few seconds")
+    for name, value in settings.items():
+        default, what = value if isinstance(value, tuple) else (value, "")
+        options: dict[str, Any] = {"default": default, "help": f"{what} (default: %(default)s)".strip()}
+        if isinstance(default, list):
+            options |= {"nargs": "+", "type": type(default[0])}
+            options |= {"choices": default} if isinstance(default[0], str) else {}
+        else:
+            options["type"] = type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
     return parser
 
 
@@ -51,8 +93,64 @@ def quiet_training(folder: str, **options: Any) -> "SSMTrainingArguments":
         "disable_tqdm": True,
         "report_to": "none",
         "use_cpu": True,
+        "dataloader_pin_memory": False,
     }
     return SSMTrainingArguments(output_dir=folder, **(defaults | options))
+
+
+def fit(model: Any, rows: Any, trainer_options: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Any:
+    """Train a model in place with `quiet_training(**options)`; return its trainer.
+
+    Args:
+        model: The model.
+        rows: Training rows.
+        trainer_options: Further arguments of the trainer; `trainer_class` is another class than `SSMTrainer`.
+        options: Training arguments.
+    """
+    from hf_ssm.training import SSMTrainer
+
+    others = dict(trainer_options)
+    trainer_class = others.pop("trainer_class", SSMTrainer)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_class(model=model, args=quiet_training(folder, **options), train_dataset=rows, **others)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    model.eval()
+    return trainer
+
+
+def fit_stream(
+    model: Any,
+    draw: Callable[[float], Mapping[str, Any]],
+    steps: int,
+    learning_rate: float,
+    cooldown: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> None:
+    """Train a model in place on batches that `draw` makes from the share of the steps that are done.
+
+    AdamW without weight decay, gradients clipped to the norm 1; the rate rises over the first twentieth of the steps
+    and falls to 0 over the last share `cooldown`.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=betas, weight_decay=0.0)
+    model.train()
+    for step in range(steps):
+        done = step / steps
+        optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, 20 * done, (1 - done) / cooldown)
+        model(**draw(done)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def train_settings(*sections: Mapping[str, Any]) -> "RunResult":
+    """Train as `hf-ssm train` does with these settings, in a temporary folder."""
+    from hf_ssm.training.run import train
+    from hf_ssm.training.settings import resolve
+
+    with tempfile.TemporaryDirectory() as folder:
+        return train(resolve(*sections), Path(folder))
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
@@ -87,9 +185,12 @@ def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
     """Write results, arguments and versions to the file of `--output`, if given."""
     if args.output is None:
         return
-    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
-    content = {"arguments": arguments, **environment(), **results}
-    write_json(args.output, content)
+    arguments = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+        if name not in ("output", "picture")
+    }
+    write_json(args.output, {"arguments": arguments, **environment(), **results})
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

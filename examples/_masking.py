@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "s4": {"family": "s4", "state_size": 32},
     "selective": {"family": "selective"},
 }
+COST = "a training of half a minute for each family and task, and the probes"
 PLANTED = "planted"
 # Tables of `--data`; the classifiers read the bases in the middle of a row.
 TABLES = {
@@ -55,24 +56,23 @@ class Case(NamedTuple):
     other_target: Any
 
 
-def masking_parser(description: str, show: Callable[[dict[str, Any]], object]) -> argparse.ArgumentParser:
-    """Options of all masking experiments."""
+def masking_parser(
+    description: str,
+    show: Callable[[dict[str, Any]], object],
+    settings: dict[str, Any] = {},  # noqa: B006
+) -> argparse.ArgumentParser:
+    """Options of all masking experiments, and further settings."""
     logging.set_verbosity_error()
-    parser = experiment_parser(description, show)
-    parser.add_argument("--data", default="data", help="folder of the tables of get_data.py (default: %(default)s)")
-    parser.add_argument("--folder", default="runs/masking", help="folder of models (default: %(default)s)")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--draws", type=int, default=16, help="number of draws (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=5, help="sequences to probe (default: %(default)s)")
-    parser.add_argument("--nulls", type=int, default=2, help="of them in an untrained copy (default: %(default)s)")
-    return parser
-
-
-def shrunk(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with small numbers for `--tiny`."""
-    if args.tiny:
-        args.draws, args.rows, args.nulls = 2, 2, 2
-    return args
+    common = {
+        "data": ("data", "folder of the tables of get_data.py"),
+        "folder": ("runs/masking", "folder of models"),
+        "families": list(FAMILIES),
+        "draws": (16, "number of draws"),
+        "rows": (5, "sequences to probe"),
+        "nulls": (2, "of them in an untrained copy"),
+    }
+    tiny = {"draws": 2, "rows": 2, "nulls": 2}
+    return experiment_parser(description, show, common | settings, tiny, COST)
 
 
 def cropped(source: Path, target: Path, length: int | None = None, label: str | None = None) -> str:

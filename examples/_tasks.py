@@ -3,9 +3,9 @@
 Nishikawa & Suzuki 2025 show that gated convolutions match attention on all but the last. Their important positions are
 fixed (`smooth_function`), determined by the tokens (`induction_heads`, `selective_copying`, `smooth_function` with
 `piecewise`), or determined by the last token (`associative_recall`, `in_context_neighbours`, `smooth_function` with
-`importance="similarity"`); the column `important_positions` has them. All generators take the rows per split
-(`num_train`, `num_validation`, `num_test`; 0 omits a split) and a random `seed`. The rows of a split do not depend on
-the sizes of the other splits.
+`importance="similarity"`); the column `important_positions` has them. All generators take a random `seed` and the rows
+per split, which do not depend on those of the other splits: `num_train` (4,000 by default), `num_validation` (500) and
+`num_test` (1,000); 0 omits a split.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +27,10 @@ Row = dict[str, Any]
 
 
 def associative_recall(
-    num_train: int = 4000,
-    num_validation: int = 500,
-    num_test: int = 1000,
     num_pairs: int = 8,
     num_values: int = 8,
     seed: int = 0,
+    **sizes: int,
 ) -> DatasetDict:
     """Key-value pairs followed by a query key, whose value is the label.
 
@@ -61,16 +59,14 @@ def associative_recall(
             "important_positions": [2 * asked, 2 * asked + 1],
         }
 
-    return _generate(row, (num_train, num_validation, num_test), seed, _classes(num_values), "associative recall")
+    return _generate(row, sizes, seed, _classes(num_values), "associative recall")
 
 
 def induction_heads(
-    num_train: int = 4000,
-    num_validation: int = 500,
-    num_test: int = 1000,
     length: int = 64,
     num_values: int = 16,
     seed: int = 0,
+    **sizes: int,
 ) -> DatasetDict:
     """Random tokens with a marker among them and at the end; the label is the token after the first marker.
 
@@ -96,17 +92,15 @@ def induction_heads(
             "important_positions": [first, first + 1],
         }
 
-    return _generate(row, (num_train, num_validation, num_test), seed, _classes(num_values), "induction heads")
+    return _generate(row, sizes, seed, _classes(num_values), "induction heads")
 
 
 def selective_copying(
-    num_train: int = 4000,
-    num_validation: int = 500,
-    num_test: int = 1000,
     length: int = 64,
     num_tokens: int = 8,
     num_values: int = 8,
     seed: int = 0,
+    **sizes: int,
 ) -> DatasetDict:
     """Tokens scattered in noise, followed by as many blanks, whose labels are the tokens in order.
 
@@ -135,13 +129,10 @@ def selective_copying(
         }
 
     features = {"label": List(Value("int64"))}
-    return _generate(row, (num_train, num_validation, num_test), seed, features, "selective copying")
+    return _generate(row, sizes, seed, features, "selective copying")
 
 
 def smooth_function(
-    num_train: int = 4000,
-    num_validation: int = 500,
-    num_test: int = 1000,
     length: int = 64,
     num_important: int = 4,
     smoothness: float = 0.5,
@@ -150,6 +141,7 @@ def smooth_function(
     octaves: int = 1,
     decay: float = 1.0,
     seed: int = 0,
+    **sizes: int,
 ) -> DatasetDict:
     """A smooth function of a few important numbers among many.
 
@@ -203,16 +195,14 @@ def smooth_function(
 
     features = {"sequence": List(List(Value("float32"), length=2)), "label": Value("float32")}
     name = "piecewise smooth function" if piecewise else "smooth function"
-    return _generate(row, (num_train, num_validation, num_test), seed, features, name)
+    return _generate(row, sizes, seed, features, name)
 
 
 def in_context_neighbours(
-    num_train: int = 4000,
-    num_validation: int = 500,
-    num_test: int = 1000,
     num_pairs: int = 16,
     num_neighbours: int = 3,
     seed: int = 0,
+    **sizes: int,
 ) -> DatasetDict:
     """Pairs of a key and a number, then a query: the label is the mean number of the keys nearest to the query.
 
@@ -245,7 +235,7 @@ def in_context_neighbours(
         }
 
     features = {"sequence": List(List(Value("float32"), length=2)), "label": Value("float32")}
-    return _generate(row, (num_train, num_validation, num_test), seed, features, "in-context neighbours")
+    return _generate(row, sizes, seed, features, "in-context neighbours")
 
 
 def sparse_majority(
@@ -294,7 +284,7 @@ def _classes(count: int) -> dict[str, Any]:
 
 def _generate(
     row: Callable[[np.random.Generator], Row],
-    sizes: tuple[int, int, int],
+    sizes: Mapping[str, int],
     seed: int,
     features: Mapping[str, Any],
     name: str,
@@ -308,4 +298,5 @@ def _generate(
     columns = Features({"sequence": Value("string"), "important_positions": List(Value("int32")), **features})
     # The first stream is shared by all splits (`smooth_function`).
     _, *streams = np.random.SeedSequence(seed).spawn(4)
-    return generated(sizes, streams, columns_of, columns, f"The rows are generated: {name}, seed {seed}.")
+    counts = tuple(({"num_train": 4000, "num_validation": 500, "num_test": 1000} | dict(sizes)).values())
+    return generated(counts, streams, columns_of, columns, f"The rows are generated: {name}, seed {seed}.")

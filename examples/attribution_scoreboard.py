@@ -24,25 +24,26 @@ Each method then orders the tokens of test rows that are predicted with a probab
   afterwards is not counted.
 
 Gradient methods run with several numbers of steps, among them those with the passes of `one_shot` and of `exact`.
-Interrupted runs continue: the folder keeps the measures of each model.
+Interrupted runs continue from `--output`.
 
     python examples/attribution_scoreboard.py --output examples/results/attribution_scoreboard.json \
         --picture docs/assets/attribution_scoreboard.png
 """
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _resume import stored_results
 from _tasks import smooth_function
 from torch import Tensor
 from torch.nn import functional as F
@@ -251,26 +252,14 @@ def chosen_rows(model: Any, task: str, rows: Rows, count: int, least: float) -> 
 
 
 def run(task: str, name: str, seed: int, splits: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Train and measure one model, or read its measures from the folder."""
-    file = Path(args.folder) / f"{task}_{name}_{seed}.json"
-    settings = {key: value for key, value in vars(args).items() if key not in NOT_SETTINGS}
-    if file.is_file():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["settings"] != settings:
-            raise SystemExit(f"{str(file)!r} has other settings: use another --folder.")
-        return content
+    """Train and measure one model."""
     tokenizer, rows = splits
     set_seed(seed)
     model = build(name, tokenizer, args)
     training = train(model, task, rows, tokenizer.mask_token_id, args)
     chosen = chosen_rows(model.eval(), task, rows[-1], args.sequences, 0.0 if args.tiny else LEAST_PROBABILITY)
-    content = {"settings": settings, "task": task, "model": name, "seed": seed, "sequences": len(chosen.ids)}
-    content |= {"training": training, "methods": measured(model, tokenizer, chosen, args)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
-    return content
+    content = {"task": task, "model": name, "seed": seed, "sequences": len(chosen.ids), "training": training}
+    return content | {"methods": measured(model, tokenizer, chosen, args)}
 
 
 def averages(runs: Sequence[dict[str, Any]], task: str, number: int, measure: str) -> list[float]:
@@ -316,8 +305,9 @@ def draw_panel(axes: Any, runs: Sequence[dict[str, Any]], task: str, measure: st
         axes.errorbar(passes, means, spread, capsize=2, linestyle=style.LINE_STYLES[(index - 1) % 4], **look)
 
 
-def report(runs: Sequence[dict[str, Any]]) -> None:
+def show(content: dict[str, Any]) -> None:
     """Print the measures of all settings."""
+    runs = content["runs"]
     for task in dict.fromkeys(one["task"] for one in runs):
         print(f"\n{task}: mean ± standard deviation over seeds of the mean over models")
         settings = next(one for one in runs if one["task"] == task)["methods"]
@@ -330,58 +320,60 @@ def report(runs: Sequence[dict[str, Any]]) -> None:
         print_table(["method", "passes", *MEASURES], rows)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report(content["runs"]))
-    add = parser.add_argument
-    add("--picture", type=Path, help="write the figure to this file (needs matplotlib)")
-    add("--folder", default="runs/attribution_scoreboard", help="measures of each model (default: %(default)s)")
-    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    add("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    add("--seeds", type=int, default=3, help="seeds of data, weights and selection (default: %(default)s)")
-    add("--sequences", type=int, default=10, help="test rows of each model (default: %(default)s)")
-    add("--rows", type=int, nargs=3, default=[6000, 300, 300], help="rows of training, validation and test")
-    add("--motif-row", type=int, default=32, help="length of the rows with motifs (default: %(default)s)")
-    add("--motif", type=int, default=6, help="letters of the motif (default: %(default)s)")
-    add("--smooth-row", type=int, default=20, help="length of the rows of the function (default: %(default)s)")
-    add("--hidden-size", type=int, default=32)
-    add("--layers", type=int, default=2)
-    add("--steps", type=int, default=1000, help="largest number of training steps (default: %(default)s)")
-    add("--check-every", type=int, default=50, help="steps between two checks (default: %(default)s)")
-    add("--accuracy", type=float, default=0.97, help="at which training stops (default: %(default)s)")
-    add("--batch-size", type=int, default=64)
-    add("--learning-rate", type=float, default=3e-3)
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.seeds, args.sequences, args.rows, args.steps, args.check_every = 1, 2, [40, 16, 16], 4, 1
-        args.motif_row, args.motif, args.smooth_row, args.hidden_size, args.layers = 12, 4, 6, 16, 1
-    return args
+OPTIONS: dict[str, Any] = {
+    "tasks": list(TASKS),
+    "models": list(MODELS),
+    "seeds": (3, "seeds of data, weights and selection"),
+    "sequences": (10, "test rows of each model"),
+    "motif_row": (32, "length of the rows with motifs"),
+    "motif": (6, "letters of the motif"),
+    "smooth_row": (20, "length of the rows of the function"),
+    "steps": (1000, "largest number of training steps"),
+    "check_every": (50, "steps between two checks"),
+    "accuracy": (0.97, "at which training stops"),
+    **{"hidden_size": 32, "layers": 2, "batch_size": 64, "learning_rate": 3e-3},
+}
+TINY = {
+    **{"seeds": 1, "sequences": 2, "rows": [40, 16, 16], "steps": 4, "check_every": 1},
+    **{"motif_row": 12, "motif": 4, "smooth_row": 6, "hidden_size": 16, "layers": 1},
+}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = experiment_parser(__doc__, show, OPTIONS, TINY, "36 trainings, 6 minutes, and their attributions")
+    parser.add_argument("--picture", type=Path, help="write the figure to this file (needs matplotlib)")
+    parser.add_argument("--rows", type=int, nargs=3, default=[6000, 300, 300], help="of training, validation and test")
+    return parser.parse_args(argv)
 
 
 # Options that do not change the measures of a model.
-NOT_SETTINGS = ("output", "picture", "folder", "tasks", "models", "seeds")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and measure all models, print the measures, and write results and figure."""
-    argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
-    runs = []
-    for seed in range(args.seeds):
-        for task in args.tasks:
-            splits = (motif_rows if task == "motif" else smooth_rows)(seed, args)
-            for name in args.models:
-                runs.append(run(task, name, seed, splits, args))
-                found = runs[-1]["training"]
-                print(
-                    f"{task}, seed {seed}, {name}: test accuracy {found['accuracy']:.3f}, with masks "
-                    f"{found['masked_accuracy']:.3f}, {found['steps']} steps, {found['seconds']:.0f} s",
-                    flush=True,
-                )
-    report(runs)
+    words = ["python", "examples/attribution_scoreboard.py", *(sys.argv[1:] if argv is None else argv)]
+    plans = ("output", "picture", "tasks", "models", "seeds")
+    runs = stored_results(args, [name for name in vars(args) if name not in plans]).get("runs", [])
+    for seed, task in product(range(args.seeds), args.tasks):
+        missing = [name for name in args.models if (task, name, seed) not in map(key_of, runs)]
+        splits = (motif_rows if task == "motif" else smooth_rows)(seed, args) if missing else None
+        for name in missing:
+            runs.append(run(task, name, seed, splits, args))
+            found = runs[-1]["training"]
+            print(
+                f"{task}, seed {seed}, {name}: test accuracy {found['accuracy']:.3f}, with masks "
+                f"{found['masked_accuracy']:.3f}, {found['steps']} steps, {found['seconds']:.0f} s",
+                flush=True,
+            )
+            write_results(args, {"command": shlex.join(words), "runs": runs})
+    show({"runs": runs})
     if args.picture is not None:
         draw(runs, args.picture)
-    kept = [{key: value for key, value in one.items() if key != "settings"} for one in runs]
-    write_results(args, {"command": shlex.join(["python", "examples/attribution_scoreboard.py", *argv]), "runs": kept})
+
+
+def key_of(run: dict[str, Any]) -> tuple[str, str, int]:
+    return run["task"], run["model"], run["seed"]
 
 
 if __name__ == "__main__":

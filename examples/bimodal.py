@@ -15,12 +15,11 @@ eq. (7) diverges for β = 2 unless ξ = 5.2, and the paper does not give its ran
 (trapezoidal rule, 64 nodes per 2π). The paper does not give its starts either; here they are all integers between the
 modes. The flow of eq. (9) is not the gradient flow of a loss: it isolates the statement of the theorem about w.
 
-Needs scipy (the extra `test`), and matplotlib for the picture.
+Needs scipy (the extra `test`).
 
-    python examples/bimodal.py --output examples/results/bimodal.json --picture bimodal.png
+    python examples/bimodal.py --output examples/results/bimodal.json
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from _experiment import experiment_parser, print_table, write_results
 from scipy.integrate import solve_ivp
 
 from hf_ssm.ops.sobolev import sobolev_response
-from hf_ssm.plotting.style import GREY, PALETTE, figure_style, finish_figure, new_figure
 
 TIME_STEP = 1 / 32  # of a sampled signal whose Nyquist frequency is the highest frequency, 32π
 SPACING = 2 * np.pi / 64  # of the frequencies; far below the width of a mode, and the ripple ends on a node
@@ -41,7 +39,7 @@ START_HEIGHT = 3.0
 END_TIME = 1e13  # all trajectories have converged by then
 PAPER_EDGE = 24.5
 EQUATIONS = {"eq. (7)": (2.0, 2.0), "eq. (9)": (1.0, 0.0)}  # powers of (1 + |s|)^β in the flow of w and of ξ
-COLOURS = {"large": PALETTE[2], "small": PALETTE[3], "neither": "black"}
+PLACES = ("large", "small", "neither")
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def summary(flow: GradientFlow, starts: np.ndarray) -> dict[str, Any]:
     count = Counter(reached)
     stuck = [i for i, name in enumerate(reached) if name == "neither"]
     return {
-        "share": {name: count[name] / len(starts) for name in COLOURS},
+        "share": {name: count[name] / len(starts) for name in PLACES},
         "stuck_from": [float(min(starts[stuck])), float(max(starts[stuck]))] if stuck else None,
         "stuck_at": sorted({(round(float(ends[i][0]), 1) + 0.0, float(f"{ends[i][1]:.3g}")) for i in stuck}),
         "reached": {f"{start:g}": name for start, name in zip(starts, reached, strict=True)},
@@ -192,7 +190,7 @@ def show(content: dict[str, Any]) -> None:
     """Print the end point of each start in the two figures."""
     results, rows = content["figure_3"], []
     for name, found in list(results.items())[: 1 + len(EQUATIONS)]:
-        share = [f"{found['share'][mode_name]:.2f}" for mode_name in COLOURS]
+        share = [f"{found['share'][mode_name]:.2f}" for mode_name in PLACES]
         stuck = "none" if found["stuck_from"] is None else "from {:g} to {:g}".format(*found["stuck_from"])
         places = ", ".join(f"({w:g}, {xi:g})" for w, xi in found["stuck_at"])
         rows.append([name, *share, stuck, places, f"{found['edge']:.2f}"])
@@ -218,44 +216,12 @@ def show(content: dict[str, Any]) -> None:
         print(f"{name}: the share at -75 {'never falls' if rising else 'does not always rise'} with β")
 
 
-@figure_style()
-def draw(path: str, count: int | None) -> None:
-    """The target, and the trajectories of the three flows, as in Figure 3."""
-    figure = new_figure(8, 5.6)
-    first, *others = figure.subplots(2, 2).flat
-    first.semilogy(grid(), np.abs(NOISY.response(grid())), linewidth=0.8)
-    first.set(
-        xlabel="angular frequency s", ylabel="target |F(is)|", title="target: two peaks and noise", xlim=(-80, 80)
-    )
-    flows = [GradientFlow(NOISY), *(GradientFlow(NOISY, 2, name) for name in EQUATIONS)]
-    for axes, flow, name in zip(others, flows, ["L²", *(f"β = 2, {name}" for name in EQUATIONS)], strict=True):
-        for start in starts_between(NOISY, count or 51):
-            path_taken = flow.trajectory(start)
-            axes.plot(*path_taken.T, color=COLOURS[NOISY.reached(path_taken[-1, 0])], linewidth=0.7)
-        peaks = {"color": PALETTE[1], "markersize": 9, "markeredgewidth": 2, "label": "peaks of the target"}
-        axes.plot(NOISY.positions, NOISY.heights, "x", **peaks)
-        axes.set(xlabel="position w of the pole", ylabel="height ξ", yscale="log", xlim=(-60, 60))
-        axes.set_title(f"gradient flow in {name}" if name == "L²" else f"gradient flow with {name}")
-    others[-1].plot([], [], color=GREY, label="trajectories from different starts, coloured by where they end")
-    figure.legend(*others[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    finish_figure(figure, path, "Which peak a trained pole finds, by the norm of the loss")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--picture", help="draw the trajectories into this file")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Print and write the ends of the trajectories."""
-    args = build_parser().parse_args(argv)
+    args = experiment_parser(__doc__, show, cost="1,300 trajectories").parse_args(argv)
     count, tolerance = (3, 25.0) if args.tiny else (None, 0.01)
     results = {"figure_3": noisy_target(count, tolerance), "figure_8": shifted_target(count)}
     show(results)
-    if args.picture is not None:
-        draw(args.picture, count)
     write_results(args, {"paper": {"edge": PAPER_EDGE}, **results})
 
 

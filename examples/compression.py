@@ -16,24 +16,23 @@ Arena; τ is another measure, so that their factor of ten is not what is tested 
 """
 
 import math
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _experiment import experiment_parser, print_table, write_results
+from _experiment import experiment_parser, print_table, train_settings, write_results
 from _resume import stored_results
 from torch import Tensor
 
 from hf_ssm import compress
 from hf_ssm.analysis.recording import sequence_operators
-from hf_ssm.training.run import RunResult, train
-from hf_ssm.training.settings import resolve
+from hf_ssm.training.run import RunResult
 
 FACTORS = (1, 2, 4, 8, 16)
 TASKS: dict[str, dict[str, dict[str, Any]]] = {
@@ -69,22 +68,17 @@ TINY_DATA = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and compress what the file of results lacks, and print the tables."""
-    parser = experiment_parser(__doc__.splitlines()[0], lambda content: print_table(*table_of_sizes(content["runs"])))
-    parser.add_argument("--seeds", type=int, default=2, help="runs of each kind")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
-    parser.add_argument("--images", default=TASKS["sequential MNIST"]["data"]["dataset"], help="images of MNIST")
-    args = parser.parse_args(argv)
+    settings = {"seeds": 2, "tasks": list(TASKS), "images": (TASKS["sequential MNIST"]["data"]["dataset"], "of MNIST")}
+    args = experiment_parser(__doc__, show, settings, cost="20 minutes of processor time").parse_args(argv)
     images = args.images
     # Of a path, only the name is public.
     args.images = Path(images).name
     runs: list[dict[str, Any]] = stored_results(args, ("tiny", "images")).get("runs", [])
-    for seed in range(args.seeds):
-        for task in args.tasks:
-            for kind in KINDS:
-                if not any((run["task"], run["kind"], run["seed"]) == (task, kind, seed) for run in runs):
-                    runs.append(run_one(task, kind, seed, images, args.tiny))
-                    write_results(args, {"runs": runs})
-    print_table(*table_of_sizes(runs))
+    for seed, task, kind in product(range(args.seeds), args.tasks, KINDS):
+        if not any((run["task"], run["kind"], run["seed"]) == (task, kind, seed) for run in runs):
+            runs.append(run_one(task, kind, seed, images, args.tiny))
+            write_results(args, {"runs": runs})
+    show({"runs": runs})
 
 
 def run_one(task: str, kind: str, seed: int, images: str, tiny: bool) -> dict[str, Any]:
@@ -104,8 +98,7 @@ def run_one(task: str, kind: str, seed: int, images: str, tiny: bool) -> dict[st
     if tiny:
         layers += [TINY, {"data": TINY_DATA.get(task, {})}]
     layers.append({"model": KINDS[kind]})
-    with tempfile.TemporaryDirectory() as folder:
-        result = train(resolve(*layers), Path(folder))
+    result = train_settings(*layers)
     batches = test_batches(result)
     run = {"task": task, "kind": kind, "seed": seed, "test_rows": len(result.data.splits["test"])}
     run |= {"tau": {name: sum(values) for name, values in result.tau.items()}}
@@ -135,7 +128,7 @@ def size_of(result: RunResult, factor: int, batches: list[dict[str, Any]]) -> di
     classes = [values.argmax(-1) for values in logits]
     return {
         "state_size": compression.model.config.state_size,
-        "parameters": sum(parameter.numel() for parameter in compression.model.parameters()),
+        "parameters": compression.model.num_parameters(),
         "accuracy": (classes[1] == labels).double().mean().item(),
         "loss": F.cross_entropy(logits[1], labels).item(),
         "agreement": (classes[0] == classes[1]).double().mean().item(),
@@ -216,16 +209,15 @@ def counts_of_words(token_ids: dict[str, Any], length: int = 4) -> dict[str, np.
     }
 
 
-def table_of_sizes(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Mean test accuracy by state size."""
+def show(content: dict[str, Any]) -> None:
+    """Print the mean test accuracy by state size."""
     rows = []
-    for task in dict.fromkeys(run["task"] for run in runs):
-        for kind in KINDS:
-            chosen = [run for run in runs if (run["task"], run["kind"]) == (task, kind)]
-            if chosen:
-                sizes = zip(*([size["accuracy"] for size in run["sizes"]] for run in chosen), strict=True)
-                rows.append([task, kind, *(f"{np.mean(values):.4f}" for values in sizes)])
-    return ["task", "training", *(f"1/{factor}" for factor in FACTORS)], rows
+    for task, kind in product(dict.fromkeys(run["task"] for run in content["runs"]), KINDS):
+        chosen = [run for run in content["runs"] if (run["task"], run["kind"]) == (task, kind)]
+        if chosen:
+            sizes = zip(*([size["accuracy"] for size in run["sizes"]] for run in chosen), strict=True)
+            rows.append([task, kind, *(f"{np.mean(values):.4f}" for values in sizes)])
+    print_table(["task", "training", *(f"1/{factor}" for factor in FACTORS)], rows)
 
 
 if __name__ == "__main__":

@@ -16,19 +16,17 @@ script filters with |s| = j / 10000; here s = ω / Δ, because (2/Δ) tan(ω/2) 
 channels, as in the script; 300 steps of 4 images (there 20 epochs of 162,770), AdamW at 1e-2 (1e-3 for Δ, A, B; the
 script freezes Δ and A), cosine schedule, no weight decay.
 
-Needs scikit-learn with Pillow (the extra `test`), and matplotlib for the picture. With `--more-photographs`, five of
+Needs scikit-learn with Pillow (the extra `test`). With `--more-photographs`, five of
 matplotlib and gradio (the extra `app`) are added, and pieces of all seven take turns. A script that was stopped
 continues from the runs in `--output`.
 
-    python examples/denoising.py --output examples/results/denoising.json --picture denoising.png
+    python examples/denoising.py --output examples/results/denoising.json
     python examples/denoising.py --more-photographs --num-images 2048 \\
         --output examples/results/denoising_photographs.json
 """
 
 import argparse
-import json
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise, product
@@ -37,19 +35,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from _experiment import experiment_parser, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, print_table, write_results
+from _resume import stored_results
 from torch import Tensor
-from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
-from hf_ssm.training import SSMTrainer
 
 SCALES = (0.1, 1.0, 10.0, 100.0)  # α
 ORDERS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # β
 CYCLES = (8, 9, 10, 11, 12)
+OPTIONS: dict[str, Any] = {
+    "rows": (512, "height of an image, four times that of the piece"),
+    "time_step": (1 / 640, "Δ at first"),
+    **{"columns": 32, "state_size": 64, "num_images": 512, "steps": 300, "seeds": 3},
+}
 TINY = {"rows": 16, "columns": 32, "state_size": 4, "steps": 1, "seeds": 1, "num_images": 8}
-SHOWN = ((0.1, -1.0), (1.0, 0.0), (10.0, 0.5), (100.0, 1.0))  # (α, β) in the picture
 # Photographs of other packages: package and file.
 MORE = (
     ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
@@ -64,21 +64,10 @@ PAPER = (
 
 
 def photographs(more: bool = False) -> list[Tensor]:
-    """The two photographs of scikit-learn, each `(427, 640)`, and with `more` those of `MORE`; gray, in [-1, 1].
+    """The two photographs of scikit-learn, each `(427, 640)`, and with `more` those of `MORE`; gray, in [-1, 1]."""
+    from sklearn.datasets import load_sample_images
 
-    Raises:
-        ImportError: A library that ships photographs, or Pillow which reads them, is not installed.
-    """
-    try:
-        from sklearn.datasets import load_sample_images
-
-        images = load_sample_images().images
-    except ImportError as error:
-        raise ImportError(
-            "The photographs come with scikit-learn, which reads them with Pillow: install both, for example by "
-            "`pip install 'hf_ssm[test]'` (in a checkout: `pip install -e '.[test]'`)."
-        ) from error
-    images = [*images, *(more_photographs() if more else ())]
+    images = [*load_sample_images().images, *(more_photographs() if more else ())]
     return [torch.tensor(np.asarray(image)).float().mean(dim=-1) / 127.5 - 1 for image in images]
 
 
@@ -89,13 +78,9 @@ def more_photographs() -> list[np.ndarray]:
     found = []
     for package, place in MORE:
         spec = find_spec(package)  # gradio itself takes seconds to import
-        path = Path(spec.origin).parent / place if spec is not None and spec.origin is not None else Path(place)
-        if not path.is_file():
-            raise ImportError(
-                f"--more-photographs: {package} with {place} is missing: `pip install 'hf_ssm[test,app]'`, or leave "
-                "the option out."
-            )
-        with Image.open(path) as image:
+        if spec is None or spec.origin is None:
+            raise ImportError(f"--more-photographs: {package} is missing: `pip install 'hf_ssm[test,app]'`.")
+        with Image.open(Path(spec.origin).parent / place) as image:
             found.append(np.asarray(image.convert("RGB")))
     return found
 
@@ -107,11 +92,6 @@ def crops(images: Sequence[Tensor], count: int, rows: int, columns: int, seed: i
     for index in range(count):
         image = images[index % len(images)]
         room = (image.shape[0] - rows // 4, image.shape[1] - columns)
-        if min(room) < 0:
-            raise ValueError(
-                f"pieces of {rows // 4} x {columns} do not fit into a photograph of {tuple(image.shape)}: "
-                "lower --rows or --columns"
-            )
         top, left = (int(torch.randint(size + 1, (), generator=generator)) for size in room)
         pieces.append(image[top : top + rows // 4, left : left + columns])
     stretched = torch.nn.functional.interpolate(torch.stack(pieces).unsqueeze(1), size=(rows, columns), mode="bilinear")
@@ -179,20 +159,9 @@ def train(args: argparse.Namespace, images: Tensor, scale: float, order: float, 
     """Train a model to reproduce the images."""
     torch.manual_seed(seed)
     model = build_model(args, scale, order)
-    with tempfile.TemporaryDirectory() as folder:
-        training = quiet_training(
-            folder,
-            max_steps=args.steps,
-            per_device_train_batch_size=4,
-            learning_rate=1e-2,
-            weight_decay=0.0,
-            seed=seed,
-        )
-        data = [{"image": image} for image in images]
-        trainer = SSMTrainer(model, training, train_dataset=data, data_collator=collate)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    return model.eval()
+    options = {"max_steps": args.steps, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "weight_decay": 0.0}
+    fit(model, [{"image": image} for image in images], {"data_collator": collate}, seed=seed, **options)
+    return model
 
 
 @torch.no_grad()
@@ -214,44 +183,6 @@ def exceptions(table: Sequence[Sequence[float]]) -> dict[str, int]:
     across = sum(after >= before for row in table for before, after in pairwise(row))
     down = sum(after >= before for column in zip(*table, strict=True) for before, after in pairwise(column))
     return {"β": across, "α": down}
-
-
-@figure_style()
-def draw(path: str, models: Mapping[tuple[float, float], S4ForSignalRegression], image: Tensor) -> None:
-    """An image with each kind of stripes, and the outputs of the models, as in Figure 4."""
-    rows, columns = image.shape
-    noisy = [image + stripes(rows, columns, horizontal=horizontal)[2] for horizontal in (True, False)]
-    figure = new_figure(8, 3.4)
-    panels = figure.subplots(2, 2 + len(models))
-    for line, given in zip(panels, noisy, strict=True):
-        with torch.no_grad():
-            outputs = {
-                f"α = {scale:g}, β = {order:g}": model(input_values=flatten(given[None])).logits.view(rows, columns)
-                for (scale, order), model in models.items()
-            }
-        for axes, (title, shown) in zip(line, {"image": image, "input": given, **outputs}.items(), strict=True):
-            axes.imshow(shown.numpy(), cmap="gray", vmin=-1, vmax=1, aspect="auto")
-            axes.set(xticks=[], yticks=[])
-            # Two lines, as the panels are narrow.
-            axes.set_title(title.replace(", ", ",\n") if given is noisy[0] else "")
-    for axes, kind in zip(panels[:, 0], ("horizontal", "vertical"), strict=True):
-        axes.set_ylabel(f"{kind} stripes")
-    finish_figure(figure, path, "Removing stripes: outputs of models with other α and β")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report(content["runs"]))
-    parser.add_argument("--rows", type=int, default=512, help="height of an image, four times that of the piece")
-    parser.add_argument("--columns", type=int, default=32)
-    parser.add_argument("--time-step", type=float, default=1 / 640, help="Δ at first")
-    parser.add_argument("--state-size", type=int, default=64)
-    parser.add_argument("--num-images", type=int, default=512, help="images for training")
-    parser.add_argument("--more-photographs", action="store_true", help="seven photographs of three packages")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--picture", help="draw an image with stripes and its outputs into this file")
-    return parser
 
 
 def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
@@ -282,39 +213,22 @@ def report(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train the grid; print and write the ratios with the paper's."""
-    args = build_parser().parse_args(argv)
-    if args.tiny:
-        vars(args).update(TINY)
-    size = args.rows, args.columns
-    images = crops(photographs(args.more_photographs), args.num_images, *size, seed=0)
-    others = crops(photographs(args.more_photographs), 16, *size, seed=1)
-    found = finished_runs(args)
-    shown = {}
+    parser = experiment_parser(
+        __doc__, lambda content: report(content["runs"]), OPTIONS, TINY, "60 trainings of 300 steps"
+    )
+    parser.add_argument("--more-photographs", action="store_true", help="seven photographs of three packages")
+    args = parser.parse_args(argv)
+    images, others = (
+        crops(photographs(args.more_photographs), count, args.rows, args.columns, seed)
+        for seed, count in enumerate((args.num_images, 16))
+    )
+    found: dict[str, Any] = stored_results(args, [*OPTIONS, "more_photographs", "tiny"]).get("runs", {})
     for scale, order in product(SCALES, ORDERS):
         runs = found.setdefault(f"α = {scale:g}, β = {order:g}", [])
-        for seed in range(args.seeds):
-            in_picture = args.picture is not None and seed == 0 and (scale, order) in SHOWN
-            if seed < len(runs) and not in_picture:
-                continue
-            model = train(args, images, scale, order, seed)
-            if seed == len(runs):
-                runs.append(measure(model, others))
-                write_results(args, {"runs": found})
-            if in_picture:
-                shown[scale, order] = model
-    results = report(found)
-    if args.picture is not None:
-        draw(args.picture, shown, others[0])
-    write_results(args, {**results, "runs": found})
-
-
-def finished_runs(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """The runs in the file of `--output`, if it has the same arguments."""
-    if args.output is None or not args.output.is_file():
-        return {}
-    stored = json.loads(args.output.read_text(encoding="utf-8"))
-    arguments = {name: value for name, value in vars(args).items() if name not in ("output", "picture")}
-    return dict(stored["runs"]) if stored["arguments"] == arguments else {}
+        for seed in range(len(runs), args.seeds):
+            runs.append(measure(train(args, images, scale, order, seed), others))
+            write_results(args, {"runs": found})
+    write_results(args, {**report(found), "runs": found})
 
 
 if __name__ == "__main__":

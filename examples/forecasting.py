@@ -25,16 +25,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from torch.utils.data import Dataset
 from transformers import set_seed
 
-from hf_ssm import FlowStateConfig, FlowStateForPrediction, SSMTrainer
+from hf_ssm import FlowStateConfig, FlowStateForPrediction
 from hf_ssm.data.series import Series, read_series
 from hf_ssm.hub.exporting import export
 from hf_ssm.inference.forecast import Forecaster, forecast_scores
 
 DAY = 24
+OPTIONS: dict[str, Any] = {
+    "series": (128, "generated series"),
+    "length": (720, "their values"),
+    "season": (DAY, "of the seasonal-naive forecast"),
+    "seeds": (3, "of weights and order; the first model is kept"),
+    **{"context": 336, "horizon": 48, "patch_length": 24, "hidden_size": 32, "layers": 3, "state_size": 64},
+    **{"decoder_dim": 24, "steps": 600, "batch_size": 16, "learning_rate": 4e-3},
+}
 TINY = {
     **{"series": 4, "length": 120, "context": 48, "horizon": 12, "patch_length": 8, "hidden_size": 8, "layers": 1},
     **{"state_size": 8, "decoder_dim": 8, "steps": 3, "batch_size": 4, "seeds": 1},
@@ -101,16 +109,9 @@ def train_model(args: argparse.Namespace, data: Windows, seed: int) -> Any:
         min_context=args.patch_length,
     )
     model = FlowStateForPrediction(config)
-    options = quiet_training(
-        str(args.folder / "trainer"),
-        max_steps=args.steps,
-        per_device_train_batch_size=args.batch_size,
-        learning_rate=args.learning_rate,
-        warmup_steps=args.steps // 20,
-        seed=seed,
-    )
-    SSMTrainer(model, options, train_dataset=data).train()
-    return model.eval()
+    options = {"per_device_train_batch_size": args.batch_size, "learning_rate": args.learning_rate, "seed": seed}
+    fit(model, data, max_steps=args.steps, warmup_steps=args.steps // 20, **options)
+    return model
 
 
 def evaluate(model: Any, series: Sequence[Series], horizon: int, season: int, scale: float) -> dict[str, Any]:
@@ -166,34 +167,18 @@ def print_results(results: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
-    parser = experiment_parser(str(__doc__).partition("\n")[0], print_results)
+    parser = experiment_parser(__doc__, print_results, OPTIONS, TINY, "2 minutes on one core")
     parser.add_argument("--folder", type=Path, default=Path("runs/forecaster"), help="for the model; must not exist")
     parser.add_argument("--table", type=Path, help="train on its series instead of generated ones")
     parser.add_argument("--value-columns", nargs="+")
     parser.add_argument("--id-column")
     parser.add_argument("--time-column")
-    parser.add_argument("--series", type=int, default=128, help="generated series")
-    parser.add_argument("--length", type=int, default=720, help="their values")
-    parser.add_argument("--season", type=int, default=DAY, help="of the seasonal-naive forecast")
-    parser.add_argument("--context", type=int, default=336)
-    parser.add_argument("--horizon", type=int, default=48)
-    parser.add_argument("--patch-length", type=int, default=24)
-    parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--state-size", type=int, default=64)
-    parser.add_argument("--decoder-dim", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=4e-3)
-    parser.add_argument("--seeds", type=int, default=3, help="of weights and order; the first model is kept")
     args = parser.parse_args(arguments)
-    if args.tiny:
-        vars(args).update(TINY)
     if (args.folder / "model").exists():
         parser.error(f"--folder {args.folder}: it holds a model already, choose another folder")
     results = run(args)
     print_results(results)
-    args.folder, args.table = str(args.folder), args.table and args.table.name
+    args.table = args.table and args.table.name
     write_results(args, results)
 
 

@@ -24,21 +24,19 @@ runs are kept in `--output`, and skipped when the command is started again.
 
 import argparse
 import math
-import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table, quiet_training
+from _experiment import by_seed, experiment_parser, fit, mean_and_deviation, print_table
 from _resume import FinishedRuns
 from _tasks import smooth_function
 from scipy import stats
 from torch import Tensor, nn
-from transformers import EvalPrediction, PrinterCallback, set_seed
+from transformers import EvalPrediction, set_seed
 
-from hf_ssm import HyenaConfig, HyenaForSignalRegression, SSMTrainer
+from hf_ssm import HyenaConfig, HyenaForSignalRegression
 
 TARGETS: dict[str, dict[str, Any]] = {
     "smooth": {"piecewise": False},
@@ -184,39 +182,25 @@ def run(args: argparse.Namespace, target: str, count: int, seed: int) -> dict[st
     set_seed(seed)
     model = build_model(args, args.layers or LAYERS[target], splits["train"][0][:256])
     interval = max(1, args.steps // 20)
-    with tempfile.TemporaryDirectory() as folder:
-        training = quiet_training(
-            folder,
-            max_steps=args.steps,
-            learning_rate=args.learning_rate,
-            warmup_steps=0.1,
-            seed=seed,
-            per_device_train_batch_size=64,
-            per_device_eval_batch_size=500,
-            eval_strategy="steps",
-            eval_steps=interval,
-            save_strategy="steps",
-            save_steps=interval,
-            save_only_model=True,
-            load_best_model_at_end=True,
-            metric_for_best_model="mse",
-            greater_is_better=False,
-        )
-        trainer = SSMTrainer(
-            model,
-            training,
-            train_dataset=datasets["train"],
-            eval_dataset=datasets["validation"],
-            compute_metrics=squared_error,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        error = trainer.evaluate(datasets["test"])["eval_mse"]
+    trainer = fit(
+        model,
+        datasets["train"],
+        {"eval_dataset": datasets["validation"], "compute_metrics": squared_error},
+        max_steps=args.steps,
+        learning_rate=args.learning_rate,
+        warmup_steps=0.1,
+        seed=seed,
+        per_device_train_batch_size=64,
+        per_device_eval_batch_size=500,
+        **{"eval_strategy": "steps", "eval_steps": interval, "save_strategy": "steps", "save_steps": interval},
+        **{"save_only_model": True, "load_best_model_at_end": True},
+        **{"metric_for_best_model": "mse", "greater_is_better": False},
+    )
     return {
-        "error": float(error),
+        "error": float(trainer.evaluate(datasets["test"])["eval_mse"]),
         "linear": linear_error(splits["train"], splits["test"]),
         "constant": (splits["test"][1] - splits["train"][1].mean()).square().mean().item(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": model.num_parameters(),
     }
 
 
@@ -246,14 +230,6 @@ def rates(args: argparse.Namespace, errors: dict[int, list[float]]) -> dict[str,
     return {"slope": float(line.slope), "standard error": float(line.stderr), **exponents}
 
 
-def measure_causes(args: argparse.Namespace, finished: FinishedRuns) -> None:
-    """Train on the easiest target with and without the two changes."""
-    for name, changes in CAUSES.items():
-        steps = {"steps": args.steps} if args.tiny else {}
-        variant = argparse.Namespace(**{**vars(args), **EASIEST, **changes, **steps})
-        finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
-
-
 def show(content: dict[str, Any]) -> None:
     """Print the errors: of the causes, or by target and number of rows, with the slopes."""
     rows = []
@@ -270,47 +246,45 @@ def show(content: dict[str, Any]) -> None:
         print(f"{target}: " + ", ".join(f"{name} {value:.3f}" for name, value in fitted.items()))
 
 
+OPTIONS: dict[str, Any] = {
+    "targets": list(TARGETS),
+    "rows": ([2000, 4000, 8000, 16000, 32000], "numbers n of training rows"),
+    "length": (16, "positions of a row"),
+    "smoothness": (1.0, "a_2 - a_1"),
+    "decay": (1.0, "a_1"),
+    "octaves": (6, "cosines of each number"),
+    "noise": (0.5, "standard deviation of the noise"),
+    "hidden_size": (32, "D"),
+    "depth": (3, "L, linear maps of a ReLU network"),
+    "width": (64, "W"),
+    "window": (16, "U"),
+    "clip": (4.0, "R"),
+    "frequency_scale": (4.0, "4: from 0 to U/2 periods per window"),
+    **{"seeds": 3, "test_rows": 4000, "steps": 3000, "learning_rate": 2e-3},
+}
+TINY = {"rows": [32, 64], "test_rows": 16, "length": 8, "seeds": 1, "hidden_size": 4, "width": 4, "steps": 2}
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = experiment_parser(__doc__.splitlines()[0], show)
+    parser = experiment_parser(__doc__, show, OPTIONS, TINY, "45 trainings of 3,000 steps")
     add = parser.add_argument
-    add("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
-    add("--rows", type=int, nargs="+", default=[2000, 4000, 8000, 16000, 32000], help="numbers n of training rows")
-    add("--seeds", type=int, default=3)
-    add("--test-rows", type=int, default=4000)
-    add("--length", type=int, default=16, help="positions of a row (default: %(default)s)")
-    add("--smoothness", type=float, default=1.0, help="a_2 - a_1 (default: %(default)s)")
-    add("--decay", type=float, default=1.0, help="a_1 (default: %(default)s)")
-    add("--octaves", type=int, default=6, help="cosines of each number (default: %(default)s)")
-    add("--noise", type=float, default=0.5, help="standard deviation of the noise (default: %(default)s)")
     add("--layers", type=int, help="M (default: 1 for smooth, 3 for piecewise smooth targets)")
     add("--causes", action="store_true", help="what frequencies and scales are worth, instead of error against n")
-    add("--hidden-size", type=int, default=32, help="D (default: %(default)s)")
-    add("--depth", type=int, default=3, help="L, linear maps of a ReLU network (default: %(default)s)")
-    add("--width", type=int, default=64, help="W (default: %(default)s)")
-    add("--window", type=int, default=16, help="U (default: %(default)s)")
     add("--inclusive", action="store_true", help="lags 0 to U instead of 0 to U - 1")
-    add("--clip", type=float, default=4.0, help="R (default: %(default)s)")
-    add("--frequency-scale", type=float, default=4.0, help="4: from 0 to U/2 periods per window (default: %(default)s)")
     add("--unit-scale", action=argparse.BooleanOptionalAction, default=True, help="initialise by `unit_scale_`")
-    add("--steps", type=int, default=3000)
-    add("--learning-rate", type=float, default=2e-3)
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.rows, args.test_rows, args.length, args.seeds = [32, 64], 16, 8, 1
-        args.hidden_size, args.width, args.steps = 4, 4, 2
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train on each kind of function with each number of rows and seed, and print the table."""
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse(argv)
     plans = ("output", "targets", "rows", "seeds", "causes", "tiny")
     finished = FinishedRuns(args.output, {name: value for name, value in vars(args).items() if name not in plans})
-    if args.causes:
-        measure_causes(args, finished)
-        show(finished.content)
-        return
-    for target in args.targets:
+    for name, changes in CAUSES.items() if args.causes else ():
+        steps = {"steps": args.steps} if args.tiny else {}
+        variant = argparse.Namespace(**{**vars(args), **EASIEST, **changes, **steps})
+        finished.get(name, partial(run, variant, "smooth", 32 if args.tiny else 4000, 0))
+    for target in [] if args.causes else args.targets:
         errors: dict[int, list[float]] = {}
         for count in args.rows:
             runs = [

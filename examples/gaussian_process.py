@@ -21,7 +21,6 @@ training sequences), both at initialisation, for 12 lengths L; and the training 
     python examples/gaussian_process.py
     python examples/gaussian_process.py --kernel-type s4d
     python examples/gaussian_process.py --table-1-only --seeds 10
-    python examples/gaussian_process.py --picture figure_2.png   # needs matplotlib
     python examples/gaussian_process.py --start-scales
 
 The last command asks why ψ²/√n without rescaling is about twice the paper's. The kernel is linear in B and in C, so
@@ -31,23 +30,20 @@ others do. The command trains without (7) and (8) from smaller C, and from a B t
 public code of S4 limits the imaginary part of its B (`B_clip=2.0` of `nplr`).
 """
 
-import argparse
 import math
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from torch import Tensor
-from transformers import PrinterCallback
 
 from hf_ssm import S4Config, S4ForSignalRegression, SSMTrainer, rescale_init_
 from hf_ssm.modules.roles import parameter_roles
-from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.theory.complexity import generalization_measure, output_bound
 
 SCALES = (1.0, 0.1, 0.01)
@@ -152,14 +148,18 @@ def measure(model: S4ForSignalRegression, length: int, b: float) -> float:
     return generalization_measure(kernel, NUM_TRAIN, ones, variance).item()
 
 
-def decay_as_stored(trainer: SSMTrainer, decay: float) -> None:
-    """AdamW's weight decay on the stored parameters of A."""
-    optimizer = trainer.create_optimizer()
-    roles = parameter_roles(trainer.model)
-    chosen = [parameter for name, parameter in trainer.model.named_parameters() if roles[name].is_state_matrix]
-    for group in optimizer.param_groups:
-        group["params"] = [one for one in group["params"] if all(one is not other for other in chosen)]
-    optimizer.add_param_group({"params": chosen, "lr": DYNAMICS_RATE, "weight_decay": decay})
+class DecayingTrainer(SSMTrainer):
+    """Decay the stored parameters of A by AdamW."""
+
+    def __init__(self, decay: float, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if decay:
+            roles, optimizer = parameter_roles(self.model), self.create_optimizer()
+            stored = {id(value): value for name, value in self.model.named_parameters() if roles[name].is_state_matrix}
+            for group in optimizer.param_groups:
+                group["params"] = [value for value in group["params"] if id(value) not in stored]
+            stored_group = {"params": list(stored.values()), "lr": DYNAMICS_RATE, "weight_decay": decay}
+            optimizer.add_param_group(stored_group)
 
 
 @torch.no_grad()
@@ -182,29 +182,24 @@ def run(
     model = build_model(setting, seed, **flags)
     scale_start(model, start)
     at_start = measure(model, setting.length, b)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = quiet_training(
-            folder,
-            num_train_epochs=setting.epochs,
-            per_device_train_batch_size=NUM_TRAIN,
-            per_device_eval_batch_size=max(NUM_TRAIN, setting.num_test),
-            learning_rate=1e-2,
-            weight_decay=1e-2,
-            dynamics_learning_rate=DYNAMICS_RATE,
-            dynamics_weight_decay=decay,
-            max_grad_norm=0.0,
-            logging_strategy="steps",
-            logging_steps=1,
-            dataloader_pin_memory=False,
-            seed=seed,
-        )
-        trainer = SSMTrainer(model, arguments, train_dataset=rows["train"])
-        trainer.remove_callback(PrinterCallback)
-        if stored_weight_decay:
-            decay_as_stored(trainer, stored_weight_decay)
-        trainer.train()
-        curve = [log.get("task_loss", log["loss"]) for log in trainer.state.log_history if "loss" in log]
-        errors = [trainer.evaluate(rows[name])["eval_loss"] for name in ("train", "test")]
+    trainer = fit(
+        model,
+        rows["train"],
+        {"trainer_class": partial(DecayingTrainer, stored_weight_decay)},
+        num_train_epochs=setting.epochs,
+        per_device_train_batch_size=NUM_TRAIN,
+        per_device_eval_batch_size=max(NUM_TRAIN, setting.num_test),
+        learning_rate=1e-2,
+        weight_decay=1e-2,
+        dynamics_learning_rate=DYNAMICS_RATE,
+        dynamics_weight_decay=decay,
+        max_grad_norm=0.0,
+        logging_strategy="steps",
+        logging_steps=1,
+        seed=seed,
+    )
+    curve = [log.get("task_loss", log["loss"]) for log in trainer.state.log_history if "loss" in log]
+    errors = [trainer.evaluate(rows[name])["eval_loss"] for name in ("train", "test")]
     measures = [*errors, measure(model, setting.length, b)]
     return {**dict(zip(MEASURES, measures, strict=True)), AT_START: at_start, "curve": curve}
 
@@ -262,14 +257,11 @@ def figure_2(setting: Setting, seeds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"lengths": list(setting.lengths)}
     for name, rescale in (("plain", False), ("rescaled", True)):
         for b in SCALES:
-            pairs = [
-                [at_initialisation(setting, length, b, seed, rescale) for seed in range(seeds)]
+            means = [
+                np.mean([at_initialisation(setting, length, b, seed, rescale) for seed in range(seeds)], axis=0)
                 for length in setting.lengths
             ]
-            columns = [
-                [statistics.mean(values) for values in zip(*seeds_of_length, strict=True)] for seeds_of_length in pairs
-            ]
-            outputs, gradients = (list(column) for column in zip(*columns, strict=True))
+            outputs, gradients = np.transpose(means).tolist()
             found[f"{name}, b = {b:g}"] = {"output": outputs, "gradient": gradients}
     return found
 
@@ -351,60 +343,28 @@ def print_figure(figure: dict[str, Any], table_1: dict[str, Any]) -> None:
         )
 
 
-@figure_style()
-def draw(figure: dict[str, Any], table_1: dict[str, Any], path: Path) -> None:
-    """Figure 2 of the paper: three panels, dashed without rescaling."""
-    canvas = new_figure(8, 3.6)
-    panels = canvas.subplots(1, 3)
-    for panel, quantity, title in zip(panels, ("output", "gradient"), ("E|y_L|", "norm of the gradient"), strict=False):
-        for colour, b in enumerate(SCALES):
-            for name, style in (("plain", "--"), ("rescaled", "-")):
-                values = figure[f"{name}, b = {b:g}"][quantity]
-                panel.plot(figure["lengths"], values, style, color=f"C{colour}", label=f"b = {b:g}, {name}")
-        panel.set(xlabel="sequence length L", ylabel=f"{title} at initialisation", yscale="log")
-    for colour, b in enumerate(SCALES):
-        for row, style in (("w/o (7, 8)", "--"), ("w (7)", "-")):
-            name = "plain" if style == "--" else "rescaled"
-            panels[2].plot(table_1[row][f"{b:g}"]["curve"], style, color=f"C{colour}", label=f"b = {b:g}, {name}")
-    panels[2].set(xlabel="epoch", ylabel="training loss (MSE)", yscale="log")
-    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    finish_figure(canvas, path, "Gaussian processes of correlation length b, with and without rescaling")
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--kernel-type", choices=("s4", "s4d"), default="s4", help="S4-LegS (the paper's) or S4D-LegS")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--table-1-only", action="store_true", help="leave Table 12 and Figure 2 out")
-    parser.add_argument("--start-scales", action="store_true", help="only the comparison of initial scales of B and C")
-    parser.add_argument("--picture", help="draw Figure 2 to this file (needs matplotlib)")
-    return parser.parse_args(argv)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run both tables and the figure; print them with the paper's numbers and write the results."""
-    args = parse(argv)
-    setting, seeds, decays = Setting(args.kernel_type), args.seeds, DECAYS
+    cost = "144 trainings of 100 epochs"
+    parser = experiment_parser(__doc__, show, {"seeds": 3}, {"seeds": 1}, cost)
+    parser.add_argument("--kernel-type", choices=("s4", "s4d"), default="s4", help="S4-LegS (the paper's) or S4D-LegS")
+    parser.add_argument("--table-1-only", action="store_true", help="leave Table 12 and Figure 2 out")
+    parser.add_argument("--start-scales", action="store_true", help="only the comparison of initial scales of B and C")
+    args = parser.parse_args(argv)
+    setting, decays = Setting(args.kernel_type), DECAYS
     if args.tiny:
         setting = Setting(args.kernel_type, length=24, num_test=8, epochs=2, state_size=4, lengths=(1, 24))
-        seeds, decays = 1, (1.0,)
+        decays = (1.0,)
     if args.start_scales:
-        results: dict[str, Any] = {"start_scales": start_scales(setting, seeds)}
-        show(results)
-        write_results(args, results)
-        return
-    table_1 = {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_1.items()}
-    results = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}
-    if not args.table_1_only:
+        results: dict[str, Any] = {"start_scales": start_scales(setting, args.seeds)}
+    else:
+        table_1 = {row: run_seeds(setting, args.seeds, **flags) for row, flags in TABLE_1.items()}
+        results = {"paper": {"table_1": PAPER_TABLE_1, "table_12": PAPER_TABLE_12}, "table_1": table_1}
+    if not (args.table_1_only or args.start_scales):
         table_12 = {row: table_1[row] for row in ("w/o (7, 8)", "w (8)")}
-        table_12 |= {row: run_seeds(setting, seeds, **flags) for row, flags in TABLE_12.items()}
-        table_12 |= {row: best_decay(setting, seeds, argument, decays) for row, argument in DECAYED.items()}
-        figure = figure_2(setting, seeds)
-        if args.picture is not None:
-            draw(figure, table_1, Path(args.picture))
-        results |= {"table_12": table_12, "figure_2": figure}
+        table_12 |= {row: run_seeds(setting, args.seeds, **flags) for row, flags in TABLE_12.items()}
+        table_12 |= {row: best_decay(setting, args.seeds, name, decays) for row, name in DECAYED.items()}
+        results |= {"table_12": table_12, "figure_2": figure_2(setting, args.seeds)}
     show(results)
     write_results(args, results)
 

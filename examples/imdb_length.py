@@ -67,11 +67,33 @@ PAPER = {
 }
 # Length from which most reviews are not truncated.
 SETTLED = 300
+OPTIONS: dict[str, Any] = {
+    "dataset": (REVIEWS, "a table with text, label and split, or a Hub id"),
+    "vocabulary": (30_000, "how many words at most, without --tokenizer"),
+    "longest": (1000, "largest T"),
+    "step": (100, "smallest T, and distance of one T to the next"),
+    "seeds": (2, "runs for each T"),
+    **{"epochs": 12, "batch_size": 64, "learning_rate": 1e-2},
+}
+TINY = {
+    **{"rows": 40, "vocabulary": 100, "epochs": 1, "longest": 40, "step": 10, "batch_size": 20, "seeds": 1},
+    "lengths": None,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
-    data = _few(load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0), args.rows)
+    cost = "52 minutes on one thread of a shared machine"
+    parser = experiment_parser(__doc__, show, OPTIONS, TINY, cost)
+    parser.add_argument("--tokenizer", help="a folder or Hub id; default: the words of the training reviews")
+    parser.add_argument("--rows", type=int, help="use only so many training and so many test reviews")
+    parser.add_argument("--lengths", type=int, nargs="+", help="all T, in place of --longest and --step")
+    parser.add_argument("--words", action="store_true", help="also a logistic regression on words for each T")
+    parser.add_argument("--mask-padding", action="store_true", help="read short reviews at their end")
+    args = parser.parse_args(argv)
+    data = load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0)
+    if args.rows is not None:  # random ones, as a data set may be sorted by label
+        for name, split in data.items():
+            data[name] = split.shuffle(seed=0, keep_in_memory=True).select(range(min(args.rows, split.num_rows)))
     tokenizer = load_tokenizer(args.tokenizer, data, args.vocabulary)
     content: dict[str, Any] = {
         "rows": {name: split.num_rows for name, split in data.items()},
@@ -94,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             content["seconds"] += time.perf_counter() - started
             print(f"T = {length}, seed {seed}: {shown} ({content['seconds']:.0f} s)", flush=True)
             write_results(args, content)
-    _print_results(results)
+    show(content)
     if args.words:
         content["words"] = count_words(data, lengths)
     content["trends"] = {
@@ -120,44 +142,6 @@ def count_words(data: DatasetDict, lengths: Sequence[int]) -> list[dict[str, flo
         train, test = (float(model.score(counts[name], labels[name])) for name in ("train", "test"))
         rows.append({"T": length, "train": train, "test": test, "gap": train - test})
     return rows
-
-
-def _arguments(argv: Sequence[str] | None) -> Any:
-    parser = experiment_parser(
-        "The generalization gap of a selective SSM on IMDb, by length.",
-        lambda content: _print_results(content["results"]),
-    )
-    parser.add_argument("--dataset", default=REVIEWS, help="a table with text, label and split, or a Hub id")
-    parser.add_argument("--tokenizer", help="a folder or Hub id; default: the words of the training reviews")
-    parser.add_argument("--vocabulary", type=int, default=30_000, help="how many of those words at most")
-    parser.add_argument("--rows", type=int, help="use only so many training and so many test reviews")
-    parser.add_argument("--longest", type=int, default=1000, help="largest T")
-    parser.add_argument("--step", type=int, default=100, help="smallest T, and distance of one T to the next")
-    parser.add_argument("--lengths", type=int, nargs="+", help="all T, in place of --longest and --step")
-    parser.add_argument("--words", action="store_true", help="also a logistic regression on words for each T")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, default=1e-2)
-    parser.add_argument("--seeds", type=int, default=2, help="runs for each T")
-    parser.add_argument("--mask-padding", action="store_true", help="read short reviews at their end")
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.rows, args.vocabulary, args.epochs = 40, 100, 1
-        args.longest, args.step, args.batch_size, args.seeds = 40, 10, 20, 1
-        args.lengths = None
-    return args
-
-
-def _few(data: DatasetDict, rows: int | None) -> DatasetDict:
-    """At most `rows` random rows of each split; a data set may be sorted by label."""
-    if rows is None:
-        return data
-    return DatasetDict(
-        {
-            name: split.shuffle(seed=0, keep_in_memory=True).select(range(min(rows, split.num_rows)))
-            for name, split in data.items()
-        }
-    )
 
 
 def load_tokenizer(name: str | None, data: DatasetDict, vocabulary: int) -> PreTrainedTokenizerBase:
@@ -229,7 +213,9 @@ def _both(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, A
     return [("ours", list(results)), ("paper, same T", same), ("paper", paper)]
 
 
-def _print_results(results: Sequence[dict[str, Any]]) -> None:
+def show(content: dict[str, Any]) -> None:
+    """Print accuracies and gaps by length, and the slopes of the gap."""
+    results = content["results"]
     rows = []
     for length in sorted({row["T"] for row in results}):
         of_length = [row for row in results if row["T"] == length]

@@ -12,12 +12,13 @@ in `--output`, and skipped when the command is started again.
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
+from _experiment import by_seed, experiment_parser, fit_stream, mean_and_deviation, print_table
 from _resume import FinishedRuns
-from torch import Tensor, nn
+from torch import Tensor
 
 import hf_ssm
 
@@ -38,22 +39,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 
 
+OPTIONS: dict[str, Any] = {
+    **{"models": list(MODELS), "steps": 1000, "batch_size": 32},
+    **{"learning_rate": 3e-3, "test_rows": 2000, "seeds": 3},
+}
+TINY = {"steps": 2, "batch_size": 4, "test_rows": 8, "seeds": 1}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Frequencies of irregularly sampled sinusoids.", show)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--test-rows", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.steps, args.batch_size, args.test_rows, args.seeds = 2, 4, 8, 1
+    cost = "21 runs of 0.1 to 1.0 minutes on one thread"
+    args = experiment_parser(__doc__, show, OPTIONS, TINY, cost).parse_args(argv)
     names = ("steps", "batch_size", "learning_rate", "test_rows")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names})
-    for model in args.models:
-        for seed in range(args.seeds):
-            finished.get(f"{model}, seed {seed}", partial(run, model, seed, args))
+    for model, seed in product(args.models, range(args.seeds)):
+        finished.get(f"{model}, seed {seed}", partial(run, model, seed, args))
     show(finished.content)
 
 
@@ -85,25 +84,20 @@ def run(name: str, seed: int, args: Any) -> dict[str, Any]:
     torch.manual_seed(seed)
     config = getattr(hf_ssm, f"{family}Config")(hidden_act="gelu", **SHARED, **flags)
     model = getattr(hf_ssm, f"{family}ForSequenceClassification")(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
-    for step in range(args.steps):
-        done = step / args.steps
-        for group in optimizer.param_groups:
-            group["lr"] = args.learning_rate * min(1.0, 20 * done, (1 - done) / 0.5)
-        batch = draw(args.batch_size, generator)
-        model(**batch if reads_times else {**batch, "time_deltas": None}).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def read(batch: dict[str, Tensor]) -> dict[str, Any]:
+        return batch if reads_times else {**batch, "time_deltas": None}
+
+    fit_stream(model, lambda done: read(draw(args.batch_size, generator)), args.steps, args.learning_rate, cooldown=0.5)
     batch = draw(args.test_rows, torch.Generator().manual_seed(10**6 + seed))
     labels = batch.pop("labels")
     with torch.no_grad():
-        logits = model.eval()(**batch if reads_times else {**batch, "time_deltas": None}).logits
+        logits = model.eval()(**read(batch)).logits
     return {
         "accuracy": (logits.argmax(-1) == labels).float().mean().item(),
         "trivial": labels.bincount().max().item() / len(labels),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": model.num_parameters(),
         "minutes": (time.perf_counter() - started) / 60,
     }
 

@@ -26,9 +26,10 @@ NAMES = ("human_or_worm_mini", "human_nontata_promoters_official_test", "human_e
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Test accuracy of logistic regression on k-mer counts.", show)
+    parser = experiment_parser(
+        __doc__, show, {"length": (4, "k, letters of a word")}, cost="a regression for each table"
+    )
     parser.add_argument("--datasets", nargs="+", default=[f"{DATA}/{name}.csv.gz" for name in NAMES])
-    parser.add_argument("--length", type=int, default=4, help="k, letters of a word")
     args = parser.parse_args(argv)
     found = {}
     for path in args.datasets:
@@ -55,6 +56,23 @@ def most_frequent(train: Sequence[Any], test: Sequence[Any]) -> float:
     """Accuracy on the test labels of the most frequent training label."""
     answer = Counter(train).most_common(1)[0][0]
     return sum(label == answer for label in test) / len(test)
+
+
+def guesses_from_pixels(splits: DatasetDict, max_iter: int = 2000) -> dict[str, float]:
+    """Test accuracy of the most frequent class, and of logistic regression on the pixels of `input_values`."""
+    from sklearn.linear_model import LogisticRegression
+
+    # From 0 to 1, so that the regression converges.
+    pixels = {
+        name: splits[name].with_format("numpy")["input_values"][:].reshape(len(splits[name]), -1) / 255
+        for name in ("train", "test")
+    }
+    labels = {name: list(splits[name]["labels"]) for name in pixels}
+    model = LogisticRegression(max_iter=max_iter).fit(pixels["train"], labels["train"])
+    return {
+        "most frequent class": most_frequent(labels["train"], labels["test"]),
+        "logistic regression on pixels": float(model.score(pixels["test"], labels["test"])),
+    }
 
 
 def word_counts(sequences: Sequence[str], length: int) -> Any:

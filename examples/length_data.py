@@ -33,9 +33,8 @@ ONES, TOKENS = 10, 100
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Lengths of the reviews of IMDb, and numbers of ones of the sparse-majority task.", show)
-    parser.add_argument("--dataset", default=REVIEWS, help="a table with text, label and split, or a Hub id")
-    args = parser.parse_args(argv)
+    settings = {"dataset": (REVIEWS, "a table with text, label and split, or a Hub id")}
+    args = experiment_parser(__doc__, show, settings, cost="tokenizing 50,000 reviews").parse_args(argv)
     strings = sparse_majority(num_train=1000, num_validation=0, num_test=1000, length=200, seed=0)
     ones = {name: [text.count("1") for text in split["sequence"]] for name, split in strings.items()}
     reviews = load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0)

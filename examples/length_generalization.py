@@ -13,13 +13,12 @@ bytes from the test reviews.
     python examples/length_generalization.py --output examples/results/length_generalization.json
 """
 
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, print_table, write_results
 from datasets import Dataset
 from torch import Tensor
 
@@ -27,7 +26,6 @@ import hf_ssm
 from hf_ssm.analysis.remembrance import effective_remembrance
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_byte_tokenizer
-from hf_ssm.training import SSMTrainer
 
 REVIEWS = "data/imdb_4k_2k.csv.gz"  # of get_data.py
 TIMES_LONGER = 16
@@ -39,12 +37,24 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "Mamba": (hf_ssm.SelectiveSSMConfig, hf_ssm.SelectiveSSMForCausalLM, {}),
     "Mamba-2": (hf_ssm.SSDConfig, hf_ssm.SSDForCausalLM, {"head_dim": 16}),
 }
+OPTIONS: dict[str, Any] = {
+    "dataset": (REVIEWS, "a table with text and split, or a Hub id"),
+    "families": list(FAMILIES),
+    "length": (128, "bytes of a training row"),
+    "steps": (1500, "steps of the first training"),
+    "more_steps": (300, "steps of each further training"),
+    "batch_size": 16,
+    "test_rows": (64, "inputs that the loss is the mean of"),
+    "bytes": (4_000_000, "of each split at most"),
+}
+TINY = {"length": 16, "steps": 3, "more_steps": 3, "test_rows": 2, "bytes": 4000, "batch_size": 2}
 # Training of the second phase, with the arguments of `SSMTrainingArguments`.
 EMPTY, PASSED, IN_ORDER = "empty states", "states of other rows", "states of the text before"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _arguments(argv)
+    cost = "3 to 12 minutes for each family on one thread"
+    args = experiment_parser(__doc__, show, OPTIONS, TINY, cost).parse_args(argv)
     data = load_sequences(args.dataset, sequence_column="text", validation_fraction=0.0, seed=0)
     train, test = (text_of(data[name]["text"], args.bytes) for name in ("train", "test"))
     longest = TIMES_LONGER * args.length
@@ -55,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results[family] = {name: measure(model, held_out) for name, model in models(family, train, args)}
         results[family]["seconds"] = time.perf_counter() - started
         print(f"{family}: {results[family]['seconds']:.0f} s", flush=True)
-    parameters = {name: size_of(name) for name in args.families}
+    parameters = {name: build(name).num_parameters() for name in args.families}
     content = {"families": results, "by frequency": by_frequency(train, test), "parameters": parameters}
     show({"arguments": vars(args), **content})
     write_results(args, content)
@@ -76,25 +86,6 @@ def show(content: dict[str, Any]) -> None:
     print(f"\nPredicting each byte by its frequency: {content['by frequency']:.3f}")
 
 
-def _arguments(argv: Sequence[str] | None) -> Any:
-    parser = experiment_parser(
-        "Loss by position beyond the training length, before and after states are carried.", show
-    )
-    parser.add_argument("--dataset", default=REVIEWS, help="a table with text and split, or a Hub id")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--length", type=int, default=128, help="bytes of a training row")
-    parser.add_argument("--steps", type=int, default=1500, help="steps of the first training")
-    parser.add_argument("--more-steps", type=int, default=300, help="steps of each further training")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--test-rows", type=int, default=64, help="inputs that the loss is the mean of")
-    parser.add_argument("--bytes", type=int, default=4_000_000, help="of each split at most")
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.length, args.steps, args.more_steps, args.test_rows, args.bytes = 16, 3, 3, 2, 4000
-        args.batch_size = 2
-    return args
-
-
 def text_of(texts: Sequence[str], limit: int) -> Tensor:
     """The bytes of texts laid end to end, as token ids."""
     return torch.tensor(build_byte_tokenizer()("\n".join(texts)[:limit])["input_ids"][:limit])
@@ -104,10 +95,6 @@ def by_frequency(train: Tensor, test: Tensor) -> float:
     """Nats per byte of the test text, predicted by the frequencies of the training text."""
     counts = torch.bincount(train, minlength=int(test.max()) + 1) + 1.0
     return -(counts / counts.sum()).log()[test].mean().item()
-
-
-def size_of(family: str) -> int:
-    return sum(parameter.numel() for parameter in build(family).parameters())
 
 
 def build(family: str) -> Any:
@@ -124,8 +111,9 @@ def models(family: str, text: Tensor, args: Any) -> Any:
         {"input_ids": text[: len(text) // (args.length + 1) * (args.length + 1)].view(-1, args.length + 1).numpy()}
     )
     whole = Dataset.from_dict({"input_ids": [text.numpy()]})
+    collator = {"data_collator": collate_or_stack}
     rate = {"per_device_train_batch_size": args.batch_size, "seed": 0}
-    fit(model, rows, max_steps=args.steps, learning_rate=3e-3, chunk_length=None, **rate)
+    fit(model, rows, collator, max_steps=args.steps, learning_rate=3e-3, chunk_length=None, **rate)
     yield "before", model
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     for name, data, options in (
@@ -134,16 +122,8 @@ def models(family: str, text: Tensor, args: Any) -> Any:
         (IN_ORDER, whole, {"chunk_length": args.length}),
     ):
         model.load_state_dict(weights)
-        fit(model, data, max_steps=args.more_steps, learning_rate=1e-3, **options, **rate)
+        fit(model, data, collator, max_steps=args.more_steps, learning_rate=1e-3, **options, **rate)
         yield name, model
-
-
-def fit(model: Any, rows: Dataset, **options: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = SSMTrainer(
-            model, quiet_training(folder, **options), train_dataset=rows, data_collator=collate_or_stack
-        )
-        trainer.train()
 
 
 def collate_or_stack(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

@@ -16,14 +16,13 @@ from datasets import DatasetDict
 from hf_ssm.data import load_sequences
 from hf_ssm.tokenization import build_listops_tokenizer
 
+FILES = {"dataset": "train", "test_file": "test"}
 DATA = "data"  # of get_data.py
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = experiment_parser("Accuracy of two guesses on ListOps.", show)
-    parser.add_argument("--dataset", default=f"{DATA}/listops_len95-105_train.tsv.gz")
-    parser.add_argument("--test-file", default=f"{DATA}/listops_len95-105_test.tsv.gz")
-    args = parser.parse_args(argv)
+    files = {name: f"{DATA}/listops_len95-105_{split}.tsv.gz" for name, split in FILES.items()}
+    args = experiment_parser(__doc__, show, files, cost="counts of 10,000 rows").parse_args(argv)
     columns = {"sequence_column": "Source", "label_column": "Target"}
     data = load_sequences(args.dataset, test_file=args.test_file, validation_fraction=0.0, **columns)
     found = {"most frequent answer": guess(data, False), "most frequent answer of the operator": guess(data, True)}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _masking import PLANTED, TABLES, Case, classifier, compared, masking_parser, report, run_all, shrunk
+from _masking import PLANTED, TABLES, Case, classifier, compared, masking_parser, report, run_all
 from torch import Tensor
 
 from hf_ssm.plotting import plot_masking_curves, plot_sequences
@@ -72,9 +72,9 @@ def experiment(task: str, family: str, args: argparse.Namespace) -> dict[str, An
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Probe all models, and write."""
-    parser = masking_parser(__doc__.splitlines()[0], report)
+    parser = masking_parser(__doc__, report)
     parser.add_argument("--tasks", nargs="+", choices=(PLANTED, *TABLES), default=[PLANTED, "worm"])
-    args = shrunk(parser.parse_args(argv))
+    args = parser.parse_args(argv)
     run_all(args, {f"{t}, {f}": partial(experiment, t, f, args) for t in args.tasks for f in args.families}, argv)
 
 

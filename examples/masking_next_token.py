@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _masking import TABLES, Case, compared, cropped, masking_parser, report, run_all, settings, shrunk, trained
+from _masking import TABLES, Case, compared, cropped, masking_parser, report, run_all, settings, trained
 from torch import Tensor
 
 from hf_ssm.data import load_sequences
@@ -95,7 +95,7 @@ def experiment(family: str, target: int, args: argparse.Namespace) -> dict[str, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Probe all models, and write."""
-    args = shrunk(masking_parser(__doc__.splitlines()[0], report).parse_args(argv))
+    args = masking_parser(__doc__, report).parse_args(argv)
     parts = {f"{f}, {name}": partial(experiment, f, n, args) for f in args.families for n, name in enumerate(TARGETS)}
     run_all(args, parts, argv)
 

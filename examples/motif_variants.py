@@ -5,19 +5,19 @@
 
 Each model is trained to predict the next base of sequences with two copies of a motif of 12 bases, on both strands. The
 variants are substitutions in sequences that the model has not seen: half of them at random places of a motif, the
-others at random places outside of motifs. `hf-ssm score` computes the scores. The folder `--folder` holds the
-checkpoint, the genome, the VCF file and the scores; the table has the area under the ROC curve of the log-likelihood
-ratio.
+others at random places outside of motifs. `hf-ssm score` computes the scores. The table has the area
+under the ROC curve of the log-likelihood ratio.
 """
 
 import json
 import random
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from transformers import DataCollatorForLanguageModeling
 
 import hf_ssm
@@ -37,11 +37,9 @@ def trained(family: str, rows: list[str], epochs: int, seed: int, hidden_size: i
     model = getattr(hf_ssm, f"{family}ForCausalLM")(config)
     texts = rows + [reverse_complement(text) for text in rows]
     data = [{"input_ids": ids} for ids in tokenizer(texts)["input_ids"]]
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"num_train_epochs": epochs, "learning_rate": 5e-3, "per_device_train_batch_size": 32, "seed": seed}
-        collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-        hf_ssm.SSMTrainer(model, quiet_training(folder, **options), collator, data).train()
-    return model.eval()
+    collator = {"data_collator": DataCollatorForLanguageModeling(tokenizer, mlm=False)}
+    fit(model, data, collator, num_train_epochs=epochs, learning_rate=5e-3, per_device_train_batch_size=32, seed=seed)
+    return model
 
 
 def write_variants(folder: Path, sequences: Any, seed: int) -> None:
@@ -75,29 +73,20 @@ def scored(model: Any, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = experiment_parser(__doc__, show)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--rows", type=int, default=2000, help="training sequences")
-    parser.add_argument("--folder", type=Path, help="folder for files of the last model; default: a temporary one")
-    args = parser.parse_args()
-    if args.tiny:
-        args.families, args.seeds, args.rows, args.epochs = ["SelectiveSSM"], 1, 600, 5
+    settings = {"families": list(FAMILIES), "seeds": 3, "epochs": 6, "rows": (2000, "training sequences")}
+    tiny = {"families": ["SelectiveSSM"], "seeds": 1, "rows": 600, "epochs": 5}
+    args = experiment_parser(__doc__, show, settings, tiny, "a few minutes on one core").parse_args()
     results: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        for family in args.families:
-            for seed in range(args.seeds):
-                # Half of the rows have decoys in place of the motif.
-                sizes = {"num_train": 2 * args.rows, "num_validation": 0, "num_test": 200 if args.tiny else 600}
-                data = load_sequences("planted-motifs", motif=MOTIF, length=100, seed=seed, **sizes)
-                with_motif = {name: split.filter(lambda row: row["label"] == 1) for name, split in data.items()}
-                write_variants(folder, with_motif["test"], seed)
-                rows = list(with_motif["train"]["sequence"])
-                model = trained(family, rows, args.epochs, seed, 32 if args.tiny else 64)
-                results.setdefault(family, []).append(scored(model, folder))
+    for family, seed in product(args.families, range(args.seeds)):
+        # Half of the rows have decoys in place of the motif.
+        sizes = {"num_train": 2 * args.rows, "num_validation": 0, "num_test": 200 if args.tiny else 600}
+        data = load_sequences("planted-motifs", motif=MOTIF, length=100, seed=seed, **sizes)
+        with_motif = {name: split.filter(lambda row: row["label"] == 1) for name, split in data.items()}
+        rows = list(with_motif["train"]["sequence"])
+        model = trained(family, rows, args.epochs, seed, 32 if args.tiny else 64)
+        with tempfile.TemporaryDirectory() as folder:
+            write_variants(Path(folder), with_motif["test"], seed)
+            results.setdefault(family, []).append(scored(model, Path(folder)))
     show({"auroc": results})
     write_results(args, {"auroc": results})
 

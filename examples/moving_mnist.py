@@ -14,7 +14,7 @@ are generated; a small model, 500 steps, mean squared error; three seeds, for we
 images, the last 2,000 for test videos. A digit returns after at least 8 (fast) or 80 frames: at most 0.8 or 0.08
 radians per frame. The step sizes are at most 0.01 instead of 0.1, so that HiPPO's frequencies are low for so short
 videos too: with 16 states all but the largest are below 0.26 radians per frame; with the shift they are from 0.2 to
-2.8. About 5 minutes on one core of its own (`OMP_NUM_THREADS=1`); `--picture` needs matplotlib.
+2.8. `--picture` needs matplotlib.
 
     python examples/moving_mnist.py --output examples/results/moving_mnist.json \\
         --picture docs/assets/moving_mnist.png
@@ -29,7 +29,6 @@ Smith et al. 2023 for Moving MNIST, whose runs took 300,000 steps; the speeds ar
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,18 +36,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from _moving_mnist import MovingMNIST, moving_mnist
 from torch import Tensor
 from transformers import set_seed
 
-from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction, SSMTrainer
+from hf_ssm import ConvS5Config, ConvS5ForVideoPrediction
 from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 
-IMAGES = Path("data/mnist_t10k-images-idx3-ubyte.gz")  # of get_data.py
+IMAGES = "data/mnist_t10k-images-idx3-ubyte.gz"  # of get_data.py
 # Channel of each digit.
 DIGITS = {"fast": 0, "slow": 2}
 DEFAULT_SETTINGS = [(1.0, 0.0), (1.0, 200.0), (10.0, 0.0)]
+OPTIONS: dict[str, Any] = {
+    "source": (IMAGES, "idx file of MNIST's images"),
+    "context": (24, "frames that are given; the others are generated"),
+    "time_step_max": (0.01, "largest initial step size"),
+    **{"image_size": 16, "digit_size": 8, "frames": 32, "videos": 2000, "test_videos": 64},
+    **{"hidden_size": 32, "layers": 2, "state_size": 16, "patch_size": 4},
+    **{"steps": 500, "batch_size": 8, "learning_rate": 5e-3, "seeds": 3},
+}
 TINY = {
     **{"frames": 8, "context": 6, "videos": 8, "test_videos": 2, "hidden_size": 8, "state_size": 4, "layers": 1},
     **{"steps": 2, "batch_size": 2, "seeds": 1, "settings": [(1.0, 0.0), (1.0, 200.0)]},
@@ -60,7 +67,7 @@ Errors = dict[str, dict[str, list[float]]]
 def videos(args: argparse.Namespace, split: str) -> MovingMNIST:
     """The training or test videos."""
     return moving_mnist(
-        args.source,
+        Path(args.source),
         split,
         args.videos if split == "train" else args.test_videos,
         digit_size=args.digit_size,
@@ -84,18 +91,10 @@ def train_model(args: argparse.Namespace, data: MovingMNIST, alpha: float, shift
         l1_weight=0.0,
     )
     model = ConvS5ForVideoPrediction(config)
-    with tempfile.TemporaryDirectory() as folder:
-        options = quiet_training(
-            folder,
-            max_steps=args.steps,
-            per_device_train_batch_size=args.batch_size,
-            learning_rate=args.learning_rate,
-            warmup_steps=args.steps // 20,
-            use_cpu=not args.use_gpu,
-            seed=seed,
-        )
-        SSMTrainer(model, options, train_dataset=data).train()
-    return model.eval()
+    options = {"per_device_train_batch_size": args.batch_size, "learning_rate": args.learning_rate, "seed": seed}
+    options |= {"max_steps": args.steps, "warmup_steps": args.steps // 20, "use_cpu": not args.use_gpu}
+    fit(model, data, **options)
+    return model
 
 
 @torch.no_grad()
@@ -208,35 +207,15 @@ def setting(text: str) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the experiment with these arguments (default: those of the command line)."""
-    parser = experiment_parser(str(__doc__).partition("\n")[0], print_results)
-    parser.add_argument("--source", type=Path, default=IMAGES, help="idx file of MNIST's images")
-    parser.add_argument("--image-size", type=int, default=16)
-    parser.add_argument("--digit-size", type=int, default=8)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--context", type=int, default=24, help="frames that are given; the others are generated")
+    parser = experiment_parser(__doc__, print_results, OPTIONS, TINY, "5 minutes on one core of its own")
     parser.add_argument("--speeds", type=float, nargs=2, default=[2.0, 0.2], help="of the red and the blue digit")
-    parser.add_argument("--videos", type=int, default=2000, help="training videos")
-    parser.add_argument("--test-videos", type=int, default=64)
-    parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--state-size", type=int, default=16)
-    parser.add_argument("--time-step-max", type=float, default=0.01, help="largest initial step size")
-    parser.add_argument("--patch-size", type=int, default=4)
     parser.add_argument("--settings", type=setting, nargs="+", default=DEFAULT_SETTINGS, metavar="α,SHIFT")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=5e-3)
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--use-gpu", action="store_true")
     parser.add_argument("--picture", help="draw true and generated frames of one video into this file")
     args = parser.parse_args(arguments)
-    if args.tiny:
-        vars(args).update(TINY)
-    if not 1 <= args.context < args.frames:
-        parser.error(f"--context must be from 1 to {args.frames - 1} (--frames is {args.frames})")
     results = run(args)
     print_results(results)
-    args.source = args.source.name
+    args.source = Path(args.source).name
     write_results(args, results)
 
 

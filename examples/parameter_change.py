@@ -73,15 +73,13 @@ def measure(output: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure, print and write the changes."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--dataset", default=IMAGES, help="idx file, folder of images or Hub id")
+    settings = {"dataset": (IMAGES, "idx file, folder of images or Hub id"), "epochs": 20.0, "seeds": 3}
+    parser = experiment_parser(__doc__, show, settings, TINY, "3 trainings of 20 epochs")
     parser.add_argument("--runs", type=Path, default=Path("runs/parameter_change"), help="folder of the runs")
     parser.add_argument("--measure", type=Path, nargs="*", default=[], help="folders of other finished runs")
-    parser.add_argument("--epochs", type=float, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args(argv)
     shape = {"family": "s4", "hidden_size": 32, "layers": 2, "state_size": 16, "image_size": 14, "test_fraction": 0.5}
-    vars(args).update({**shape, "sequence_column": None, "learning_rate": 1e-2, **(TINY if args.tiny else {})})
+    parser.set_defaults(**shape, sequence_column=None, learning_rate=1e-2)
+    args = parser.parse_args(argv)
     logging.disable_progress_bar()
     folders = [args.runs / f"seed{seed}" for seed in range(args.seeds)]
     for seed, output in enumerate(folders):

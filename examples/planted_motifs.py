@@ -6,15 +6,11 @@ Trains the same model four times per seed: plain, with the rescaling (Liu & Li 2
     python examples/planted_motifs.py --family hyena
 """
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
-
-from hf_ssm.training.run import train
-from hf_ssm.training.settings import resolve
+from _experiment import experiment_parser, mean_and_deviation, print_table, train_settings, write_results
 
 FAMILIES = {
     "hyena": {"family": "hyena", "hidden_size": 64, "num_hidden_layers": 2},
@@ -30,33 +26,21 @@ TINY = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid; print and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
+    settings = {"seeds": 3, "epochs": 6.0, "tau_weight": (1e-5, "λ of the regularised variants")}
+    parser = experiment_parser(__doc__, show, settings, cost="12 trainings of 6 epochs")
     parser.add_argument("--family", choices=FAMILIES, default="hyena")
-    parser.add_argument("--seeds", type=int, default=3, help="runs per variant")
-    parser.add_argument("--epochs", type=float, default=6)
-    parser.add_argument("--tau-weight", type=float, default=1e-5, help="λ of the regularised variants")
     args = parser.parse_args(argv)
-
-    variants = {
-        "plain": {},
-        "rescaled": {"rescale_init": True},
-        "regularised": {"tau_weight": args.tau_weight},
-        "both": {"rescale_init": True, "tau_weight": args.tau_weight},
-    }
-    results: dict[str, list[float]] = {}
-    for name, flags in variants.items():
-        results[name] = []
-        for seed in range(args.seeds):
-            settings = resolve(
-                {
-                    "model": {**FAMILIES[args.family], **flags},
-                    "data": {"dataset": "planted-motifs", "length": 100, "mutation_rate": 0.1, "seed": seed},
-                    "training": {"num_train_epochs": args.epochs, "learning_rate": 3e-3, "seed": seed},
-                },
-                TINY if args.tiny else {},
-            )
-            with tempfile.TemporaryDirectory() as folder:
-                results[name].append(train(settings, Path(folder)).results["test"]["accuracy"])
+    rescaled, regularised = {"rescale_init": True}, {"tau_weight": args.tau_weight}
+    variants = {"plain": {}, "rescaled": rescaled, "regularised": regularised, "both": rescaled | regularised}
+    results: dict[str, list[float]] = {name: [] for name in variants}
+    for (name, flags), seed in product(variants.items(), range(args.seeds)):
+        settings = {
+            "model": {**FAMILIES[args.family], **flags},
+            "data": {"dataset": "planted-motifs", "length": 100, "mutation_rate": 0.1, "seed": seed},
+            "training": {"num_train_epochs": args.epochs, "learning_rate": 3e-3, "seed": seed},
+        }
+        run = train_settings(settings, TINY if args.tiny else {})
+        results[name].append(run.results["test"]["accuracy"])
     print(f"\nTest accuracy of {args.family}, {args.seeds} seeds, {args.epochs:g} epochs, λ = {args.tau_weight:g}")
     show({"accuracy": results})
     write_results(args, {"accuracy": results})

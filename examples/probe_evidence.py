@@ -34,7 +34,6 @@ from _masking import (
     measures,
     searched,
     shown,
-    shrunk,
     untrained,
 )
 from masking_classification import planted as planted_sites
@@ -176,12 +175,14 @@ def report(rows: Sequence[Row]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = masking_parser(__doc__.splitlines()[0], lambda content: report(content["rows"]))
+    more = {
+        "real_rows": (8, "of each task of real DNA"),
+        "tasks": list(TABLES),
+        "mine": ("runs/mine", "model of README"),
+    }
+    parser = masking_parser(__doc__, lambda content: report(content["rows"]), more)
     parser.add_argument("parts", nargs="+", choices=PARTS)
-    parser.add_argument("--real-rows", type=int, default=8, help="of each task of real DNA (default: %(default)s)")
-    parser.add_argument("--tasks", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--mine", default="runs/mine", help="model of README (default: %(default)s)")
-    args = shrunk(parser.parse_args(argv))
+    args = parser.parse_args(argv)
     words = ["python", "examples/probe_evidence.py", *(sys.argv[1:] if argv is None else argv)]
     rows: list[Row] = []
     if args.output is not None and args.output.is_file():

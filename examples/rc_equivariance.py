@@ -17,17 +17,16 @@ reverse complement.
 """
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from datasets import Dataset
 from torch import Tensor
-from transformers import DataCollatorWithPadding, PrinterCallback, set_seed
+from transformers import DataCollatorWithPadding, set_seed
 
-from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification, SSMTrainer
+from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.data import load_sequences, with_random_reverse_complement
 from hf_ssm.tokenization import build_dna_tokenizer
 
@@ -90,20 +89,9 @@ def train(kind: str, rows: Dataset, tokenizer: Any, seed: int, args: argparse.Na
     model = build(args, rc_equivariant=kind == "equivariant")
     if kind == "augmented":
         rows = with_random_reverse_complement(rows, tokenizer)
-    with tempfile.TemporaryDirectory() as folder:
-        settings = quiet_training(
-            folder,
-            num_train_epochs=args.epochs,
-            per_device_train_batch_size=args.batch_size,
-            learning_rate=args.learning_rate,
-            warmup_steps=0.1,
-            seed=seed,
-        )
-        trainer = SSMTrainer(
-            model=model, args=settings, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer)
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
+    collator = {"data_collator": DataCollatorWithPadding(tokenizer)}
+    options = {"per_device_train_batch_size": args.batch_size, "learning_rate": args.learning_rate}
+    fit(model, rows, collator, num_train_epochs=args.epochs, warmup_steps=0.1, seed=seed, **options)
     return model
 
 
@@ -115,7 +103,7 @@ def run_seed(seed: int, splits: Any, tokenizer: Any, args: argparse.Namespace) -
     found = {}
     for kind in MODELS:
         model = train(kind, tokenized(rows, tokenizer), tokenizer, seed, args)
-        size = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+        size = {"parameters": model.num_parameters()}
         found[kind] = evaluate(model, test) | size
         if kind != "equivariant":
             found[f"{kind}, conjoined"] = evaluate(model, test, "eval") | size
@@ -123,24 +111,19 @@ def run_seed(seed: int, splits: Any, tokenizer: Any, args: argparse.Namespace) -
     return found
 
 
+OPTIONS: dict[str, Any] = {
+    **{"path": "data/human_or_worm_mini.csv.gz", "seeds": 3, "train_rows": 1000, "test_rows": 2500, "epochs": 6.0},
+    **{"batch_size": 32, "learning_rate": 3e-3, "hidden_size": 32, "layers": 1, "state_size": 8},
+}
+TINY = {
+    **{"seeds": 1, "epochs": 1, "train_rows": 24, "test_rows": 16},
+    **{"hidden_size": 8, "layers": 1, "state_size": 2, "batch_size": 12},
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """All models and seeds, and the table."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--path", default="data/human_or_worm_mini.csv.gz")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--train-rows", type=int, default=1000, help="number of training rows")
-    parser.add_argument("--test-rows", type=int, default=2500, help="number of test rows")
-    parser.add_argument("--epochs", type=float, default=6)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--state-size", type=int, default=8)
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.seeds, args.epochs, args.train_rows, args.test_rows = 1, 1, 24, 16
-        args.hidden_size, args.layers, args.state_size, args.batch_size = 8, 1, 2, 12
-
+    args = experiment_parser(__doc__, show, OPTIONS, TINY, "9 trainings of 190 steps").parse_args(argv)
     tokenizer = build_dna_tokenizer()
     splits = load_sequences(args.path, seed=0)
     runs = []

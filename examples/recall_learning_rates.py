@@ -11,7 +11,7 @@ Sizes are for a CPU (the papers use 8,192 tokens and rows of 64 to 512): 8 keys 
 tokens. Every model is causal and classifies the tokens; guessing among the values of the row gives 1 / 4, among all 1
 / 8. S4D is not among the default `--models`: it has no gates, and did not learn the task in trials of this size.
 
-Finished runs are stored in `--folder` and not repeated.
+Finished runs are kept in `--output`, and skipped when the command is started again.
 
     python examples/recall_learning_rates.py --output examples/results/recall_learning_rates.json
 
@@ -19,24 +19,20 @@ Finished runs are stored in `--folder` and not repeated.
 
 import argparse
 import gc
-import hashlib
-import json
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
 import torch
-from _experiment import experiment_parser, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, print_table
+from _resume import FinishedRuns
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, set_seed
+from transformers import set_seed
 
 import hf_ssm
-from hf_ssm import SSMTrainer
-from hf_ssm.utils.files import write_text_atomically
 
 # Family, and fields of its configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +47,10 @@ INITIALISATIONS: dict[str, dict[str, Any]] = {"default": {}, "rescaled": {"resca
 DEFAULT_MODELS = ["Hyena, S4D filters", "Mamba"]
 RATES = tuple(float(f"{10 ** (-3.5 + step / 4):.3g}") for step in range(11))
 """From 3.16e-4 to 0.1, four per decade."""
+OPTIONS: dict[str, Any] = {
+    **{"models": DEFAULT_MODELS, "rates": list(RATES), "seeds": 3, "steps": 500, "batch_size": 64},
+    **{"pairs": 4, "length": 24, "test_rows": 1000},
+}
 TINY = {"models": ["Hyena, S4D filters"], "seeds": 1, "steps": 2, "rates": [1e-3, 1e-2], "test_rows": 20}
 NUM_KEYS = NUM_VALUES = 8
 # Arora et al.: the exponent of the distances is this - 1.
@@ -67,8 +67,6 @@ class Recall(Dataset):
     """
 
     def __init__(self, rows: int, pairs: int, length: int, seed: int):
-        if 4 * pairs > length or pairs > min(NUM_KEYS, NUM_VALUES):
-            raise ValueError(f"pairs={pairs}, length={length}: give at least 4 positions per pair, and at most 8 pairs")
         rng = np.random.default_rng(seed)
         keys = rng.permuted(np.tile(np.arange(NUM_KEYS), (rows, 1)), axis=1)[:, :pairs]
         values = rng.permuted(np.tile(np.arange(NUM_VALUES), (rows, 1)), axis=1)[:, :pairs]
@@ -107,50 +105,23 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions == labels)[labels != -100].mean())}
 
 
-def run(name: str, initialisation: str, rate: float, seed: int, args: argparse.Namespace) -> dict[str, float | None]:
-    """Test accuracy of one model, 0 if it diverges, and τ of its layers after the initialisation."""
+def run(name: str, initialisation: str, rate: float, seed: int, args: argparse.Namespace) -> float | None:
+    """Test accuracy of one model, or None if it diverges."""
     train = Recall(args.steps * args.batch_size, args.pairs, args.length, seed=1000 + seed)
     test = Recall(args.test_rows, args.pairs, args.length, seed=999)
     set_seed(seed)
     model = build(name, **INITIALISATIONS[initialisation])
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = quiet_training(
-            folder,
-            max_steps=args.steps,
-            per_device_train_batch_size=args.batch_size,
-            per_device_eval_batch_size=250,
-            learning_rate=rate,
-            warmup_steps=0.1,
-            weight_decay=0.1,
-            seed=seed,
-            dataloader_pin_memory=False,
-        )
-        trainer = SSMTrainer(
-            model,
-            arguments,
-            train_dataset=train,
-            eval_dataset=test,
-            compute_metrics=accuracy,
-            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
-        )
-        trainer.remove_callback(PrinterCallback)
-        try:
-            trainer.train()
-        except FloatingPointError:
-            return {"accuracy": None}
-        return {"accuracy": trainer.evaluate()["eval_accuracy"]}
-
-
-def stored_run(*key: Any, args: argparse.Namespace) -> dict[str, float | None]:
-    """As `run`, from a file if the run was done before."""
-    setting = [*key, args.steps, args.batch_size, args.pairs, args.length, args.test_rows, MODELS[key[0]]]
-    path = args.folder / f"{hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:20]}.json"
-    if not path.is_file():
-        result = run(*key, args)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(path, json.dumps({**result, "setting": setting}) + "\n")
-    accuracy_: float | None = json.loads(path.read_text(encoding="utf-8"))["accuracy"]
-    return {"accuracy": accuracy_}
+    data = {
+        "eval_dataset": test,
+        "compute_metrics": accuracy,
+        "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
+    }
+    options = {"per_device_train_batch_size": args.batch_size, "per_device_eval_batch_size": 250, "seed": seed}
+    options |= {"learning_rate": rate, "warmup_steps": 0.1, "weight_decay": 0.1}
+    try:
+        return fit(model, train, data, max_steps=args.steps, **options).evaluate()["eval_accuracy"]
+    except FloatingPointError:
+        return None
 
 
 def window(rates: Sequence[float], accuracies: Sequence[float]) -> tuple[float, float]:
@@ -162,51 +133,39 @@ def window(rates: Sequence[float], accuracies: Sequence[float]) -> tuple[float, 
     return widest[0], widest[-1]
 
 
-def summarise(rates: Sequence[float], curves: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """Mean accuracies over the seeds, the best, and the window of one model."""
-    found = {}
-    for initialisation, seeds_of_rates in curves.items():
-        means = [statistics.fmean(values) for values in seeds_of_rates]
-        low, high = window(rates, means)
-        found[initialisation] = {"best": max(means), "window": [low, high], "width": high / low}
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """All runs, the table and the results."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=DEFAULT_MODELS)
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--length", type=int, default=24)
-    parser.add_argument("--test-rows", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, default=Path("runs/recall_learning_rates"), help="where runs are stored")
-    args = parser.parse_args(argv)
-    if args.tiny:
-        vars(args).update(TINY)
+    args = experiment_parser(__doc__, show, OPTIONS, TINY, "132 trainings of 500 steps").parse_args(argv)
     gc.collect()
     gc.freeze()  # accelerate collects garbage after each run
+    sizes = ("steps", "batch_size", "pairs", "length", "test_rows")
+    finished = FinishedRuns(args.output, {name: getattr(args, name) for name in sizes})
     curves: dict[str, dict[str, list[list[float]]]] = {}
     failures: dict[str, int] = {}
-    for name in args.models:
-        curves[name] = {}
-        for initialisation in INITIALISATIONS:
-            results = [
-                [stored_run(name, initialisation, rate, seed, args=args)["accuracy"] for seed in range(args.seeds)]
-                for rate in args.rates
+    summary: dict[str, dict[str, Any]] = {}
+    for name, initialisation in product(args.models, INITIALISATIONS):
+        results = [
+            [
+                finished.get(
+                    f"{name}, {initialisation}, rate {rate:g}, seed {seed}",
+                    partial(run, name, initialisation, rate, seed, args),
+                )
+                for seed in range(args.seeds)
             ]
-            failures[f"{name}, {initialisation}"] = sum(value is None for values in results for value in values)
-            # A run that diverges recalls nothing.
-            curves[name][initialisation] = [[0.0 if value is None else value for value in values] for values in results]
-            shown = " ".join(f"{statistics.fmean(values):.2f}" for values in curves[name][initialisation])
-            print(f"{name}, {initialisation}: {shown}", flush=True)
-    summary = {name: summarise(args.rates, of_model) for name, of_model in curves.items()}
+            for rate in args.rates
+        ]
+        failures[f"{name}, {initialisation}"] = sum(value is None for values in results for value in values)
+        # A run that diverges recalls nothing.
+        accuracies = [[0.0 if value is None else value for value in values] for values in results]
+        means = [statistics.fmean(values) for values in accuracies]
+        low, high = window(args.rates, means)
+        curves.setdefault(name, {})[initialisation] = accuracies
+        found = {"best": max(means), "window": [low, high], "width": high / low}
+        summary.setdefault(name, {})[initialisation] = found
     show({"summary": summary})
-    args.folder = args.folder.name
-    write_results(args, {"accuracy": curves, "failed": failures, "summary": summary, "constant": 1 / NUM_VALUES})
+    arguments = {name: value for name, value in vars(args).items() if name != "output"}
+    content = {"accuracy": curves, "failed": failures, "summary": summary, "constant": 1 / NUM_VALUES}
+    finished.write(arguments=arguments, **content)
 
 
 def show(content: dict[str, Any]) -> None:

@@ -21,17 +21,19 @@ Runs are stored in the file of `--output` one by one, and those which it has alr
 import argparse
 import re
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+import torch
+from _experiment import experiment_parser, mean_and_deviation, print_table, train_settings, write_results
 from _resume import stored_results
+from kmer_baseline import guesses_from_pixels
+from listops_baseline import guess
 from transformers.utils import logging
 
+from hf_ssm.data import load_sequences
 from hf_ssm.training.inputs import load_data
-from hf_ssm.training.run import train
 from hf_ssm.training.settings import resolve
 
 WEIGHTS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -90,18 +92,18 @@ def settings_of(args: argparse.Namespace, arm: dict[str, dict[str, Any]], seed: 
 
 def run(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Train one model; its accuracies, τ of its layers, and the seconds of training."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = train(resolve(settings), Path(folder))
-        train_accuracy = accuracy_on_training_rows(result)
+    result = train_settings(settings)
     (seconds,) = (log["train_runtime"] for log in result.log_history if "train_runtime" in log)
-    tau = {when: [round(value, 4) for value in values] for when, values in result.tau.items()}
-    return {"test": result.results["test"]["accuracy"], "train": train_accuracy, "tau": tau, "seconds": seconds}
+    return {
+        "test": result.results["test"]["accuracy"],
+        "train": accuracy_on_training_rows(result),
+        "tau": {when: [round(value, 4) for value in values] for when, values in result.tau.items()},
+        "seconds": seconds,
+    }
 
 
 def accuracy_on_training_rows(result: Any, count: int = 1000) -> float:
     """Accuracy on the first training rows."""
-    import torch
-
     rows = result.data.splits["train"]
     rows = rows.select(range(min(count, len(rows))))
     with torch.no_grad():
@@ -111,27 +113,12 @@ def accuracy_on_training_rows(result: Any, count: int = 1000) -> float:
 
 def baselines(args: argparse.Namespace) -> dict[str, float]:
     """Accuracies without a sequence model, on the same rows."""
-    if args.task == "listops":
-        from listops_baseline import guess
-
-        from hf_ssm.data import load_sequences
-
-        data = settings_of(args, {}, 0)["data"]
-        columns = {name: data[name] for name in ("sequence_column", "label_column", "validation_fraction", "test_file")}
-        rows = load_sequences(data["dataset"], **columns)
-        return {"most frequent answer": guess(rows, False), "most frequent answer of the operator": guess(rows, True)}
-    import numpy as np
-    from baselines import most_frequent
-    from sklearn.linear_model import LogisticRegression
-
-    splits = load_data(resolve(settings_of(args, {}, 0))).splits
-    pixels = {name: np.asarray(rows["input_values"]).reshape(len(rows), -1) / 255 for name, rows in splits.items()}
-    labels = {name: list(rows["labels"]) for name, rows in splits.items()}
-    model = LogisticRegression(max_iter=2000).fit(pixels["train"], labels["train"])
-    return {
-        "most frequent class": most_frequent(labels["train"], labels["test"]),
-        "logistic regression on pixels": float(model.score(pixels["test"], labels["test"])),
-    }
+    data = settings_of(args, {}, 0)["data"]
+    if args.task == "images":
+        return guesses_from_pixels(load_data(resolve(settings_of(args, {}, 0))).splits)
+    columns = {name: data[name] for name in ("sequence_column", "label_column", "validation_fraction", "test_file")}
+    rows = load_sequences(data["dataset"], **columns)
+    return {"most frequent answer": guess(rows, False), "most frequent answer of the operator": guess(rows, True)}
 
 
 def overhead(runs: dict[str, dict[str, Any]]) -> float | None:
@@ -145,10 +132,9 @@ def overhead(runs: dict[str, dict[str, Any]]) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what is not stored yet, print the table and write the results after each run."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
+    parser = experiment_parser(__doc__, show, {"seeds": 3}, cost="9 to 53 minutes of training on one core")
     parser.add_argument("task", choices=tuple(TASKS))
     parser.add_argument("--kernel-type", choices=("s4", "s4d"), default="s4d", help="S4-LegS or S4D-LegS")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each row")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()

@@ -30,21 +30,26 @@ The paper's data, on a GPU (sizes as in the image settings of `examples/lra`, re
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _experiment import experiment_parser, mean_and_deviation, print_table, write_results
+from _experiment import experiment_parser, mean_and_deviation, print_table, train_settings, write_results
 from transformers.utils import logging
-
-from hf_ssm.training.run import train
-from hf_ssm.training.settings import resolve
 
 IMAGES = "data/mnist_t10k-images-idx3-ubyte.gz"  # of get_data.py
 # Best α at β = 0 and best β at α = 1 in Figure 5.
 PAPER_ALPHA, PAPER_BETA = 4.0, -0.5
+OPTIONS: dict[str, Any] = {
+    "dataset": (IMAGES, "idx file, folder of images or Hub id"),
+    "image_size": (14, "side in pixels"),
+    "test_fraction": (0.5, "where the data has no test split"),
+    "alphas": [0.25, 1.0, 4.0, 16.0, 64.0],
+    "betas": [-1.0, -0.5, 0.0, 0.5, 1.0],
+    **{"hidden_size": 32, "layers": 2, "state_size": 16, "epochs": 5.0, "learning_rate": 1e-2, "seeds": 2},
+}
 TINY = {
     **{"hidden_size": 4, "layers": 1, "state_size": 4, "image_size": 4, "test_fraction": 0.02, "epochs": 0.005},
     **{"alphas": [1, 4], "betas": [-1, 0]},
@@ -93,15 +98,10 @@ def run_grid(args: argparse.Namespace) -> tuple[Grid, float]:
     """Test accuracies of each (α, β), one per seed, and the total processor time in seconds."""
     grid: Grid = {}
     started = time.process_time()
-    for alpha in args.alphas:
-        for beta in args.betas:
-            grid[alpha, beta] = []
-            for seed in range(args.seeds):
-                settings = resolve(settings_of(args, alpha, beta, seed))
-                with tempfile.TemporaryDirectory() as folder:
-                    accuracy = train(settings, Path(folder)).results["test"]["accuracy"]
-                grid[alpha, beta].append(accuracy)
-            print(f"α = {alpha:g}, β = {beta:g}: {mean_and_deviation(grid[alpha, beta], 4)}", flush=True)
+    for alpha, beta in product(args.alphas, args.betas):
+        runs = [train_settings(settings_of(args, alpha, beta, seed)) for seed in range(args.seeds)]
+        grid[alpha, beta] = [run.results["test"]["accuracy"] for run in runs]
+        print(f"α = {alpha:g}, β = {beta:g}: {mean_and_deviation(grid[alpha, beta], 4)}", flush=True)
     return grid, time.process_time() - started
 
 
@@ -151,23 +151,10 @@ def _gain(grid: Grid, pair: tuple[float, float], seeds: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid, print it with the paper's values, and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--dataset", default=IMAGES, help="idx file, folder of images or Hub id")
+    parser = experiment_parser(__doc__, show, OPTIONS, TINY, "27 minutes of processor time")
     parser.add_argument("--sequence-column", help="column of the images of a Hub data set")
     parser.add_argument("--family", choices=("s4", "s5"), default="s4", help="S4D (the paper's) or S5")
-    parser.add_argument("--image-size", type=int, default=14, help="side in pixels")
-    parser.add_argument("--test-fraction", type=float, default=0.5, help="where the data has no test split")
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.25, 1, 4, 16, 64])
-    parser.add_argument("--betas", type=float, nargs="+", default=[-1, -0.5, 0, 0.5, 1])
-    parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--state-size", type=int, default=16)
-    parser.add_argument("--epochs", type=float, default=5)
-    parser.add_argument("--learning-rate", type=float, default=1e-2)
-    parser.add_argument("--seeds", type=int, default=2, help="runs per pair")
     args = parser.parse_args(argv)
-    if args.tiny:
-        vars(args).update(TINY)
     logging.disable_progress_bar()
     grid, seconds = run_grid(args)
     args.dataset = Path(args.dataset).name if Path(args.dataset).exists() else args.dataset

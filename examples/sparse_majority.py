@@ -17,28 +17,27 @@ authors' code uniform.
 
     python examples/sparse_majority.py --output examples/results/sparse_majority.json
 
-About 15 minutes on one core of its own (`OMP_NUM_THREADS=1`). Needs scipy; `--picture FILE` also matplotlib.
+Needs scipy.
 """
 
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from _tasks import sparse_majority
 from _trend import collapse_penalty, slope_with_confidence
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import PrinterCallback, set_seed
+from transformers import set_seed
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForSequenceClassification
 from hf_ssm.analysis.bounds import generalization_bound
-from hf_ssm.plotting.style import figure_style, finish_figure, new_figure
 from hf_ssm.training import SSMTrainer
 
 LENGTHS = range(25, 401, 25)
@@ -55,7 +54,8 @@ class MajorityTrainer(SSMTrainer):
 
     def loss_of_batch(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with the penalty, recorded for the schedule."""
-        loss = loss_with_penalty(outputs.logits[:, 0], labels)
+        scores = outputs.logits[:, 0]
+        loss = binary_cross_entropy_with_logits(scores, labels) + collapse_penalty(scores)
         self.losses.append(loss.detach())
         return loss
 
@@ -64,11 +64,6 @@ class MajorityTrainer(SSMTrainer):
         mean = torch.stack(self.losses).mean().item()
         self.losses.clear()
         return {"eval_loss": mean}
-
-
-def loss_with_penalty(scores: Tensor, labels: Tensor) -> Tensor:
-    """Logistic loss of scores `(B,)`, plus the collapse penalty."""
-    return binary_cross_entropy_with_logits(scores, labels) + collapse_penalty(scores)
 
 
 def build_model(kind: str) -> SelectiveSSMForSequenceClassification:
@@ -100,26 +95,24 @@ def load(length: int, seed: int, size: int) -> dict[str, dict[str, Tensor]]:
     return splits
 
 
-def fit(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor], epochs: int, seed: int) -> None:
+def train(model: SelectiveSSMForSequenceClassification, data: dict[str, Tensor], epochs: int, seed: int) -> None:
     """Train in place."""
     rows = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = quiet_training(
-            folder,
-            num_train_epochs=epochs,
-            per_device_train_batch_size=64,
-            learning_rate=0.01,
-            lr_scheduler_type="reduce_lr_on_plateau",
-            lr_scheduler_kwargs={"factor": 0.9, "patience": 5, "threshold": 0.01},
-            max_grad_norm=5.0,
-            eval_strategy="epoch",
-            seed=seed,
-        )
-        adam = torch.optim.Adam(model.parameters(), lr=arguments.learning_rate, weight_decay=1e-5)
-        trainer = MajorityTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, optimizers=(adam, None))
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    model.eval()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-5)
+    trainer = {"trainer_class": MajorityTrainer, "eval_dataset": rows, "optimizers": (adam, None)}
+    fit(
+        model,
+        rows,
+        trainer,
+        num_train_epochs=epochs,
+        per_device_train_batch_size=64,
+        learning_rate=0.01,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"factor": 0.9, "patience": 5, "threshold": 0.01},
+        max_grad_norm=5.0,
+        eval_strategy="epoch",
+        seed=seed,
+    )
 
 
 @torch.no_grad()
@@ -135,8 +128,9 @@ def run(kind: str, length: int, seed: int, size: int, epochs: int) -> dict[str, 
     data = load(length, seed, size)
     set_seed(seed)
     model = build_model(kind)
-    fit(model, data["train"], epochs, seed)
-    (train, train_ramp), (test, test_ramp) = (accuracy_and_ramp(model, data[name]) for name in ("train", "test"))
+    train(model, data["train"], epochs, seed)
+    measured = (accuracy_and_ramp(model, data[name]) for name in ("train", "test"))
+    (train_accuracy, train_ramp), (test_accuracy, test_ramp) = measured
     theory = generalization_bound(model, [data["train"]]).to_dict()
     contraction = theory.pop("scans")[0]["contraction"]
     theory.pop("notes")
@@ -144,9 +138,9 @@ def run(kind: str, length: int, seed: int, size: int, epochs: int) -> dict[str, 
         "kind": kind,
         "length": length,
         "seed": seed,
-        "train_accuracy": train,
-        "test_accuracy": test,
-        "gap": train - test,
+        "train_accuracy": train_accuracy,
+        "test_accuracy": test_accuracy,
+        "gap": train_accuracy - test_accuracy,
         "ramp_gap": test_ramp - train_ramp,
         "failed": [assumption["message"] for assumption in theory.pop("assumptions") if not assumption["holds"]],
         "contraction": contraction,
@@ -155,17 +149,19 @@ def run(kind: str, length: int, seed: int, size: int, epochs: int) -> dict[str, 
     }
 
 
-def trend(lengths: Sequence[float], gaps: Sequence[float]) -> dict[str, float]:
-    """Least-squares slope of the gap per 100 tokens, its 95 % confidence interval, and the p-value of slope 0."""
-    return asdict(slope_with_confidence([length / 100 for length in lengths], gaps))
-
-
 def trends(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The trend of all runs pooled, and of the means over the seeds."""
-    lengths = sorted({run["length"] for run in runs})
-    means = [statistics.mean(run["gap"] for run in runs if run["length"] == length) for length in lengths]
-    pooled = trend([run["length"] for run in runs], [run["gap"] for run in runs])
-    return {"means over seeds": trend(lengths, means), "pooled": pooled}
+    """The slope of the gap per 100 tokens of all runs pooled, and of the means over the seeds."""
+    by_length: dict[int, list[float]] = {}
+    for run in sorted(runs, key=lambda run: run["length"]):
+        by_length.setdefault(run["length"], []).append(run["gap"])
+    points = {
+        "means over seeds": [(length, statistics.mean(gaps)) for length, gaps in by_length.items()],
+        "pooled": [(run["length"], run["gap"]) for run in runs],
+    }
+    return {
+        name: asdict(slope_with_confidence([length / 100 for length, _ in own], [gap for _, gap in own]))
+        for name, own in points.items()
+    }
 
 
 def report_all(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -234,53 +230,30 @@ def print_bound(runs: Sequence[dict[str, Any]]) -> None:
     )
 
 
-@figure_style()
-def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
-    """Accuracies over T, and the gap, as in Figure 1."""
-    figure = new_figure(7, 5)
-    top, bottom = figure.subplots(2, 1, sharex=True)
-    lengths = sorted({run["length"] for run in runs})
-    lines = (top, "train_accuracy", "training"), (top, "test_accuracy", "test"), (bottom, "gap", "")
-    for axes, name, label in lines:
-        values = [[run[name] for run in runs if run["length"] == length] for length in lengths]
-        spread = [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
-        style = {"marker": "o", "capsize": 3, "label": label, "linestyle": "--" if label == "test" else "-"}
-        axes.errorbar(lengths, [statistics.mean(v) for v in values], spread, **style)
-    top.set_ylabel("accuracy")
-    bottom.set(xlabel="sequence length T", ylabel="training − test accuracy")
-    title = "mean over seeds, with the standard deviation"
-    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, title=title)
-    finish_figure(figure, path, "Sparse majority: the generalization gap by length")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the grid; print and write the results."""
-    parser = experiment_parser(__doc__.splitlines()[0], lambda content: report_all(content["runs"]))
-    parser.add_argument("--seeds", type=int, default=3, help="runs per length with a stable state matrix")
-    parser.add_argument("--raw-seeds", type=int, default=1, help="runs per length with the paper's raw state matrix")
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--picture", help="draw accuracies and gap into this file")
-    args = parser.parse_args(argv)
-    lengths, size, epochs = (LENGTHS, 1000, args.epochs) if not args.tiny else ([5, 8, 11], 96, 2)
-    seeds = {"stable": args.seeds, "raw": args.raw_seeds}
+    settings = {
+        "seeds": (3, "runs per length with a stable state matrix"),
+        "raw_seeds": (1, "runs per length with the paper's raw state matrix"),
+        "epochs": 40,
+    }
+    cost = "15 minutes on one core of its own"
+    args = experiment_parser(
+        __doc__, lambda content: report_all(content["runs"]), settings, {"epochs": 2}, cost
+    ).parse_args(argv)
+    lengths, size = ([5, 8, 11], 96) if args.tiny else (LENGTHS, 1000)
     runs: list[dict[str, Any]] = []
-    for kind, count in seeds.items():
-        for seed in range(count):
-            for length in lengths:
-                runs.append(run(kind, length, seed, size, epochs))
-                found = runs[-1]
-                print(
-                    f"{kind} T={length} seed={seed}: {found['train_accuracy']:.3f} / {found['test_accuracy']:.3f}, "
-                    f"{found['seconds']:.0f} s",
-                    flush=True,
-                )
+    for kind, count in (("stable", args.seeds), ("raw", args.raw_seeds)):
+        for seed, length in product(range(count), lengths):
+            found = run(kind, length, seed, size, args.epochs)
+            runs.append(found)
+            accuracies = f"{found['train_accuracy']:.3f} / {found['test_accuracy']:.3f}"
+            print(f"{kind} T={length} seed={seed}: {accuracies}, {found['seconds']:.0f} s", flush=True)
     print("\nPaper (Figure 1, no table): training accuracy around 95 %, the gap within 0 to 10 %, no trend in T.")
     found_trends = report_all(runs)
     minutes = math.fsum(run["seconds"] for run in runs) / 60
     print(f"\n{minutes:.1f} minutes of processor time.")
     write_results(args, {"trends": found_trends, "minutes": minutes, "runs": runs})
-    if args.picture is not None:
-        draw([run for run in runs if run["kind"] == "stable"], args.picture)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ when the command is started again.
 """
 
 import argparse
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from _experiment import by_seed, experiment_parser, mean_and_deviation, print_table
+from _experiment import by_seed, experiment_parser, fit, mean_and_deviation, print_table
 from _resume import FinishedRuns
 from _tasks import associative_recall, in_context_neighbours, induction_heads, selective_copying, smooth_function
 from datasets import Dataset, DatasetDict
@@ -29,9 +28,7 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    PrinterCallback,
     Trainer,
-    TrainingArguments,
     set_seed,
 )
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
@@ -152,38 +149,29 @@ def score(kind: str) -> Callable[[Any], dict[str, float]]:
     return compute
 
 
-def fit(
+def train(
     build: Callable[[], nn.Module], data: DatasetDict, kind: str, rate: float, seed: int, args: argparse.Namespace
 ) -> tuple[float, Trainer]:
     """Train one model; return its validation score and its trainer."""
     set_seed(seed)
     model = build()
-    trainer_class = hf_ssm.SSMTrainer if type(model).__module__.startswith("hf_ssm") else Trainer
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_class(
-            model=model,
-            args=TrainingArguments(
-                output_dir=folder,
-                num_train_epochs=1 if args.tiny else args.epochs,
-                per_device_train_batch_size=args.batch_size,
-                per_device_eval_batch_size=250,
-                learning_rate=rate,
-                lr_scheduler_type="cosine",
-                warmup_steps=0.1,
-                weight_decay=0.01,
-                seed=seed,
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-            ),
-            train_dataset=data["train"],
-            compute_metrics=score(kind),
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        return evaluate(trainer, data["validation"]), trainer
+    trainer = {"compute_metrics": score(kind)}
+    if not type(model).__module__.startswith("hf_ssm"):
+        trainer["trainer_class"] = Trainer
+    trainer = fit(
+        model,
+        data["train"],
+        trainer,
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=args.batch_size,
+        per_device_eval_batch_size=250,
+        learning_rate=rate,
+        warmup_steps=0.1,
+        weight_decay=0.01,
+        use_cpu=False,
+        seed=seed,
+    )
+    return evaluate(trainer, data["validation"]), trainer
 
 
 def evaluate(trainer: Trainer, split: Dataset) -> float:
@@ -205,7 +193,7 @@ def run_task(task: str, seed: int, args: argparse.Namespace) -> dict[str, dict[s
     builders["attention"] = lambda: build_attention(*shape, largest)
     results = {}
     for name, build in builders.items():
-        tried = [(*fit(build, data, kind, rate, seed, args), rate) for rate in args.learning_rates]
+        tried = [(*train(build, data, kind, rate, seed, args), rate) for rate in args.learning_rates]
         _, trainer, rate = max(tried, key=lambda run: run[0])
         results[name] = {
             "score": evaluate(trainer, data["test"]),
@@ -215,19 +203,17 @@ def run_task(task: str, seed: int, args: argparse.Namespace) -> dict[str, dict[s
     return results
 
 
+OPTIONS = {
+    **{"tasks": list(TASKS), "seeds": 1, "epochs": 5.0},
+    **{"num_train": 16000, "batch_size": 64, "learning_rates": [1e-3]},
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """All tasks, models and seeds, and the table."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=float, default=5)
-    parser.add_argument("--num-train", type=int, default=16000)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-3])
-    args = parser.parse_args(argv)
-    if args.tiny:
-        args.seeds, args.learning_rates = 1, [1e-3]
-
+    tiny = {"seeds": 1, "learning_rates": [1e-3], "epochs": 1.0}
+    cost = "28 trainings of 1,250 steps"
+    args = experiment_parser(__doc__, show, OPTIONS, tiny, cost).parse_args(argv)
     names_of_settings = ("tiny", "epochs", "num_train", "batch_size", "learning_rates")
     finished = FinishedRuns(args.output, {name: getattr(args, name) for name in names_of_settings})
     for task in args.tasks:

@@ -16,26 +16,24 @@ of a full FFT, which weights a positive frequency and its negative counterpart d
 in eq. (8). Frequencies are s = ω / Δ ("radian") instead of (2/Δ) tan(ω/2), which is infinite at Nyquist, where the ends
 of a non-periodic signal have power. At the waves both are similar (256 and 270 for the highest).
 
-    python examples/waves.py --output examples/results/waves.json --picture waves.png
+    python examples/waves.py --output examples/results/waves.json
 """
 
 import argparse
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from _experiment import experiment_parser, mean_and_deviation, print_table, quiet_training, write_results
+from _experiment import experiment_parser, fit, mean_and_deviation, print_table, write_results
 from torch import Tensor
-from transformers import EvalPrediction, PrinterCallback
+from transformers import EvalPrediction
 
 from hf_ssm import S4Config, S4ForSignalRegression
-from hf_ssm.plotting.style import LINE_STYLES, PALETTE, figure_style, finish_figure, new_figure
-from hf_ssm.training import SSMTrainer
 
 FREQUENCIES = (1, 16, 256)
 SETTINGS = ((0.01, -1.0), (1.0, 0.0), (10.0, 0.5), (100.0, 1.0))  # (α, β)
+OPTIONS = {"length": 2048, "hidden_size": 16, "state_size": 8, "steps": 500, "seeds": 3, "num_test": 200}
 TINY = {"length": 520, "hidden_size": 2, "state_size": 4, "steps": 2, "seeds": 1, "num_test": 8}
 
 
@@ -102,30 +100,16 @@ def build_model(args: argparse.Namespace, scale: float, order: float) -> S4ForSi
 def train(args: argparse.Namespace, scale: float, order: float, seed: int) -> dict[str, Any]:
     """Train one model, and evaluate it on the test signals during and after training."""
     torch.manual_seed(seed)
-    model = build_model(args, scale, order)
-    with tempfile.TemporaryDirectory() as folder:
-        training = quiet_training(
-            folder,
-            max_steps=args.steps,
-            per_device_train_batch_size=16,
-            per_device_eval_batch_size=100,
-            learning_rate=3e-3,
-            weight_decay=0.0,
-            seed=seed,
-            eval_strategy="steps",
-            eval_steps=max(args.steps // 5, 1),
-        )
-        trainer = SSMTrainer(
-            model,
-            training,
-            train_dataset=[{"labels": row} for row in training_amplitudes()],
-            eval_dataset=[{"labels": row} for row in test_amplitudes(args.num_test)],
-            data_collator=Superpose(args.length),
-            compute_metrics=absolute_errors,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        final = trainer.evaluate()
+    data = {
+        "eval_dataset": [{"labels": row} for row in test_amplitudes(args.num_test)],
+        "data_collator": Superpose(args.length),
+        "compute_metrics": absolute_errors,
+    }
+    options = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 100, "weight_decay": 0.0}
+    options |= {"eval_strategy": "steps", "eval_steps": max(args.steps // 5, 1), "learning_rate": 3e-3, "seed": seed}
+    rows = [{"labels": row} for row in training_amplitudes()]
+    trainer = fit(build_model(args, scale, order), rows, data, max_steps=args.steps, **options)
+    final = trainer.evaluate()
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     return {
         "error": {str(frequency): final[f"eval_{frequency}"] for frequency in FREQUENCIES},
@@ -141,50 +125,9 @@ def best_wave(errors: Mapping[str, float]) -> str:
     return min(errors, key=errors.__getitem__)
 
 
-@figure_style()
-def draw(path: str, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Errors during training, one panel per setting and one line per seed, as in Figure 10."""
-    columns = 2
-    rows = -(-len(results) // columns)
-    figure = new_figure(8, 0.9 + 2.2 * rows)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes in panels.flat[len(results) :]:
-        axes.set_axis_off()
-    for axes, (name, runs) in zip(panels.flat, results.items(), strict=False):
-        for number, run in enumerate(runs):
-            for colour, line, frequency in zip(PALETTE, LINE_STYLES, FREQUENCIES, strict=False):
-                style = {"color": colour, "linestyle": line, "label": f"cos {frequency} t" if number == 0 else None}
-                axes.plot(run["curve"]["step"], run["curve"][str(frequency)], **style)
-        axes.set(title=name, yscale="log")
-    for axes in panels[-1]:
-        axes.set_xlabel("optimizer step")
-    figure.supylabel("mean absolute error of the amplitude", fontsize=9)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(FREQUENCIES))
-    finish_figure(figure, path, "Waves: which frequency is learned, by α and β")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--length", type=int, default=2048, help="samples of a signal")
-    parser.add_argument("--hidden-size", type=int, default=16)
-    parser.add_argument("--state-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each setting")
-    parser.add_argument("--num-test", type=int, default=200, help="test signals")
-    parser.add_argument("--picture", help="write a figure of the errors during training to this file")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Train the four settings; print and write the errors."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.tiny:
-        vars(args).update(TINY)
-    if args.length <= 2 * FREQUENCIES[-1]:
-        highest = FREQUENCIES[-1]
-        parser.error(f"--length must be over {2 * highest}, which cos {highest} t needs, got {args.length}")
+    args = experiment_parser(__doc__, show, OPTIONS, TINY, "12 trainings of 500 steps").parse_args(argv)
     results = {
         f"α = {scale:g}, β = {order:g}": [train(args, scale, order, seed) for seed in range(args.seeds)]
         for scale, order in SETTINGS
@@ -192,8 +135,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     guess = (test_amplitudes(args.num_test) - training_amplitudes().mean(dim=0)).abs().mean(dim=0).tolist()
     content = {"mean_absolute_error": results, "error_of_the_mean": guess}
     show(content)
-    if args.picture is not None:
-        draw(args.picture, results)
     write_results(args, content)
 
 

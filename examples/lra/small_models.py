@@ -31,7 +31,7 @@ from datasets import DatasetDict
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from _experiment import experiment_parser, print_table, write_results
 from _resume import stored_results, train_or_continue
-from kmer_baseline import most_frequent
+from kmer_baseline import guesses_from_pixels
 from listops_baseline import guess
 
 from hf_ssm.data import load_sequences
@@ -151,30 +151,15 @@ def baselines(settings: RunSettings) -> dict[str, float]:
             "most frequent answer": guess(splits, False),
             "most frequent answer of the operator": guess(splits, True),
         }
-    from sklearn.linear_model import LogisticRegression
-
-    rows = load_data(settings).splits
-    # From 0 to 1, so that the regression converges.
-    pixels = {
-        name: rows[name].with_format("numpy")["input_values"][:].reshape(len(rows[name]), -1) / 255
-        for name in ("train", "test")
-    }
-    labels = {name: list(rows[name]["labels"]) for name in pixels}
-    model = LogisticRegression(max_iter=200).fit(pixels["train"], labels["train"])
-    return {
-        "most frequent class": most_frequent(labels["train"], labels["test"]),
-        "logistic regression on pixels": float(model.score(pixels["test"], labels["test"])),
-    }
+    return guesses_from_pixels(load_data(settings).splits, max_iter=200)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options of the script."""
-    parser = experiment_parser(__doc__.splitlines()[0], show)
+    settings = {"data": ("data", "folder of get_data.py"), "runs": ("runs/lra", "folder of the runs"), "seed": 0}
+    parser = experiment_parser(__doc__, show, settings, cost="about two hours on one core (cifar10: on a GPU)")
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of get_data.py (default: data)")
-    parser.add_argument("--runs", type=Path, default=Path("runs/lra"), help="folder of the runs (default: runs/lra)")
     parser.add_argument("--epochs", type=float, help="default: 2 for listops, 15 for mnist, 100 for cifar10")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--collect", action="store_true", help="write what the runs have reached, without training")
     return parser
 
@@ -190,7 +175,6 @@ def report(args: argparse.Namespace, guesses: dict[str, float]) -> None:
             found[name] = result
     of_paper = {"task": row, "epochs": PAPER_EPOCHS[row], "accuracy": {name: paper[name][row] / 100 for name in of_run}}
     args.epochs = args.epochs or epochs
-    args.data, args.runs = str(args.data), str(args.runs)
     content = {"runs": found, "baselines": guesses, "paper": of_paper}
     show(content)
     write_results(args, content)

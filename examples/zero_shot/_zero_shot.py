@@ -12,8 +12,7 @@ import numpy as np
 # The helpers of all examples.
 sys.path.append(str(Path(__file__).parents[1]))
 
-import _experiment
-from _experiment import experiment_parser, print_table
+from _experiment import experiment_parser, print_table, write_results  # noqa: F401 (for the recipes)
 
 from hf_ssm import SelectiveSSMConfig, SelectiveSSMForCausalLM
 from hf_ssm.cli.options import add_model_options
@@ -22,26 +21,14 @@ from hf_ssm.data.records import Record
 from hf_ssm.inference.model import SequenceModel
 from hf_ssm.tokenization import build_dna_tokenizer
 
-__all__ = [
-    "mean_and_error",
-    "print_table",
-    "random_bases",
-    "recipe_model",
-    "recipe_parser",
-    "run_recipe",
-    "sampled",
-    "share_and_error",
-    "windows",
-    "with_error",
-    "write_results",
-]
 
-
-def recipe_parser(description: str, show: Callable[[dict[str, Any]], object]) -> argparse.ArgumentParser:
-    """A parser with the options of all recipes; `show` as of `experiment_parser`."""
-    parser = experiment_parser(description, show)
+def recipe_parser(
+    description: str, show: Callable[[dict[str, Any]], object], settings: dict[str, Any], tiny: dict[str, Any]
+) -> argparse.ArgumentParser:
+    """A parser with the options of all recipes; the arguments are those of `experiment_parser`."""
+    settings = {"seed": (0, "seed of the selection and of generated data"), **settings}
+    parser = experiment_parser(description, show, settings, tiny, "CHECKPOINT reads each sequence at least once")
     add_model_options(parser, required=False)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the selection and of generated data")
     return parser
 
 
@@ -106,12 +93,3 @@ def share_and_error(hits: Sequence[bool]) -> dict[str, float]:
 def with_error(found: dict[str, float], digits: int = 3) -> str:
     """`0.123 ± 0.004`."""
     return f"{found['mean']:.{digits}f} ± {found['standard_error']:.{digits}f}"
-
-
-def write_results(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Write results, arguments and versions to the file of `--output`, if given."""
-    options = {
-        name: str(value) if isinstance(value, Path) and name != "output" else value
-        for name, value in vars(args).items()
-    }
-    _experiment.write_results(argparse.Namespace(**options), results)

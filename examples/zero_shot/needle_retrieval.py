@@ -184,21 +184,23 @@ def check(args: Any) -> None:
         raise ValueError(f"--depths {args.depths}: give numbers from 0 to 1.")
 
 
+OPTIONS = {
+    "lengths": ([1024, 4096, 16384], "bases of the prompt"),
+    "depths": ([0.0, 0.25, 0.5, 0.75, 1.0], "from 0 to 1"),
+    "trials": (20, "prompts per cell"),
+    "key_length": (24, "bases of the key"),
+    "value_length": (24, "bases of the value"),
+    "decoys": (15, "other values to compare with"),
+}
+TINY = {"lengths": [48, 64], "depths": [0.0, 1.0], "trials": 2, "decoys": 3, "key_length": 12, "value_length": 6}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """All lengths and depths, the table and the figure."""
-    parser = recipe_parser(__doc__.splitlines()[0], show)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], help="bases of the prompt")
-    parser.add_argument("--depths", type=float, nargs="+", default=[0.0, 0.25, 0.5, 0.75, 1.0], help="from 0 to 1")
-    parser.add_argument("--trials", type=int, default=20, help="prompts per cell (default: %(default)s)")
-    parser.add_argument("--key-length", type=int, default=24, help="bases of the key (default: %(default)s)")
-    parser.add_argument("--value-length", type=int, default=24, help="bases of the value (default: %(default)s)")
-    parser.add_argument("--decoys", type=int, default=15, help="other values to compare with (default: %(default)s)")
+    parser = recipe_parser(__doc__, show, OPTIONS, TINY)
     parser.add_argument("--background", type=Path, help="FASTA file for the background; default: random bases")
     parser.add_argument("--picture", type=Path, help="write a heat map of the accuracy per token to this file")
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.lengths, args.depths, args.trials, args.decoys = [48, 64], [0.0, 1.0], 2, 3
-        args.key_length, args.value_length = 12, 6
     check(args)
     reader = recipe_model(args)
     cells = []

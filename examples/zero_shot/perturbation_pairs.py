@@ -170,24 +170,26 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--repeats {args.repeats}: give 1 to {args.length // 3 - 1} for --length {args.length}.")
 
 
+OPTIONS = {
+    "from_base": (0, "use genes after this base only"),
+    "count": (500, "number of genes"),
+    "length": (600, "bases of each gene"),
+    "share": (1.0, "share of replaced codons"),
+    "triplet": ("CAG", "expanded triplet"),
+    "repeats": (20, "copies that are inserted"),
+    "orders": ([2, 5, 8], "of the Markov chains, at most 11"),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The pairs, their scores, and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0], show)
+    parser = recipe_parser(__doc__, show, OPTIONS, {"count": 6, "length": 60, "repeats": 4})
     parser.add_argument("--coding", type=Path, help="coding sequences (FASTA or table, also .gz)")
     parser.add_argument("--genome", type=Path, help="genome (FASTA, also .gz), with --gff")
     parser.add_argument("--gff", type=Path, help="annotation of --genome (GFF3, also .gz)")
-    parser.add_argument("--from-base", type=int, default=0, help="use genes after this base only (default: all)")
     parser.add_argument("--pairs", type=Path, help="table with the columns original_sequence and sequence")
-    parser.add_argument("--count", type=int, default=500, help="number of genes (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=600, help="bases of each gene (default: %(default)s)")
-    parser.add_argument("--share", type=float, default=1.0, help="share of replaced codons (default: %(default)s)")
-    parser.add_argument("--triplet", default="CAG", help="expanded triplet (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=20, help="copies that are inserted (default: %(default)s)")
     parser.add_argument("--baseline", type=Path, help="sequences to count for Markov chains (FASTA); default: none")
-    parser.add_argument("--orders", type=int, nargs="+", default=[2, 5, 8], choices=range(1, 12), metavar="K")
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.count, args.length, args.repeats = 6, 60, 4
     check(args)
     pairs = make_pairs(args, random.Random(args.seed))
     reader = recipe_model(args)

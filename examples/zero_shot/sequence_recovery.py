@@ -124,16 +124,17 @@ def read_windows(args: argparse.Namespace, rng: random.Random) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The model, the baselines, and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0], show)
+    settings = {
+        "windows": (500, "number of windows"),
+        "context": (1000, "bases before the generated ones"),
+        "bases": (30, "bases to generate"),
+        "orders": (list(range(12)), "of the Markov chains, at most 11"),
+    }
+    tiny = {"windows": 4, "context": 40, "bases": 6, "orders": [0, 2]}
+    parser = recipe_parser(__doc__, show, settings, tiny)
     parser.add_argument("--fasta", type=Path, help="sequences to recover (FASTA or table, also .gz)")
     parser.add_argument("--baseline", type=Path, help="sequences to count for the baseline; default: the contexts")
-    parser.add_argument("--windows", type=int, default=500, help="number of windows (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=1000, help="bases before the generated ones (%(default)s)")
-    parser.add_argument("--bases", type=int, default=30, help="bases to generate (default: %(default)s)")
-    parser.add_argument("--orders", type=int, nargs="+", default=list(range(12)), choices=range(12), metavar="K")
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.windows, args.context, args.bases, args.orders = 4, 40, 6, [0, 2]
     if min(args.windows, args.context, args.bases) < 1:
         raise ValueError("--windows, --context and --bases must be positive.")
     texts = read_windows(args, random.Random(args.seed))

@@ -103,15 +103,17 @@ def metrics(scored: Dataset, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The scores, the metrics and the table."""
-    parser = recipe_parser(__doc__.splitlines()[0], show)
+    settings = {
+        "label": ("label", "column of the label"),
+        "subsets": ("consequence", "column of subsets"),
+        "window": (1024, "bases around a variant"),
+    }
+    parser = recipe_parser(__doc__, show, settings, {})
     parser.add_argument("--variants", type=Path, help="table of variants (.csv, .tsv, .parquet)")
     parser.add_argument("--genome", type=Path, help="reference genome (FASTA, also .gz)")
     parser.add_argument("--rename", nargs="+", default=[], metavar="NEW=OLD", help="columns with other names")
-    parser.add_argument("--label", default="label", help="column of the label (default: %(default)s)")
     parser.add_argument("--positive", help="label of the harmful variants (default: True or 1)")
-    parser.add_argument("--subsets", default="consequence", help="column of subsets (default: %(default)s)")
     parser.add_argument("--scores", nargs="+", choices=list(SCORES), help="default: those of the likelihood")
-    parser.add_argument("--window", type=int, default=1024, help="bases around a variant (default: %(default)s)")
     parser.add_argument("--one-strand", action="store_true", help="score the forward strand only")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

@@ -18,11 +18,6 @@ def test_tiny(script, capsys) -> None:
         assert re.fullmatch(rf"\| {family} \| {head} \| \d+\.\d \| \d+\.\d \| \d\.\d \|", row)
 
 
-def test_tiny_evaluators(script, capsys) -> None:
-    script.main(["--tiny", "--evaluators", "--families", "S4", "--heads", "mean"])
-    assert re.search(r"^\| S4 \| mean( \| \d+\.\d\d){3} \|$", capsys.readouterr().out, re.MULTILINE)
-
-
 def test_a_part_of_the_plain_loop_is_extrapolated(script, monkeypatch) -> None:
     """Each call takes a second; one step of 4 candidates is 4 of the 10 calls."""
     seconds = iter([0.0, 4.0])

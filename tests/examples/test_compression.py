@@ -23,7 +23,7 @@ def test_tiny(
             assert layer["gain"] <= layer["bound"]
     assert "| planted motifs | τ |" in capsys.readouterr().out
 
-    monkeypatch.setattr(script, "train", None)
+    monkeypatch.setattr(script, "run_one", None)
     script.main(arguments)
     assert json.loads(result.read_text())["runs"] == runs
     with pytest.raises(SystemExit, match="another setting"):

@@ -10,8 +10,8 @@ import torch
 
 @pytest.mark.slow
 def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, picture = tmp_path / "result.json", tmp_path / "picture.png"
-    script.main(["--tiny", "--seeds", "1", "--output", str(result), "--picture", str(picture)])
+    result = tmp_path / "result.json"
+    script.main(["--tiny", "--seeds", "1", "--output", str(result)])
     content = json.loads(result.read_text())
     printed = capsys.readouterr().out
     runs = content["runs"]
@@ -27,7 +27,6 @@ def test_tiny(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "The bound is vacuous for 3 of 3 models" in printed
     assert content["trends"].keys() == {"stable", "raw"}
     assert f"{content['trends']['stable']['pooled']['slope']:+.4f}" in printed
-    assert picture.stat().st_size > 1000
 
 
 def test_ramp_loss(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
