@@ -18,11 +18,13 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from hf_ssm.ops.backends import runs_compiled
 
-__all__ = ["MixerWeights", "decode"]
+__all__ = ["MixerWeights", "decode", "rms_norm_step"]
 
 # For larger batches, matrix products read the weights less often.
 _MAX_BATCH = 8
 _STORED = (torch.float32, torch.bfloat16)
+# Numbers in a vector of the kernels.
+_LANES = 16
 _PLAIN = (nn.Parameter, Tensor)
 
 
@@ -85,8 +87,8 @@ def decode(mixer: Any, hidden_states: Tensor, state: Any) -> Tensor | None:
     Args:
         mixer: Its method `decoding_weights` returns `MixerWeights`, or `None` if its modules compute something else.
         hidden_states: `(B, 1, S)`.
-        state: The `LayerState` of the mixer, with the tensors `short_conv`, the last inputs `(B, M, K - 1)`, and `scan`,
-            `(B, D, N)` or `(B, H, D / H, N)`, which are replaced.
+        state: The `LayerState` of the mixer. Its tensors are replaced: `short_conv`, the last inputs `(B, M, K - 1)`,
+            and `scan`, `(B, D, N)` or `(B, H, D / H, N)`.
     """
     tensors = state.tensors
     past, scanned = tensors.get("short_conv"), tensors.get("scan")
@@ -106,10 +108,12 @@ def decode(mixer: Any, hidden_states: Tensor, state: Any) -> Tensor | None:
         if weights is None or not all(map(_is_readable, weights)):
             return None
         step = importlib.import_module("hf_ssm.ops.cpu.decoding").MixerStep(weights, scanned.shape[-1])
-        prepared = _Prepared(step, [(module, _marks(module)) for module in mixer.modules()])
         # Copies of weights would not follow changes of the weights.
-        state.constants["decoding"] = prepared if step.reads_in_place else None
-    output, tensors["short_conv"], tensors["scan"] = prepared.step(hidden_states, past, scanned)
+        marks = [(module, _marks(module)) for module in mixer.modules()] if step.reads_in_place else None
+        prepared = state.constants["decoding"] = None if marks is None else _Prepared(step, marks)
+    else:
+        step = prepared.step
+    output, tensors["short_conv"], tensors["scan"] = step(hidden_states, past, scanned)
     return output
 
 
@@ -146,3 +150,23 @@ def _has_scaled_rows(weight: Any) -> bool:
     values, scales, zeros = weight.qdata, weight.scale, weight.zero_point
     has_rows = values.is_cpu and values.dim() == 2 and values.is_contiguous() and scales.shape == (len(values), 1)
     return has_rows and scales.dtype == torch.float32 and (zeros is None or not zeros.any())
+
+
+def rms_norm_step(hidden_states: Tensor, weight: Tensor | None, epsilon: float | None) -> Tensor | None:
+    """`nn.functional.rms_norm` of `(B, 1, D)` by one compiled call; `None` where torch has to compute it.
+
+    Torch takes about as long as everything else around a mixer.
+    """
+    if weight is None or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    if hidden_states.dtype != torch.float32 or weight.dtype != torch.float32 or weight.shape[0] % _LANES:
+        return None
+    if not runs_compiled(hidden_states, weight):
+        return None
+    hidden_states, weight = hidden_states.contiguous(), weight.contiguous()
+    output = torch.empty_like(hidden_states)
+    epsilon = torch.finfo(torch.float32).eps if epsilon is None else epsilon
+    compiled: Any = importlib.import_module("hf_ssm.ops.cpu.decoding")
+    addresses = hidden_states.data_ptr(), weight.data_ptr(), output.data_ptr()
+    compiled.norm_step(hidden_states.shape[0], hidden_states.shape[2], epsilon, *addresses)
+    return output

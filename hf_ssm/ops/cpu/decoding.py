@@ -5,7 +5,6 @@ bfloat16 or int8. Columns and states are multiples of 16; `MixerStep` pads other
 """
 
 import math
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from hf_ssm.ops.cpu.vectors import (
     total,
 )
 
-__all__ = ["MixerStep"]
+__all__ = ["MixerStep", "norm_step"]
 
 _ZERO, _LOG2_E = F(0), F(math.log2(math.e))
 _BFLOAT16, _INT8 = 1, 2
@@ -173,6 +172,19 @@ def _norm_groups(s, y):
 
 
 @kernel
+def norm_step(rows, size, epsilon, x, weight, y):
+    """RMS norms of `(rows, size)`; `x` to `y` are addresses."""
+    w = pointer(weight, 0)
+    for row in range(rows):
+        before, after, square = pointer(x, row * size), pointer(y, row * size), splat(_ZERO)
+        for i in range(0, size, LANES):
+            square = square + load(before, i) * load(before, i)
+        scale = F(1 / math.sqrt(total(square) / size + epsilon))
+        for i in range(0, size, LANES):
+            store(after, i, load(before, i) * scale * load(w, i))
+
+
+@kernel
 def _step(s, batch, hidden, past, state, output, new_past, new_state, work):
     """One position of all sequences; `hidden` to `work` are addresses."""
     gate, projected, convolved = pointer(work, s.gate), pointer(work, s.projected), pointer(work, s.convolved)
@@ -198,7 +210,7 @@ def _step(s, batch, hidden, past, state, output, new_past, new_state, work):
 
 
 class MixerStep:
-    """The step of a mixer with given weights, the `MixerWeights` of `ops/decoding.py`, and `states` numbers per channel.
+    """The step of a mixer with `MixerWeights` (`ops/decoding.py`), for `states` numbers of each channel.
 
     Attributes:
         reads_in_place: Whether the step reads the memory of all weights, instead of copies in another form.
@@ -212,10 +224,10 @@ class MixerStep:
         in_map, out_map = self._map(w.in_weight, w.in_bias), self._map(w.out_weight, w.out_bias)
         x_map, dt_map = self._map(w.x_weight, None), self._map(w.dt_weight, None)
         numbers = w.conv_weight, w.conv_bias, _padded(w.A) if w.A.dim() == 2 else w.A, w.dt_bias, w.skip, w.norm_weight
-        addresses = [self._address(t) for t in numbers]
+        addresses = map(self._address, numbers)
         # The parts of the scratch memory begin at multiples of 16 numbers, and vectors may reach behind the gate.
         parts = in_map[4] + LANES, mixed, rank + 2 * states, heads, 2 * w.groups * padded, padded, channels
-        places = [0, *accumulate(size + -size % LANES for size in parts)]
+        places = [0, *np.cumsum(-(-np.array(parts) // LANES) * LANES).tolist()]
         gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
         values = (
             *(channels, heads, w.groups, padded, states, rank, mixed, taps, w.is_log_A),
@@ -229,13 +241,11 @@ class MixerStep:
         """The output at one position, and the next states."""
         batch, dtypes = hidden.shape[0], (hidden.dtype, past.dtype)
         hidden, past, before = _padded(hidden.float()), past.mT.float().contiguous(), _padded(state).contiguous()
-        output, new_past, after = (
-            hidden.new_empty(batch, 1, self.width),
-            torch.empty_like(past),
-            torch.empty_like(before),
-        )
-        work = hidden.new_zeros(self.scratch)
-        _step(self.mixer, batch, *(t.data_ptr() for t in (hidden, past, before, output, new_past, after, work)))
+        output, work = hidden.new_empty(batch, 1, self.width), hidden.new_zeros(self.scratch)
+        new_past, after = torch.empty_like(past), torch.empty_like(before)
+        inputs = hidden.data_ptr(), past.data_ptr(), before.data_ptr()
+        outputs = output.data_ptr(), new_past.data_ptr(), after.data_ptr()
+        _step(self.mixer, batch, *inputs, *outputs, work.data_ptr())
         after = after if after.shape == state.shape else after[..., : self.given].contiguous()
         return output.to(dtypes[0]), new_past.to(dtypes[1]).mT, after
 
