@@ -101,9 +101,11 @@ class Block(GradientCheckpointingLayer):
             hidden_states = normalized(norm, hidden_states, mask, self.norm_type, self.residual_in_fp32)
         if not self.residual_in_fp32:
             return hidden_states
-        dtype = next(module for module in self.modules() if isinstance(module, nn.Linear)).weight.dtype
+        linear = _first_linear(self)
         # The weights of a quantised projection are integers.
-        return hidden_states.to(dtype) if dtype.is_floating_point else hidden_states
+        if linear is None or not (dtype := linear.weight.dtype).is_floating_point:
+            return hidden_states
+        return hidden_states.to(dtype)
 
     def _added(self, hidden_states: Tensor, update: Tensor, norm: nn.Module, rows: Rows) -> Tensor:
         """The residual sum, and the norm behind it where that is its place."""
@@ -120,3 +122,14 @@ class Block(GradientCheckpointingLayer):
         if self.norm_first:
             return update
         return normalized(norm, update, rows.mask, self.norm_type, self.residual_in_fp32)
+
+
+def _first_linear(module: nn.Module) -> nn.Linear | None:
+    """The first linear map in the order of `modules()`, which takes longer: decoding asks at every position."""
+    if isinstance(module, nn.Linear):
+        return module
+    linear = None
+    for child in module._modules.values():
+        if child is not None and (linear := _first_linear(child)) is not None:
+            break
+    return linear

@@ -6,7 +6,9 @@ Legend: `B` batch, `L` length, `D` hidden size (channels of the gated norm).
 import torch
 from torch import Tensor, nn
 
+from hf_ssm.modules.projection import has_standard_forward
 from hf_ssm.ops.context import is_in_backward
+from hf_ssm.ops.decoding import rms_norm_step
 from hf_ssm.utils.processes import Processes, all_processes
 
 __all__ = ["GatedRMSNorm", "MaskedBatchNorm", "RMSPlusNorm", "build_norm", "normalized"]
@@ -154,6 +156,10 @@ def normalized(
         hidden_states = hidden_states.to(weight.dtype)
     if torch.jit.is_tracing() and isinstance(norm, nn.RMSNorm) and not isinstance(norm, RMSPlusNorm):
         return norm.weight * _rms_normed(hidden_states, norm.eps)
+    if hidden_states.shape[1] == 1 and has_standard_forward(norm, nn.RMSNorm):
+        stepped = rms_norm_step(hidden_states, norm.weight, norm.eps)
+        if stepped is not None:
+            return stepped
     output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)
     return output
 

@@ -94,7 +94,7 @@ def runs_compiled(*tensors: Tensor | None) -> bool:
     # There is no public way to detect a dispatch mode.
     if in_function_transform() or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    return all(t is None or (t.device.type == "cpu" and type(t) in (Tensor, nn.Parameter)) for t in tensors)
+    return all(t is None or (t.is_cpu and type(t) in (Tensor, nn.Parameter)) for t in tensors)
 
 
 def runs_hub(*tensors: Tensor | None) -> bool:

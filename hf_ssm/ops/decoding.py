@@ -14,14 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from hf_ssm.ops.backends import runs_compiled
 
-__all__ = ["MixerWeights", "decode"]
+__all__ = ["MixerWeights", "decode", "rms_norm_step"]
 
 # For larger batches, matrix products read the weights less often.
 _MAX_BATCH = 8
 _STORED = (torch.float32, torch.bfloat16)
+# Numbers in a vector of the kernels.
+_LANES = 16
+_PLAIN = (nn.Parameter, Tensor)
 
 
 class MixerWeights(NamedTuple):
@@ -63,35 +67,75 @@ class MixerWeights(NamedTuple):
     dt_limit: tuple[float, float] = (0.0, math.inf)
 
 
-def decode(
-    read_weights: Callable[[], MixerWeights | None], hidden_states: Tensor, tensors: dict[str, Tensor]
-) -> Tensor | None:
+class _Prepared(NamedTuple):
+    """The compiled step of a mixer, and marks of its modules, which are other ones if the step has to be made again."""
+
+    step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    marks: list[tuple[nn.Module, tuple[Any, ...]]]
+
+    def is_current(self) -> bool:
+        """Whether the mixer still is what the step computes."""
+        for module, marks in self.marks:
+            if _marks(module) != marks:
+                return False
+        return not _has_any_global_hook()
+
+
+def decode(mixer: Any, hidden_states: Tensor, state: Any) -> Tensor | None:
     """The output of a mixer at the next position of each sequence; `None` if its modules have to be called.
 
     Args:
-        read_weights: Returns the weights; `None` if the modules compute something else.
+        mixer: Its method `decoding_weights` returns `MixerWeights`, or `None` if its modules compute something else.
         hidden_states: `(B, 1, S)`.
-        tensors: The state of the mixer, replaced: `short_conv`, the last inputs `(B, M, K - 1)`; `scan`, `(B, D, N)` or
-            `(B, H, D / H, N)`.
+        state: The `LayerState` of the mixer. Its tensors are replaced: `short_conv`, the last inputs `(B, M, K - 1)`,
+            and `scan`, `(B, D, N)` or `(B, H, D / H, N)`.
     """
-    past, state = tensors.get("short_conv"), tensors.get("scan")
-    if past is None or state is None or hidden_states.shape[1] != 1 or len(hidden_states) > _MAX_BATCH:
+    tensors = state.tensors
+    past, scanned = tensors.get("short_conv"), tensors.get("scan")
+    if past is None or scanned is None or hidden_states.shape[1] != 1 or hidden_states.shape[0] > _MAX_BATCH:
         return None
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or state.dtype != torch.float32:
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or scanned.dtype != torch.float32:
         return None
-    if hidden_states.dtype not in _STORED or past.dtype not in _STORED or not runs_compiled(hidden_states, past, state):
+    if (
+        hidden_states.dtype not in _STORED
+        or past.dtype not in _STORED
+        or not runs_compiled(hidden_states, past, scanned)
+    ):
         return None
-    weights = read_weights()
-    if weights is None or not all(map(_is_readable, weights)):
-        return None
-    step: Any = importlib.import_module("hf_ssm.ops.cpu.decoding").mixer_step
-    output, tensors["short_conv"], tensors["scan"] = step(weights, hidden_states, past, state)
+    prepared = state.constants.get("decoding")
+    if prepared is None or not prepared.is_current():
+        weights = mixer.decoding_weights()
+        if weights is None or not all(map(_is_readable, weights)):
+            return None
+        step = importlib.import_module("hf_ssm.ops.cpu.decoding").MixerStep(weights, scanned.shape[-1])
+        # Copies of weights would not follow changes of the weights.
+        marks = [(module, _marks(module)) for module in mixer.modules()] if step.reads_in_place else None
+        prepared = state.constants["decoding"] = None if marks is None else _Prepared(step, marks)
+    else:
+        step = prepared.step
+    output, tensors["short_conv"], tensors["scan"] = step(hidden_states, past, scanned)
     return output
+
+
+def _marks(module: nn.Module) -> tuple[Any, ...]:
+    """Class, hooks, children and addresses of the parameters of a module."""
+    # Plain dictionary lookups, since decoding does this at every position.
+    own = module.__dict__
+    return (
+        type(module),
+        "forward" in own,
+        len(own["_forward_hooks"]),
+        len(own["_forward_pre_hooks"]),
+        len(own["_backward_hooks"]),
+        len(own["_backward_pre_hooks"]),
+        *own["_modules"].values(),
+        *[p.data_ptr() if type(p) in _PLAIN else id(p) for p in own["_parameters"].values()],
+    )
 
 
 def _is_readable(value: Any) -> bool:
     """Whether a kernel reads this weight, or it is no tensor."""
-    if type(value) in (Tensor, nn.Parameter):
+    if type(value) in _PLAIN:
         return value.is_cpu and value.dtype in _STORED and value.is_contiguous()
     if type(value).__name__ == "Int8Tensor" and type(value).__module__.partition(".")[0] == "torchao":
         return _has_scaled_rows(value)
@@ -106,3 +150,23 @@ def _has_scaled_rows(weight: Any) -> bool:
     values, scales, zeros = weight.qdata, weight.scale, weight.zero_point
     has_rows = values.is_cpu and values.dim() == 2 and values.is_contiguous() and scales.shape == (len(values), 1)
     return has_rows and scales.dtype == torch.float32 and (zeros is None or not zeros.any())
+
+
+def rms_norm_step(hidden_states: Tensor, weight: Tensor | None, epsilon: float | None) -> Tensor | None:
+    """`nn.functional.rms_norm` of `(B, 1, D)` by one compiled call; `None` where torch has to compute it.
+
+    Torch takes about as long as everything else around a mixer.
+    """
+    if weight is None or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    if hidden_states.dtype != torch.float32 or weight.dtype != torch.float32 or weight.shape[0] % _LANES:
+        return None
+    if not runs_compiled(hidden_states, weight):
+        return None
+    hidden_states, weight = hidden_states.contiguous(), weight.contiguous()
+    output = torch.empty_like(hidden_states)
+    epsilon = torch.finfo(torch.float32).eps if epsilon is None else epsilon
+    compiled: Any = importlib.import_module("hf_ssm.ops.cpu.decoding")
+    addresses = hidden_states.data_ptr(), weight.data_ptr(), output.data_ptr()
+    compiled.norm_step(hidden_states.shape[0], hidden_states.shape[2], epsilon, *addresses)
+    return output

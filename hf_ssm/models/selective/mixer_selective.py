@@ -63,7 +63,7 @@ class SelectiveMixer(nn.Module):
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         if state is not None and rows == Rows():
-            stepped = decode(self._decoding_weights, hidden_states, state.tensors)
+            stepped = decode(self, hidden_states, state)
             if stepped is not None:
                 return stepped
         inputs, gate = self.project(hidden_states, rows.mask)
@@ -80,7 +80,7 @@ class SelectiveMixer(nn.Module):
             return self._joined(output, behind.flip(1))
         return output if self.out_proj is None else self.out_proj(output)
 
-    def _decoding_weights(self) -> MixerWeights | None:
+    def decoding_weights(self) -> MixerWeights | None:
         """The weights of one compiled step; `None` if a module does something else than its class."""
         scan: Any = self.scan
         conv: Any = self.conv1d

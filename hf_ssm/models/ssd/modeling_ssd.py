@@ -61,7 +61,7 @@ class SSDMixer(nn.Module):
 
     def forward(self, hidden_states: Tensor, rows: Rows = Rows(), state: LayerState | None = None) -> Tensor:
         if state is not None and rows == Rows():
-            stepped = decode(self._decoding_weights, hidden_states, state.tensors)
+            stepped = decode(self, hidden_states, state)
             if stepped is not None:
                 return stepped
         projected, gate = self.project(hidden_states, rows.mask)
@@ -77,7 +77,7 @@ class SSDMixer(nn.Module):
             output = output + behind
         return self.out_proj(self._gated(output, gate))
 
-    def _decoding_weights(self) -> MixerWeights | None:
+    def decoding_weights(self) -> MixerWeights | None:
         """The weights of one compiled step; `None` if a module does something else than its class."""
         scan, conv, in_proj, out_proj, norm = self.scan, self.conv1d, self.in_proj, self.out_proj, self.norm
         standard: list[Any] = [(scan, SSDScan), (conv, ShortConvolution), (in_proj, nn.Linear), (out_proj, nn.Linear)]

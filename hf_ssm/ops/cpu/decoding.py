@@ -1,12 +1,11 @@
 """The kernel behind `ops/decoding.py`, in float32; dimensions as there.
 
 The time of a large model is that of reading its weights, so the linear maps are read as they are stored: in float32,
-bfloat16 or int8. Columns and states are multiples of 16; `mixer_step` pads others with zeros.
+bfloat16 or int8. Columns and states are multiples of 16; `MixerStep` pads others with zeros.
 """
 
 import math
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,66 +30,28 @@ from hf_ssm.ops.cpu.vectors import (
     total,
 )
 
-__all__ = ["mixer_step"]
+__all__ = ["MixerStep", "norm_step"]
 
 _ZERO, _LOG2_E = F(0), F(math.log2(math.e))
 _BFLOAT16, _INT8 = 1, 2
 _FORMS = {torch.float32: 0, torch.bfloat16: _BFLOAT16, torch.int8: _INT8}
 
 
-class _Mixer(NamedTuple):
-    """Sizes, with columns and states in multiples of 16, and addresses of float32 numbers (0: none).
-
-    `projected` to `y` are scratch memory for one sequence; `gate`, `inputs` and `dt` are parts of `projected`.
-    """
-
-    batch: int
-    channels: int
-    heads: int
-    groups: int
-    states: int
-    states_given: int
-    rank: int
-    mixed: int
-    taps: int
-    is_log_A: bool
-    norm_before_gate: bool
-    epsilon: float
-    low: Any
-    high: Any
-    hidden: int
-    past: int
-    state: int
-    output: int
-    new_past: int
-    new_state: int
-    conv_weight: int
-    conv_bias: int
-    A: int
-    dt_bias: int
-    skip: int
-    norm_weight: int
-    gate: int
-    inputs: int
-    dt: int
-    projected: int
-    convolved: int
-    selected: int
-    steps: int
-    matrices: int
-    decay: int
-    y: int
-
-
-class _Map(NamedTuple):
-    """A linear map: addresses of the matrix, of scales of its rows and of the bias (0: none), and how it is stored."""
-
-    weight: int
-    scales: int
-    bias: int
-    form: int
-    rows: int
-    columns: int
+# A linear map: addresses of the matrix, of scales of its rows and of the bias (0: none), and how it is stored.
+_MAP = np.dtype([(name, np.int64) for name in ("weight", "scales", "bias", "form", "rows", "columns")])
+# Sizes, with columns and states in multiples of 16, and addresses of float32 numbers (0: none). `gate` to `y` are
+# places in the scratch memory of one sequence; `gate`, `inputs` and `dt` are parts of `projected`.
+_MIXER = np.dtype(
+    [
+        *((name, np.int64) for name in ("channels", "heads", "groups", "states", "states_given", "rank", "mixed")),
+        *((name, np.int64) for name in ("taps", "is_log_A", "states_of_A", "channels_of_skip", "norm_before_gate")),
+        *((name, np.float32) for name in ("epsilon", "low", "high")),
+        *((name, np.int64) for name in ("conv_weight", "conv_bias", "A", "dt_bias", "skip", "norm_weight")),
+        *((name, np.int64) for name in ("gate", "inputs", "dt", "projected", "convolved", "selected", "steps")),
+        *((name, np.int64) for name in ("matrices", "decay", "y", "size")),
+        *((name, _MAP) for name in ("in_map", "x_map", "dt_map", "out_map")),
+    ]
+)
 
 
 @kernel
@@ -128,10 +89,9 @@ def _apply(m, x, y):
 
 
 @kernel
-def _convolve(s, b, x, y):
-    """The short convolution of sequence `b` with SiLU."""
-    first = b * (s.taps - 1) * s.mixed
-    before, after, w = pointer(s.past, first), pointer(s.new_past, first), pointer(s.conv_weight, 0)
+def _convolve(s, before, after, x, y):
+    """The short convolution with SiLU; `before` and `after` are the last inputs, `(K - 1, M)`."""
+    w = pointer(s.conv_weight, 0)
     for d in range(s.mixed):
         value = w[d * s.taps + s.taps - 1] * x[d]
         for i in range(s.taps - 1):
@@ -149,15 +109,15 @@ def _convolve(s, b, x, y):
 
 
 @kernel
-def _select(s, x_map, dt_map, convolved, steps, matrices):
+def _select(s, dt, convolved, selected, steps, matrices):
     """The step sizes of the heads, and B and C of the groups, `(2, G, N)`."""
-    source = pointer(s.selected, s.rank) if s.rank > 0 else shifted(convolved, s.channels)
+    source = shifted(selected, s.rank) if s.rank > 0 else shifted(convolved, s.channels)
     if s.rank > 0:
-        _apply(x_map, convolved, pointer(s.selected, 0))
-        _apply(dt_map, pointer(s.selected, 0), steps)
+        _apply(s.x_map, convolved, selected)
+        _apply(s.dt_map, selected, steps)
     else:
         for head in range(s.heads):
-            steps[head] = pointer(s.dt, head)[0]
+            steps[head] = dt[head]
     for head in range(s.heads):
         steps[head] += pointer(s.dt_bias, head)[0]
     for i in range(0, s.heads, LANES):
@@ -168,15 +128,15 @@ def _select(s, x_map, dt_map, convolved, steps, matrices):
 
 
 @kernel
-def _scan(s, b, x, steps, matrices, decay, y):
-    """The state of sequence `b`, `exp(d A) h + d x B`, and the output, `C h + skip x`."""
-    first = b * s.channels * s.states
-    before, after, A = pointer(s.state, first), pointer(s.new_state, first), pointer(s.A, 0)
+def _scan(s, before, after, x, steps, matrices, decay, y):
+    """The state, `exp(d A) h + d x B`, `(D, N)`, and the output, `C h + skip x`."""
+    A = pointer(s.A, 0)
     size, of_group, others = s.channels // s.heads, s.heads // s.groups, s.groups * s.states
     for head in range(s.heads):
         group = head // of_group * s.states
         for n in range(0, s.states, LANES):
-            rate = load(A, head * s.states + n) * _LOG2_E
+            rate = splat(A[head]) if s.states_of_A == 1 else load(A, head * s.states + n)
+            rate = rate * _LOG2_E
             if s.is_log_A:
                 rate = exp2(rate) * -_LOG2_E
             store(decay, n, exp2(steps[head] * rate))
@@ -189,12 +149,11 @@ def _scan(s, b, x, steps, matrices, decay, y):
                 summed = summed + value * load(matrices, others + group + n)
             y[channel] = total(summed)
             if s.skip != 0:
-                y[channel] += pointer(s.skip, channel)[0] * x[channel]
+                y[channel] += pointer(s.skip, channel // s.channels_of_skip)[0] * x[channel]
 
 
 @kernel
-def _gate(s, y):
-    z = pointer(s.gate, 0)
+def _gate(s, z, y):
     for i in range(0, s.channels, LANES):
         store(y, i, load(y, i) * load(z, i) * sigmoid(load(z, i)))
 
@@ -213,81 +172,107 @@ def _norm_groups(s, y):
 
 
 @kernel
-def _step(s, in_map, x_map, dt_map, out_map):
-    projected, convolved, steps = pointer(s.projected, 0), pointer(s.convolved, 0), pointer(s.steps, 0)
-    matrices, y = pointer(s.matrices, 0), pointer(s.y, 0)
-    for b in range(s.batch):
-        _apply(in_map, pointer(s.hidden, b * in_map.columns), projected)
-        _convolve(s, b, pointer(s.inputs, 0), convolved)
-        _select(s, x_map, dt_map, convolved, steps, matrices)
-        _scan(s, b, convolved, steps, matrices, pointer(s.decay, 0), y)
+def norm_step(rows, size, epsilon, x, weight, y):
+    """RMS norms of `(rows, size)`; `x` to `y` are addresses."""
+    w = pointer(weight, 0)
+    for row in range(rows):
+        before, after, square = pointer(x, row * size), pointer(y, row * size), splat(_ZERO)
+        for i in range(0, size, LANES):
+            square = square + load(before, i) * load(before, i)
+        scale = F(1 / math.sqrt(total(square) / size + epsilon))
+        for i in range(0, size, LANES):
+            store(after, i, load(before, i) * scale * load(w, i))
+
+
+@kernel
+def _step(s, batch, hidden, past, state, output, new_past, new_state, work):
+    """One position of all sequences; `hidden` to `work` are addresses."""
+    gate, projected, convolved = pointer(work, s.gate), pointer(work, s.projected), pointer(work, s.convolved)
+    selected, steps, matrices = pointer(work, s.selected), pointer(work, s.steps), pointer(work, s.matrices)
+    y = pointer(work, s.y)
+    for b in range(batch):
+        first, inputs = b * (s.taps - 1) * s.mixed, pointer(work, s.inputs)
+        _apply(s.in_map, pointer(hidden, b * s.in_map.columns), projected)
+        _convolve(s, pointer(past, first), pointer(new_past, first), inputs, convolved)
+        _select(s, pointer(work, s.dt), convolved, selected, steps, matrices)
+        first = b * s.channels * s.states
+        before, after = pointer(state, first), pointer(new_state, first)
+        _scan(s, before, after, convolved, steps, matrices, pointer(work, s.decay), y)
         if not s.norm_before_gate:
-            _gate(s, y)
+            _gate(s, gate, y)
         if s.norm_weight != 0:
             _norm_groups(s, y)
         if s.norm_before_gate:
-            _gate(s, y)
-        for i in range(s.channels, out_map.columns):
+            _gate(s, gate, y)
+        for i in range(s.channels, s.out_map.columns):
             y[i] = _ZERO
-        _apply(out_map, y, pointer(s.output, b * out_map.rows))
+        _apply(s.out_map, y, pointer(output, b * s.out_map.rows))
 
 
-def mixer_step(w: Any, hidden: Tensor, past: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of a mixer at one position, and the next states; `w` are the `MixerWeights` of `ops/decoding.py`."""
-    batch, (width, channels) = len(hidden), w.out_weight.shape
-    heads, (mixed, _, taps), given = len(w.dt_bias), w.conv_weight.shape, state.shape[-1]
-    rank = 0 if w.dt_weight is None else w.dt_weight.shape[1]
-    dtypes, states = (hidden.dtype, past.dtype), given + -given % LANES
-    kept: list[Tensor] = []
-    in_map, out_map = _linear_map(kept, w.in_weight, w.in_bias), _linear_map(kept, w.out_weight, w.out_bias)
-    x_map, dt_map = _linear_map(kept, w.x_weight, None), _linear_map(kept, w.dt_weight, None)
-    A = w.A.unsqueeze(1).expand(-1, given) if w.A.dim() == 1 else w.A
-    skip = w.skip
-    if skip is not None and len(skip) != channels:
-        skip = skip.repeat_interleave(channels // heads)
-    hidden, past, before = _padded(hidden.float()), past.mT.float().contiguous(), _padded(state).contiguous()
-    output, new_past, after = hidden.new_empty(batch, 1, width), torch.empty_like(past), torch.empty_like(before)
-    numbers = (w.conv_weight, w.conv_bias, _padded(A), w.dt_bias, skip, w.norm_weight)
-    # The parts of the scratch memory begin at multiples of 16 numbers, and vectors may reach behind the gate.
-    parts = in_map.rows + LANES, mixed, rank + 2 * given, heads, 2 * w.groups * states, states, channels
-    first = [0, *accumulate(size + -size % LANES for size in parts)]
-    work = hidden.new_zeros(first[-1])
-    places = [work.data_ptr() + 4 * at for at in first[:-1]]
-    gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
-    low, high = map(F, w.dt_limit)
-    mixer = _Mixer(
-        *(batch, channels, heads, w.groups, states, given, rank, mixed, taps),
-        *(w.is_log_A, w.norm_before_gate, w.epsilon, low, high),
-        *(t.data_ptr() for t in (hidden, past, before, output, new_past, after)),
-        *(_address(kept, t) for t in numbers),
-        *(places[0] + 4 * at for at in (gate, inputs, dt)),
-        *places,
-    )
-    _step(mixer, in_map, x_map, dt_map, out_map)
-    after = after if states == given else after[..., :given].contiguous()
-    return output.to(dtypes[0]), new_past.to(dtypes[1]).mT, after
+class MixerStep:
+    """The step of a mixer with `MixerWeights` (`ops/decoding.py`), for `states` numbers of each channel.
+
+    Attributes:
+        reads_in_place: Whether the step reads the memory of all weights, instead of copies in another form.
+    """
+
+    def __init__(self, w: Any, states: int):
+        self.kept: list[Tensor] = []
+        self.reads_in_place, self.width, self.given = True, w.out_weight.shape[0], states
+        (channels, heads), (mixed, _, taps) = (w.out_weight.shape[1], len(w.dt_bias)), w.conv_weight.shape
+        rank, padded = 0 if w.dt_weight is None else w.dt_weight.shape[1], states + -states % LANES
+        in_map, out_map = self._map(w.in_weight, w.in_bias), self._map(w.out_weight, w.out_bias)
+        x_map, dt_map = self._map(w.x_weight, None), self._map(w.dt_weight, None)
+        numbers = w.conv_weight, w.conv_bias, _padded(w.A) if w.A.dim() == 2 else w.A, w.dt_bias, w.skip, w.norm_weight
+        addresses = map(self._address, numbers)
+        # The parts of the scratch memory begin at multiples of 16 numbers, and vectors may reach behind the gate.
+        parts = in_map[4] + LANES, mixed, rank + 2 * states, heads, 2 * w.groups * padded, padded, channels
+        places = [0, *np.cumsum(-(-np.array(parts) // LANES) * LANES).tolist()]
+        gate, inputs, dt = (channels, 0, 0) if rank else (0, channels, channels + mixed)
+        values = (
+            *(channels, heads, w.groups, padded, states, rank, mixed, taps, w.is_log_A),
+            *(w.A.shape[1] if w.A.dim() == 2 else 1, 1 if w.skip is None else channels // len(w.skip)),
+            *(w.norm_before_gate, w.epsilon, *w.dt_limit, *addresses, gate, inputs, dt, *places),
+            *(in_map, x_map, dt_map, out_map),
+        )
+        self.mixer, self.scratch = np.array(values, _MIXER)[()], places[-1]
+
+    def __call__(self, hidden: Tensor, past: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The output at one position, and the next states."""
+        batch, dtypes = hidden.shape[0], (hidden.dtype, past.dtype)
+        hidden, past, before = _padded(hidden.float()), past.mT.float().contiguous(), _padded(state).contiguous()
+        output, work = hidden.new_empty(batch, 1, self.width), hidden.new_zeros(self.scratch)
+        new_past, after = torch.empty_like(past), torch.empty_like(before)
+        inputs = hidden.data_ptr(), past.data_ptr(), before.data_ptr()
+        outputs = output.data_ptr(), new_past.data_ptr(), after.data_ptr()
+        _step(self.mixer, batch, *inputs, *outputs, work.data_ptr())
+        after = after if after.shape == state.shape else after[..., : self.given].contiguous()
+        return output.to(dtypes[0]), new_past.to(dtypes[1]).mT, after
+
+    def _address(self, t: Tensor | None) -> int:
+        """The address of the numbers in float32, of a tensor that is kept alive."""
+        if t is None:
+            return 0
+        # Not the parameter itself, of which others may want to be the only owners.
+        self.kept.append(t.detach().float().contiguous())
+        self.reads_in_place &= self.kept[-1].data_ptr() == t.data_ptr()
+        return self.kept[-1].data_ptr()
+
+    def _map(self, weight: Any, bias: Tensor | None) -> tuple[int, ...]:
+        """The values of a `_MAP`."""
+        if weight is None:
+            return (0,) * 6
+        scales = getattr(weight, "scale", None)
+        values = (weight if scales is None else weight.qdata).detach()
+        self.reads_in_place &= scales is None and values.shape[1] % LANES == 0
+        if values.shape[1] % LANES:
+            values, scales = _padded(values.float() if scales is None else values * scales), None
+        self.kept.append(values)
+        addresses = values.data_ptr(), self._address(scales), self._address(bias)
+        return *addresses, _FORMS[values.dtype], *values.shape
 
 
 def _padded(t: Tensor) -> Tensor:
     """The tensor with zeros behind its last dimension, up to a multiple of 16."""
     more = -t.shape[-1] % LANES
     return functional.pad(t, (0, more)) if more else t
-
-
-def _address(kept: list[Tensor], t: Tensor | None) -> int:
-    """The address of the numbers in float32, of a tensor that is kept alive."""
-    if t is None:
-        return 0
-    kept.append(t.float().contiguous())
-    return kept[-1].data_ptr()
-
-
-def _linear_map(kept: list[Tensor], weight: Any, bias: Tensor | None) -> _Map:
-    if weight is None:
-        return _Map(0, 0, 0, 0, 0, 0)
-    scales = getattr(weight, "scale", None)
-    values = weight if scales is None else weight.qdata
-    if values.shape[1] % LANES:
-        values, scales = _padded(values.float() if scales is None else values * scales), None
-    kept.append(values)
-    return _Map(values.data_ptr(), _address(kept, scales), _address(kept, bias), _FORMS[values.dtype], *values.shape)
