@@ -59,10 +59,10 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
     if strategy == "occlusion":
         return along + draws * count + 1
     if strategy == "in_silico_mutagenesis":
-        return along + count * (len(settings.attribution.letters) - 1) + 1
+        return along + count * (len(settings.letters) - 1) + 1
     if strategy == "deep_lift":
         return along + 6 * draws
-    return along + 3 * settings.attribution.steps * draws
+    return along + 3 * settings.steps * draws
 
 
 def _shortlist(settings: SearchSettings, count: int) -> int:

@@ -105,15 +105,11 @@ class IncrementalEvaluator(Evaluator):
         tensors = cache.named_tensors().items()
         return self.draws * sum(tensor.nbytes for name, tensor in tensors if name.startswith("layers."))
 
-    def values_if_masked(
-        self, masked: Tensor, candidates: Sequence[int], draws: Sequence[int] | None = None, now: Tensor | None = None
-    ) -> Tensor:
+    def values_if_masked(self, masked: Tensor, candidates: Sequence[int], now: Tensor | None = None) -> Tensor:
         if len(candidates) < _FEWEST_PER_BLOCK * len(self._borders):
-            return super().values_if_masked(masked, candidates, draws, now)
-        places = torch.tensor(candidates)
-        ascending, index = places.sort()
-        lanes = [self._lanes[number] for number in (range(self.draws) if draws is None else draws)]
-        values = torch.stack([self._lane_values(lane, masked, ascending.tolist()) for lane in lanes], 1)
+            return super().values_if_masked(masked, candidates, now)
+        ascending, index = torch.tensor(candidates).sort()
+        values = torch.stack([self._lane_values(lane, masked, ascending.tolist()) for lane in self._lanes], 1)
         return values[index.argsort()]
 
     def _lane_values(self, lane: _Lane, masked: Tensor, places: list[int]) -> Tensor:
