@@ -96,7 +96,7 @@ class _Run:
     examples: Sequence[Example]
     results: MaskingResults
     left_out: Mapping[str, int]
-    curves: Mapping[str, list[Tensor]]
+    curves: dict[str, list[Tensor]]
 
     @property
     def pairs(self) -> list[tuple[Example, MaskingResult]]:

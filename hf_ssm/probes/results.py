@@ -338,9 +338,8 @@ class MaskingResults(Sequence[MaskingResult]):
             # The name before version 2.
             facts.setdefault("replace", facts.pop("mask", None))
             if test := facts.get("evidence"):
-                facts["evidence"] = Evidence(
-                    **{key: tuple(value) if isinstance(value, list) else value for key, value in test.items()}
-                )
+                values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in test.items()}
+                facts["evidence"] = Evidence(**values)
             own = {name: parts[number].clone() for name, parts in columns.items()}
             own |= {name: None for name in _OPTIONAL if name in own and not len(own[name])}
             results.append(MaskingResult(**own, **facts))

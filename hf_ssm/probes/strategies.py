@@ -66,7 +66,7 @@ class SearchSettings:
         Args:
             redraws: Whether "shortlist" draws new fills in each step.
         """
-        influential = {
+        influential: dict[str, dict[str, Any]] = {
             "integrated_gradients": {"steps": self.steps},
             "in_silico_mutagenesis": {"letters": list(self.letters)},
             "shortlist": {"candidates": self.candidates, "masks_per_step": self.masks_per_step},

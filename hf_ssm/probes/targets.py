@@ -183,11 +183,11 @@ def prepare_sequence(
     if resolved.position is not None and head == "causal":
         # A causal model predicts a token from the tokens before it.
         read, hidden = ids[: resolved.position], hidden[: resolved.position]
-    elif predicted is not None and replacement is None:
-        hidden[predicted] = True
-    elif predicted is not None:
+    elif predicted is not None and replacement is not None:
         read = ids.clone()
         read[predicted] = replacement
+    elif predicted is not None:
+        hidden[predicted] = True
     candidates = [
         place
         for place, token in enumerate(read.tolist())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.strands import embed_strands
 from hf_ssm.probes.targets import ProbedSequence
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.evaluation import evaluating, frozen_weights
 
 __all__ = ["Evaluator", "probing", "variants"]
 
@@ -26,15 +26,8 @@ _MOST_LOGITS = 2**27
 @contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients of the weights, on whole sequences in each process; all is restored."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        for weight in trained:
-            weight.requires_grad_(False)
-        with evaluating(model):
-            yield
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)
+    with frozen_weights(model), evaluating(model):
+        yield
 
 
 def variants(masked: Tensor, units: Sequence[Sequence[int]], cumulative: bool = False) -> Tensor:

@@ -5,6 +5,7 @@ hidden size.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -46,21 +47,19 @@ class _Checkpoint(NamedTuple):
     total: Tensor
 
 
+@dataclass
 class _Lane:
     """The states of one fill.
 
-    Args:
-        fill: `(1, R)`, or `None` for a zero embedding.
-
     Attributes:
+        fill: `(1, R)`, or `None` for a zero embedding.
         current: `(R,)`, true where the current sequence is masked; `None` before the first call.
         checkpoints: The checkpoint at the end of each block.
     """
 
-    def __init__(self, fill: Tensor | None):
-        self.fill = fill
-        self.current: Tensor | None = None
-        self.checkpoints: dict[int, _Checkpoint] = {}
+    fill: Tensor | None
+    current: Tensor | None = None
+    checkpoints: dict[int, _Checkpoint] = field(default_factory=dict)
 
 
 class IncrementalEvaluator(Evaluator):
