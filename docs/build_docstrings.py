@@ -2,18 +2,21 @@
 
 Public are the names of `hf_ssm` and those of the same module. Parameters of the documented function are left alone, and
 so are the types of transformers' style of docstrings, which lose their backticks. Model classes that a factory makes
-are not in the source; they are added with their docstrings, as are the help texts of configurations.
+are not in the source; they are added with their docstrings, as are the help texts of configurations, inherited fields
+included. A class that hands all arguments to transformers' `Trainer` shows the parameters of the `Trainer`.
 """
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import griffe
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, Trainer
 
 import hf_ssm
+from hf_ssm.models.base.fields import help_texts
 
 CODE = re.compile(r"(?<![`\[])`([A-Za-z_]\w*)`(?![`\]])")
 ENTRY = re.compile(r"^::: (hf_ssm[\w.]*)$", re.MULTILINE)
@@ -31,7 +34,9 @@ class LinkedNames(griffe.Extension):
         for cls in {cls for found in public.values() if isinstance(found, type) for cls in found.__mro__}:
             if cls.__module__.startswith("hf_ssm.") and issubclass(cls, PreTrainedConfig):
                 described = pkg[f"{cls.__module__}.{cls.__qualname__}".removeprefix("hf_ssm.")]
-                described.docstring.value = inspect.cleandoc(cls.__doc__ or "")
+                described.docstring.value = "\n".join([inspect.cleandoc(cls.__doc__ or ""), *_inherited(cls)])
+        for path in ("training.trainer.SSMTrainer", "training.chunks.PieceTrainer"):
+            pkg[path].members["__init__"].parameters = _parameters(Trainer.__init__)
         pages = Path(__file__).parent.glob("reference/**/*.md")
         self.entries = {path for page in pages for path in ENTRY.findall(page.read_text("utf-8"))}
         self._visit(pkg)
@@ -73,6 +78,31 @@ class LinkedNames(griffe.Extension):
             line if line.lstrip().startswith((">>>", "...")) else CODE.sub(link, line) for line in text.split("\n")
         )
         return "\n".join(lines)
+
+
+def _inherited(config_class: Any) -> list[str]:
+    """Lines on the fields that a configuration inherits, for its section on arguments."""
+    texts, own = help_texts(config_class), inspect.get_annotations(config_class)
+    lines = []
+    for entry in fields(config_class):
+        if entry.name in texts and (entry.name not in own or "help" not in entry.metadata):
+            kind = entry.type.__name__ if isinstance(entry.type, type) else entry.type
+            lines.append(f"    {entry.name} (`{kind}`, defaults to `{entry.default!r}`): {texts[entry.name]}")
+    return lines if any("help" in entry.metadata and entry.name in own for entry in fields(config_class)) else []
+
+
+def _parameters(function: Any) -> griffe.Parameters:
+    """The parameters of a function of another package, which takes the place of `*args, **kwargs`."""
+    return griffe.Parameters(
+        *(
+            griffe.Parameter(
+                parameter.name,
+                kind=griffe.ParameterKind.positional_or_keyword,
+                default=None if parameter.default is inspect.Parameter.empty else repr(parameter.default),
+            )
+            for parameter in inspect.signature(function).parameters.values()
+        )
+    )
 
 
 def _is_public(member: Any) -> bool:

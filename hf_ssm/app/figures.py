@@ -1,5 +1,6 @@
 """Figures as SVG that takes the colours and the font of the page."""
 
+import base64
 import io
 import math
 import re
@@ -23,7 +24,7 @@ _COLOURS = {"#ffffff": "none", "#000000": "currentColor", "#1a1a1a": "currentCol
 
 
 def figure_html(figure: "Figure", caption: str) -> str:
-    """A figure in the width of the page with a caption, which also describes the figure to a screen reader."""
+    """A figure in the width of the page, with a caption, which screen readers read too, and a link to its file."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -43,13 +44,15 @@ def figure_html(figure: "Figure", caption: str) -> str:
         # Where a label exceeds the figure, the figure grows: nothing is cut.
         figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.05)
     svg = buffer.getvalue()
+    file = base64.b64encode(svg.encode()).decode()
     svg = svg[svg.index("<svg") :]
     for old, new in _COLOURS.items():
         svg = re.sub(re.escape(old), new, svg, flags=re.IGNORECASE)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font: ([^;\"]*?)'[^;\"]*", r"font: \1 inherit", svg)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption, quote=True)}" ', 1)
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+    link = f'<a download="figure.svg" href="data:image/svg+xml;base64,{file}">Download</a>'
+    return f"<figure>{svg}<figcaption>{escape(caption)} {link}</figcaption></figure>"
 
 
 def row(*figures: str) -> str:

@@ -23,7 +23,8 @@ from hf_ssm.app.wiring import Jobs
 
 __all__ = ["build_page", "launch"]
 
-_TABS: tuple[Any, ...] = (predicting, bases, variants, frequency, theory)
+_TABS: tuple[Any, ...] = (predicting, bases, variants)
+_THEORY: tuple[Any, ...] = (frequency, theory)
 # Bytes of a request. JSON writes the end of a line as two bytes.
 _MOST_POSTED = 2 * MOST_BYTES + 100_000
 # Seconds between two looks at uploaded files, and the age at which they are deleted. They are read at once.
@@ -47,17 +48,23 @@ def build_page(served: ServedModel) -> gr.Blocks:
     with gr.Blocks(title=title, analytics_enabled=False, fill_width=False, delete_cache=_CACHE) as page:
         gr.Markdown(f"# {_literal(served.name)}\n{_literal(' · '.join(served.facts()))}", elem_id="title")
         text = _add_input(served, jobs)
-        with gr.Tabs():
-            for tab in _TABS:
-                with gr.Tab(tab.TITLE, id=tab.TITLE):
-                    reason = tab.missing(served)
-                    if reason is None:
-                        tab.add_tab(served, jobs, text)
-                    else:
-                        gr.HTML(markup.note(reason))
+        _add_tabs(_TABS, served, jobs, text)
+        with gr.Accordion("For theory: frequency responses, and the report of the model", open=False):
+            _add_tabs(_THEORY, served, jobs, text)
         # A closed page needs no result.
         page.unload(jobs.stop)
     return page
+
+
+def _add_tabs(tabs: Sequence[Any], served: ServedModel, jobs: Jobs, text: gr.Textbox) -> None:
+    with gr.Tabs():
+        for tab in tabs:
+            with gr.Tab(tab.TITLE, id=tab.TITLE):
+                reason = tab.missing(served)
+                if reason is None:
+                    tab.add_tab(served, jobs, text)
+                else:
+                    gr.HTML(markup.note(reason))
 
 
 def _literal(text: str) -> str:

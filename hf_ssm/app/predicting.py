@@ -17,6 +17,7 @@ from hf_ssm.app.served import ServedModel
 from hf_ssm.app.wiring import Jobs
 from hf_ssm.inference.likelihoods import log_likelihoods
 from hf_ssm.plotting.style import PALETTE
+from hf_ssm.tokenization import token_texts
 from hf_ssm.utils.evaluation import evaluating
 
 __all__ = ["add_tab", "missing", "prediction_html"]
@@ -212,16 +213,11 @@ def _prompt(served: ServedModel, record: Any) -> tuple[Tensor, int]:
 def _token_bars(served: ServedModel, logits: Tensor) -> str:
     shares = logits.double().softmax(-1).cpu()
     best = shares.topk(min(_MOST_BARS, len(shares)))
-    names = _names(served, best.indices)
+    # White space would be invisible.
+    names = [name if name.strip() else repr(name) for name in token_texts(served.processor, best.indices.tolist())]
     # Rare tokens of a small vocabulary, such as special ones, only fill the page.
     likely = {name: share for name, share in zip(names, best.values.tolist(), strict=True) if share >= 1e-3}
     return markup.bars(likely, "Probabilities of tokens")
-
-
-def _names(served: ServedModel, ids: Tensor) -> list[str]:
-    """The tokens of ids; a model may have more embeddings than its tokenizer has tokens."""
-    names = served.processor.convert_ids_to_tokens(ids.tolist())
-    return [f"[{number}]" if name is None else name for name, number in zip(names, ids.tolist(), strict=True)]
 
 
 def _generated(served: ServedModel, record: Any, count: float = 0, temperature: float = 1.0) -> str:
@@ -240,7 +236,7 @@ def _generated(served: ServedModel, record: Any, count: float = 0, temperature: 
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=int(min(count, room)), **sampling
         )
     new = output[0, len(ids) :]
-    tokens = _names(served, new)
+    tokens = token_texts(served.processor, new.tolist())
     if all(len(token) == 1 for token in tokens):
         strip = markup.tokens([markup.Token(token, "#FFFFFF", "generated") for token in tokens], first=number + 1)
     else:
@@ -264,6 +260,6 @@ def _filled(served: ServedModel, record: Any, position: float | None = 1) -> str
     ids[place] = mask
     with evaluating(served.model):
         logits = served.reader.forward(ids[None].to(served.device)).logits[0, place]
-    (token,) = _names(served, encoded.ids[place : place + 1])
+    (token,) = token_texts(served.processor, encoded.ids[place : place + 1].tolist())
     lead = f"Probability of each token at position {position}, which is masked; the sequence has {token} there."
     return markup.section(_token_bars(served, logits), title="Masked token", lead=lead)

@@ -1,5 +1,6 @@
 """Builders of fast tokenizers, whose saved `tokenizer.json` loads without this package."""
 
+from hf_ssm.tokenization._common import token_texts
 from hf_ssm.tokenization.dna import (
     DNA_TOKENS,
     build_dna_tokenizer,
@@ -28,4 +29,5 @@ __all__ = [
     "build_word_tokenizer",
     "needs_capitals",
     "reads_only_dna",
+    "token_texts",
 ]

@@ -97,7 +97,7 @@ def page(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterator
     found.on("pageerror", lambda error: errors.append(str(error)))
     found.goto(address)
     found.wait_for_selector("#sequence textarea", timeout=60_000)
-    found.get_by_role("tab", name="Theory").wait_for()
+    found.get_by_role("tab", name="Variants").wait_for()
     yield found
     assert found.evaluate("document.documentElement.scrollWidth") <= width
     assert not errors

@@ -83,6 +83,9 @@ def test_each_tab(page: Any) -> None:
     tops = page.evaluate(BLOCKS)
     assert len(tops) == 2 and (abs(tops[0] - tops[1]) < 1 or page.viewport_size["width"] < 640)
     assert all(abs(middle) <= 1 for middle in page.evaluate(LETTERS))
+    # Theory is for those who ask.
+    assert not page.get_by_role("tab", name="Frequencies").is_visible()
+    page.get_by_text("For theory: frequency responses").click()
     open_tab(page, "Frequencies")
     sees(page, "As trained (α = 1, β = 0).")
     page.get_by_label("number input for β plus").fill("1")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hf_ssm.tokenization import BYTE_SPECIAL_TOKENS, build_byte_tokenizer
+from hf_ssm.tokenization import BYTE_SPECIAL_TOKENS, build_byte_tokenizer, build_dna_tokenizer, token_texts
 
 TOKENIZER = build_byte_tokenizer()
 TEXTS = ["", " ", "a  b ", "\x00\x7f\r\n\t", "naïve café", "日本語", "👩‍👩‍👧 🤖", "[MASK] [PAD] <s>", "Ġ Ċ ĉ ▁"]
@@ -84,3 +84,11 @@ def test_add_eos_padding_side_and_length():
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         build_byte_tokenizer(**arguments)
+
+
+def test_tokens_as_people_read_them():
+    tokenizer = build_byte_tokenizer()
+    ids = tokenizer("a é\n")["input_ids"]
+    assert token_texts(tokenizer, ids) == ["a", " ", "\\xc3", "\\xa9", "\n"]
+    assert token_texts(tokenizer, [tokenizer.pad_token_id, 10**6]) == [tokenizer.pad_token, "[1000000]"]
+    assert token_texts(build_dna_tokenizer(), [7, 8]) == ["A", "C"]
