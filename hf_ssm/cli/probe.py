@@ -4,8 +4,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,18 @@ from hf_ssm.cli.probe_rows import (
     load_intervals,
     load_rows,
     replacement_note,
-    wants_labels,
 )
 from hf_ssm.cli.probe_tables import (
     BEDGRAPH_NAME,
     TOKENS_NAME,
     TRACK_NAME,
-    bedgraph_lines,
-    token_rows,
     track_entries,
+    write_bedgraph,
+    write_tokens,
 )
 from hf_ssm.cli.summary import command, suggest
 from hf_ssm.data.genome import Genome
-from hf_ssm.data.tracks import import_pybigwig, write_session, write_track
+from hf_ssm.data.tracks import write_session, write_track
 from hf_ssm.probes import MaskingProbe, MaskingResult, MaskingResults
 from hf_ssm.probes.evidence import SHARE
 from hf_ssm.tokenization import reads_only_dna
@@ -67,11 +66,8 @@ _FILES = (
     *("strip_row*.png", "strip_row*.svg", "text_row*.html", "logo_row*.png", "logo_row*.svg"),
     *(TRACK_NAME, SESSION_NAME),
 )
-# Options for some methods only, which are an error with others.
-_OPTIONS_OF_METHODS = {
-    "steps": ("integrated_gradients",),
-    "alphabet": ("in_silico_mutagenesis",),
-}
+# Options for one method only, which are an error with others.
+_OPTIONS_OF_METHODS = {"steps": "integrated_gradients", "alphabet": "in_silico_mutagenesis"}
 _THRESHOLDS = (0.9, 0.5)
 # The numbers of the table, and the width of a column.
 _COLUMNS = (
@@ -89,27 +85,51 @@ _OUTPUT_REMEDY = (
 )
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A finished probe: examples with their results, rows left out by reason, and curves beside those of the search."""
+
+    args: argparse.Namespace
+    source: str
+    probe: MaskingProbe
+    data: Rows
+    examples: Sequence[Example]
+    results: MaskingResults
+    left_out: Mapping[str, int]
+    curves: dict[str, list[Tensor]]
+
+    @property
+    def pairs(self) -> list[tuple[Example, MaskingResult]]:
+        return list(zip(self.examples, self.results, strict=True))
+
+    @property
+    def class_names(self) -> Mapping[int, str]:
+        return self.probe.model.config.id2label or {}
+
+
 def run_probe(args: argparse.Namespace) -> None:
     """`hf-ssm probe`: mask the tokens in ascending order of importance, and write order and probabilities."""
     config = _checked_config(args)
     settings = data_settings(args, args.checkpoint, config, "a probe")
     launch.begin(settings)
     with launch.locked(args.output):
-        _run_probe(args, config, settings)
+        run = _run_probe(args, config, settings)
+        if launch.is_main():
+            print(_table(run), excess(run.curves), sep="\n")
+            if run.left_out:
+                whys = ", ".join(f"{count} {why}" for why, count in run.left_out.items())
+                print(f"These randomly drawn rows were left out: {whys}.")
+            _write(run)
 
 
-def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> None:
+def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> _Run:
+    path = args.output / RESULTS_NAME
     is_continued = any(args.output.glob(f"{RESULTS_NAME}*"))
     launch.on_main(lambda: check_output(args.output, args.overwrite_output or is_continued, _OUTPUT_REMEDY))
     model, tokenizer = load_model(args.checkpoint, config), load_tokenizer(settings)
     check_target(args, model)
-    if args.genome is None:
-        data = load_rows(settings, args.split, labelled=wants_labels(args, model))
-    else:
-        import_pybigwig()
-        data = load_intervals(args, settings, model)
+    data = load_rows(args, settings, model) if args.genome is None else load_intervals(args, settings, model)
     replacement = args.replace or ("composition" if is_small_alphabet(tokenizer) else "background")
-    background = background_of(data, tokenizer, model.config.vocab_size) if replacement == "background" else None
     make = partial(
         MaskingProbe,
         tokenizer=tokenizer,
@@ -117,7 +137,7 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         strategy=args.method,
         **_given(args),
         draws=args.draws,
-        background=background,
+        background=background_of(data, tokenizer, config.vocab_size) if replacement == "background" else None,
         max_tokens_per_batch=args.max_tokens_per_batch,
     )
     probe = make(model=model, minimum_probability=args.minimum_probability, allow_wrong=args.allow_wrong)
@@ -127,8 +147,13 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         warn_of_chance(args.checkpoint, tokenizer)
         print(replacement_note(probe, data), _cost(probe, examples, 1 + len(nulls)), sep="\n", flush=True)
     if args.overwrite_output:
-        launch.on_main(lambda: [path.unlink() for path in args.output.glob(f"{RESULTS_NAME}*")])
-    results = _probed(probe, examples, args.output / RESULTS_NAME)
+        launch.on_main(lambda: [file.unlink() for file in args.output.glob(f"{RESULTS_NAME}*")])
+    existed = path.exists()
+    try:
+        results = probe.run([e.ids for e in examples], target=[e.target for e in examples], output=path)
+    except ValueError as error:
+        # The rows are known to be valid; only existing results can be refused.
+        raise ValueError(f"{error} (--overwrite-output deletes it)" if existed else str(error)) from error
     curves = {CHOSEN: [result.probabilities for result in results], **compared_curves(probe, examples, results)}
     for name, null in nulls.items():
         # The classes of a model that has not learnt them are arbitrary: its own prediction is probed.
@@ -137,12 +162,8 @@ def _run_probe(args: argparse.Namespace, config: Any, settings: RunSettings) -> 
         searched = null_probe.run([e.ids for e in own], target=[e.target for e in own])
         curves[name] = [result.probabilities for result in searched]
         curves[f"{name}, {RANDOM}"] = compared_curves(null_probe, own, searched)[RANDOM]
-    if launch.is_main():
-        print(_table(results, examples), excess(curves), sep="\n")
-        if left_out:
-            whys = ", ".join(f"{count} {why}" for why, count in left_out.items())
-            print(f"These randomly drawn rows were left out: {whys}.")
-        _write(args, settings, probe, data, examples, left_out, results, curves)
+    source = public_name(settings.data["dataset"])
+    return _Run(args, source, probe, data, examples, results, left_out, curves)
 
 
 def _checked_config(args: argparse.Namespace) -> Any:
@@ -151,9 +172,9 @@ def _checked_config(args: argparse.Namespace) -> Any:
     if not 0 <= args.minimum_probability <= 1:
         raise ValueError(f"--minimum-probability must be from 0 to 1, got {args.minimum_probability:g}")
     for name in _given(args):
-        if args.method not in _OPTIONS_OF_METHODS[name]:
-            methods = ", ".join(_OPTIONS_OF_METHODS[name])
-            raise ValueError(f"--{name} is for --method {methods}, not for {args.method}: leave --{name} out")
+        method = _OPTIONS_OF_METHODS[name]
+        if args.method != method:
+            raise ValueError(f"--{name} is for --method {method}, not for {args.method}: leave --{name} out")
     config = load_config(args.checkpoint)
     if config.num_input_channels is not None:
         raise ValueError(
@@ -163,7 +184,7 @@ def _checked_config(args: argparse.Namespace) -> Any:
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Options for some methods only that are given."""
+    """Options for one method only that are given."""
     return {name: value for name in _OPTIONS_OF_METHODS if (value := getattr(args, name)) is not None}
 
 
@@ -184,23 +205,15 @@ def _cost(probe: MaskingProbe, examples: Sequence[Example], models: int) -> str:
     )
 
 
-def _probed(probe: MaskingProbe, examples: Sequence[Example], path: Path) -> MaskingResults:
-    existed = path.exists()
-    try:
-        return probe.run([e.ids for e in examples], target=[e.target for e in examples], output=path)
-    except ValueError as error:
-        # The rows are known to be valid; only existing results can be refused.
-        raise ValueError(f"{error} (--overwrite-output deletes it)" if existed else str(error)) from error
-
-
-def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
+def _table(run: _Run) -> str:
     """A table of the first sequences, with mean and standard deviation of all."""
+    results = run.results
     what = "value" if results[0].target["kind"] == "callable" else "probability"
     names = [what, "all masked", "area", "kept, rest drawn", "random sets", "all drawn", "kept drawn"]
     names += ["kept", "tokens", "evaluations"]
     numbers = torch.tensor([[row[key] for key in _COLUMNS] for row in map(_summary, results)], dtype=torch.float64)
     lines = ["       row" + "".join(f"  {name:>{_WIDTH}}" for name in names)]
-    for example, result, values in list(zip(examples, results, numbers, strict=True))[:_LISTED]:
+    for (example, result), values in list(zip(run.pairs, numbers, strict=True))[:_LISTED]:
         lines.append(_line(str(example.row), values) + ("  not explained" if result.why_unexplained else ""))
     if len(results) > _LISTED:
         lines.append(f"{'...':>10}")
@@ -211,12 +224,11 @@ def _table(results: MaskingResults, examples: Sequence[Example]) -> str:
         f"that keep {SHARE:.0%} of the {what}. Fresh draws test them: kept, rest drawn (sufficient: high) beside "
         "random sets of as many tokens and all drawn; kept drawn (necessary: low)"
     )
-    unexplained = [(e.row, r.why_unexplained) for e, r in zip(examples, results, strict=True) if r.why_unexplained]
+    unexplained = [(example.row, why) for example, result in run.pairs if (why := result.why_unexplained)]
     lines += [f"row {row} is not explained: {why}." for row, why in unexplained[:_LISTED]]
     if unexplained:
         lines.append(f"{len(unexplained)} of {len(results)} rows are not explained.")
-    changed = sum(result.changes_answer for result in results)
-    if changed:
+    if changed := sum(result.changes_answer for result in results):
         lines.append(
             f"With {results[0].replace!r} in every place, the model answers another class or token for {changed} of "
             f"{len(results)} rows: the search then also finds what this token means to the model (default: draws)."
@@ -251,49 +263,21 @@ def _summary(result: MaskingResult) -> dict[str, Any]:
     }
 
 
-def _write(
-    args: argparse.Namespace,
-    settings: RunSettings,
-    probe: MaskingProbe,
-    data: Rows,
-    examples: Sequence[Example],
-    left_out: dict[str, int],
-    results: MaskingResults,
-    curves: dict[str, list[Tensor]],
-) -> None:
+def _write(run: _Run) -> None:
     """Write all files except the results themselves, and print their names."""
-    source = public_name(settings.data["dataset"])
-    facts = {
-        "checkpoint": public_name(args.checkpoint),
-        "model": type(probe.model).__name__,
-        "dataset": source,
-        "split": args.split,
-        "strategy": args.method,
-        **_given(args),
-        "replace": probe.replacement.name,
-        "draws": probe.draws if probe.replacement.is_drawn else 1,
-        "target": args.target or (LABEL if probe.head == "class" else None),
-        "position": args.position,
-        "allow_wrong": args.allow_wrong,
-        "minimum_probability": args.minimum_probability,
-        "drawn_with_seed": SEED,
-        "left_out": left_out,
-        "areas": {name: _rounded(torch.stack([c.mean() for c in group])) for name, group in curves.items()},
-        "excess": excess(curves),
-    }
-    names: Mapping[int, str] = probe.model.config.id2label or {}
+    args, tokenizer, tables = run.args, run.probe.tokenizer, (run.data, run.pairs)
     with staged_files(args.output, replaces=_FILES) as folder, plotting.also_svg(args.svg):
-        (folder / JSON_NAME).write_text(_json(facts, examples, results), encoding="utf-8")
-        _write_lines(folder / TOKENS_NAME, token_rows(examples, results))
-        if reads_only_dna(probe.tokenizer) and data.pair_column is None and probe.tokenizer.is_fast:
-            _write_lines(folder / BEDGRAPH_NAME, bedgraph_lines(probe.tokenizer, data, examples, results, names))
+        (folder / JSON_NAME).write_text(json.dumps(_record(run), ensure_ascii=False) + "\n", encoding="utf-8")
+        write_tokens(folder, run.pairs)
+        if reads_only_dna(tokenizer) and run.data.pair_column is None and tokenizer.is_fast:
+            write_bedgraph(folder, tokenizer, *tables, run.class_names)
         if args.genome is not None:
             with Genome(args.genome) as genome:
-                entries = track_entries(probe.tokenizer, data, examples, results, genome.contigs)
+                entries = track_entries(tokenizer, *tables, genome.contigs)
                 write_track(folder / TRACK_NAME, genome.contigs, entries, "effect")
         if not plotting.can_plot():
             print(f"No figures: {plotting.INSTALL_HINT}", file=sys.stderr)
-        _draw(folder, args, probe, data, examples, results, curves, source, names)
+        _draw(run, folder)
         written = sorted(path.name for path in folder.iterdir())
     if args.genome is not None:
         # Beside the track, to which its path is relative.
@@ -308,13 +292,10 @@ def _write(
     suggest((command("report", args.checkpoint, *words), "theory report of the model"))
 
 
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingResults) -> str:
-    """The facts, the mean curve, and the results of each sequence."""
-    mean = dict(zip(("share_masked", "mean", "standard_deviation"), map(_rounded, results.mean_curve()), strict=True))
+def _record(run: _Run) -> dict[str, Any]:
+    """All settings, the mean curve, and the results of each sequence, in JSON types."""
+    args, probe = run.args, run.probe
+    mean = zip(("share_masked", "mean", "standard_deviation"), map(_rounded, run.results.mean_curve()), strict=True)
     sequences = [
         {
             "row": example.row,
@@ -322,73 +303,68 @@ def _json(facts: dict[str, Any], examples: Sequence[Example], results: MaskingRe
             **_summary(result),
             "order": result.order.tolist(),
             "probabilities": _rounded(result.probabilities),
-            **({} if result.spread is None else {"spread": _rounded(result.spread)}),
-            **({} if result.scores is None else {"scores": _numbers(result.scores)}),
+            **{
+                name: _rounded(values) for name in ("spread", "scores") if (values := getattr(result, name)) is not None
+            },
         }
-        for example, result in zip(examples, results, strict=True)
+        for example, result in run.pairs
     ]
-    return json.dumps({**facts, "mean_curve": mean, "sequences": sequences}, ensure_ascii=False) + "\n"
+    return {
+        "checkpoint": public_name(args.checkpoint),
+        "model": type(probe.model).__name__,
+        "dataset": run.source,
+        "split": args.split,
+        "strategy": args.method,
+        **_given(args),
+        "replace": probe.replacement.name,
+        "draws": probe.draws if probe.replacement.is_drawn else 1,
+        "target": args.target or (LABEL if probe.head == "class" else None),
+        "position": args.position,
+        "allow_wrong": args.allow_wrong,
+        "minimum_probability": args.minimum_probability,
+        "drawn_with_seed": SEED,
+        "left_out": run.left_out,
+        "areas": {name: _rounded(torch.stack([c.mean() for c in group])) for name, group in run.curves.items()},
+        "excess": excess(run.curves),
+        "mean_curve": dict(mean),
+        "sequences": sequences,
+    }
 
 
-def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+def _rounded(values: Tensor) -> list[float | None]:
+    """Values of six digits; `None` for NaN, which JSON does not have."""
+    return [None if math.isnan(value) else float(f"{value:.6g}") for value in values.tolist()]
 
 
-def _numbers(values: Tensor) -> list[float | None]:
-    """Rounded values, `None` for NaN, which JSON does not have."""
-    return [None if math.isnan(value) else value for value in _rounded(values)]
-
-
-def _draw(
-    folder: Path,
-    args: argparse.Namespace,
-    probe: MaskingProbe,
-    data: Rows,
-    examples: Sequence[Example],
-    results: MaskingResults,
-    curves: dict[str, list[Tensor]],
-    source: str,
-    names: Mapping[int, str],
-) -> None:
+def _draw(run: _Run, folder: Path) -> None:
     """The mean curves, and the first sequences: letters of a small alphabet as figures, other tokens as HTML."""
-    is_dna = reads_only_dna(probe.tokenizer)
-    what = "bases" if is_dna else "tokens"
-    can_plot, is_small = plotting.can_plot(), is_small_alphabet(probe.tokenizer)
-    if can_plot:
-        target = results[0].target
+    is_dna, is_small = reads_only_dna(run.probe.tokenizer), is_small_alphabet(run.probe.tokenizer)
+    what, unit = ("bases", "base") if is_dna else ("tokens", "token")
+    if plotting.can_plot():
+        target = run.results[0].target
         value = f"predicted {target['name']}" if target["kind"] == "callable" else "probability of the target"
-        number = "one sequence" if len(results) == 1 else f"{len(results)} sequences"
-        about = f"The prediction while {what} are masked: {number} of {source}"
-        plotting.plot_masking_curves(curves, folder / CURVE_NAME, title=about, value=value)
-    options: dict[str, Any] = {"by": args.colour_by, "class_names": names}
-    together: list[tuple[MaskingResult, int, list[tuple[int, int, str]], str]] = []
-    for example, result in list(zip(examples, results, strict=True))[:_PICTURED]:
-        row = f"{args.split} row {example.row}"
-        title = f"{what.capitalize()} that the prediction needs: {row} of {source}"
+        number = "one sequence" if len(run.results) == 1 else f"{len(run.results)} sequences"
+        about = f"The prediction while {what} are masked: {number} of {run.source}"
+        plotting.plot_masking_curves(run.curves, folder / CURVE_NAME, title=about, value=value)
+    options: dict[str, Any] = {"by": run.args.colour_by, "class_names": run.class_names}
+    pictures = []
+    for example, result in run.pairs[:_PICTURED]:
+        row = f"{run.args.split} row {example.row}"
+        title = f"{what.capitalize()} that the prediction needs: {row} of {run.source}"
         if not is_small or len(result.input_ids) > plotting.MAX_TOKENS:
-            path = folder / f"text_row{example.row}.html"
-            plotting.write_sequence_html(result, path, title, **options)
-        elif can_plot:
-            first, annotations = annotations_of(probe, data, example)
-            together.append((result, first, annotations, row))
+            plotting.write_sequence_html(result, folder / f"text_row{example.row}.html", title, **options)
+        elif plotting.can_plot():
+            first, motifs = annotations_of(run.probe, run.data, example)
+            pictures.append((result, motifs, row, first))
             path = folder / f"strip_row{example.row}.png"
-            unit = "base" if is_dna else "token"
-            plotting.plot_sequences([result], path, [annotations], first=[first], unit=unit, title=title, **options)
+            plotting.plot_sequences([result], path, [motifs], first=[first], unit=unit, title=title, **options)
             if is_dna and result.scores is not None:
-                tokens = [token if len(token) == 1 else " " for token in result.tokens_text or []]
+                letters = "".join(token if len(token) == 1 else " " for token in result.tokens_text or [])
                 path = folder / f"logo_row{example.row}.png"
-                about = f"Attributions of the {what}: {row} of {source}"
-                plotting.plot_logo("".join(tokens), result.scores, path, about, first=1 - first, label="attribution")
-    together = [entry for entry in together if len(entry[0].input_ids) <= _MOST_IN_FIGURE]
-    if together:
-        chosen, firsts, annotations_of_all, rows = (list(column) for column in zip(*together, strict=True))
-        plotting.plot_sequences(
-            chosen,
-            folder / SEQUENCES_NAME,
-            annotations_of_all,
-            names=rows,
-            first=firsts,
-            unit="base" if is_dna else "token",
-            title=f"{public_name(args.checkpoint)}: {what} that the predictions need",
-            **options,
-        )
+                about = f"Attributions of the {what}: {row} of {run.source}"
+                plotting.plot_logo(letters, result.scores, path, about, first=1 - first, label="attribution")
+    if pictures := [picture for picture in pictures if len(picture[0].input_ids) <= _MOST_IN_FIGURE]:
+        together, all_motifs, names, firsts = map(list, zip(*pictures, strict=True))
+        options |= {"names": names, "first": firsts, "unit": unit}
+        title = f"{public_name(run.args.checkpoint)}: {what} that the predictions need"
+        plotting.plot_sequences(together, folder / SEQUENCES_NAME, all_motifs, title=title, **options)

@@ -1,8 +1,9 @@
 """The rows that `hf-ssm probe` reads, and the target of each."""
 
 import argparse
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hf_ssm.data.labels import merged_name
 from hf_ssm.data.options import ReadOptions
 from hf_ssm.data.records import check_letters, read_records
 from hf_ssm.data.signals import is_signal
+from hf_ssm.data.tracks import import_pybigwig
 from hf_ssm.probes import MaskingProbe
 from hf_ssm.probes.targets import head_of
 from hf_ssm.tokenization import reads_only_dna
@@ -97,7 +99,7 @@ def check_target(args: argparse.Namespace, model: Any) -> None:
         raise ValueError(f"--target {LABEL} is for classes of sequences: give a class, or {PREDICTED}")
 
 
-def wants_labels(args: argparse.Namespace, model: Any) -> bool:
+def _wants_labels(args: argparse.Namespace, model: Any) -> bool:
     return head_of(model) == "class" and args.target in (None, LABEL) and not _predicts_values(model)
 
 
@@ -117,24 +119,25 @@ class _Value:
         return logits[:, self.index]
 
 
-def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
-    """The rows of a split with all their columns, split as in training; `labelled`: labels are needed."""
+def load_rows(args: argparse.Namespace, settings: RunSettings, model: Any) -> Rows:
+    """The rows of --split with all their columns, split as in training."""
     column, stored_column = settings.sequence_column, settings.data.get("label_column", "label")
     label_column: Any = None if stored_column is None else merged_name(stored_column)
-    if labelled and label_column is None:
+    is_labelled = _wants_labels(args, model)
+    if is_labelled and label_column is None:
         raise ValueError(f"--target {LABEL} needs labels: name their column (--set data.label_column=NAME)")
     # The split depends on the labels, so these are read even if the probe does not need them.
     splits = inputs.load_rows(settings)
-    rows = rows_of(splits, split)
+    rows = rows_of(splits, args.split)
     if is_signal(rows.features[column]):
         raise ValueError(
             f"{settings.data['dataset']!r} holds images or numbers, but a probe masks the tokens of texts: give a "
             "table of texts"
         )
-    named = isinstance(rows.features.get(label_column), ClassLabel)
-    if labelled:
+    if is_labelled:
         check_column("label_column", label_column, rows.column_names, "the data")
-    classes = label_names(splits, label_column) if labelled or named else None
+    has_classes = is_labelled or isinstance(rows.features.get(label_column), ClassLabel)
+    classes = label_names(splits, label_column) if has_classes else None
     kept = label_column if label_column in rows.column_names and classes is not None else None
     pair_column, limit = settings.data.get("pair_column"), settings.data["max_length"]
     return Rows(rows, column, pair_column, kept, limit, classes, splits.get("train"), settings.data["unknown_bases"])
@@ -142,9 +145,10 @@ def load_rows(settings: RunSettings, split: str, labelled: bool) -> Rows:
 
 def load_intervals(args: argparse.Namespace, settings: RunSettings, model: Any) -> Rows:
     """The intervals of the BED file of --dataset, with the letters of --genome; by default, predicted classes."""
+    import_pybigwig()
     if args.target == LABEL:
         raise ValueError(f"--target {LABEL}: a BED file has no labels; give a class, or {PREDICTED}")
-    if wants_labels(args, model):
+    if _wants_labels(args, model):
         args.target = PREDICTED
     records = read_records(Path(settings.data["dataset"]), ReadOptions.of_training(settings.data), args.genome)
     rows = Dataset.from_list([{**record.columns, "sequence": record.sequence} for record in records])
@@ -195,14 +199,11 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
     Rows that keep more than half of their probability with all tokens drawn are taken only where others are too few,
     those that keep least first: tokens explain little of them.
     """
-    stays = "whose answer hardly needs tokens"
-    left_out = {
-        "too short for --position": 0,
-        "predicted wrongly": 0,
-        "less likely than --minimum-probability": 0,
-        stays: 0,
-    }
-    short, wrong, unlikely, _ = left_out
+    short, wrong, unlikely, stays = (
+        *("too short for --position", "predicted wrongly", "less likely than --minimum-probability"),
+        "whose answer hardly needs tokens",
+    )
+    left_out = dict.fromkeys((short, wrong, unlikely, stays), 0)
     examples: list[Example] = []
     spare: list[tuple[float, Example]] = []
     for example in _drawn(args, probe, data):
@@ -210,12 +211,14 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
             left_out[short] += 1
             continue
         start = probe.start(example.ids, example.target)
+        # Values of a regression are no probabilities.
+        probability = math.inf if callable(example.target) else start.probability
         if not (start.right or args.allow_wrong):
             left_out[wrong] += 1
-        elif start.probability < args.minimum_probability and not callable(example.target):
+        elif probability < args.minimum_probability:
             left_out[unlikely] += 1
-        elif start.all_drawn > start.probability / 2 and not callable(example.target):
-            spare.append((start.all_drawn / max(start.probability, 1e-12), example))
+        elif start.all_drawn > probability / 2:
+            spare.append((start.all_drawn / max(probability, 1e-12), example))
         else:
             examples.append(example)
         if len(examples) == args.rows or len(examples) + len(spare) == _SPARE * args.rows:
@@ -235,8 +238,8 @@ def chosen_examples(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -
 
 def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterator[Example | None]:
     """All rows in random order; `None` for a row without a token at --position."""
-    count, dna = len(data.rows), reads_only_dna(probe.tokenizer)
-    for row in random.Random(SEED).sample(range(count), count):
+    dna, target_of = reads_only_dna(probe.tokenizer), _targets(args, probe, data)
+    for row in random.Random(SEED).sample(range(len(data.rows)), len(data.rows)):
         if dna:
             check_letters(str(data.rows[row][data.column]), f"row {row} of split {args.split!r}", "remove the row")
         ids = torch.tensor(data.encoded(row, probe.tokenizer)["input_ids"], dtype=torch.int64)
@@ -244,47 +247,46 @@ def _drawn(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Iterato
             raise ValueError(f"row {row} of split {args.split!r} gives no token: remove this row")
         check_fit(probe.model.config, len(ids))
         place = args.position
-        if place is not None and not -len(ids) <= place < len(ids):
+        if place is None:
+            yield Example(row, ids, target_of(row))
+        elif not -len(ids) <= place < len(ids):
             yield None
-            continue
-        yield Example(row, ids, _target(args, probe, data, row, None if place is None else place % len(ids)))
+        else:
+            # The target of a language model is the token itself.
+            place %= len(ids)
+            yield Example(row, ids, (place, target_of(row)) if probe.head == "tokens" else place)
 
 
-def _target(args: argparse.Namespace, probe: MaskingProbe, data: Rows, row: int, position: int | None) -> Any:
-    """The target of a row, as the probe takes it."""
-    if probe.head in ("causal", "masked"):
-        return position
-    label: int | None = None
+def _targets(args: argparse.Namespace, probe: MaskingProbe, data: Rows) -> Callable[[int], Any]:
+    """The class or the value of a row by its number, as the probe takes it; `None` for the predicted class."""
+    id2label, name = probe.model.config.id2label or {}, args.target
     if _predicts_values(probe.model):
-        values = list(probe.model.config.id2label.values())
-        chosen = [number for number, name in enumerate(values) if args.target in (name, str(number))]
-        chosen = [0] if args.target is None and len(values) == 1 else chosen
-        if not chosen:
-            value = "" if args.target is None else f" {args.target}"
+        values = list(id2label.values())
+        named = [number for number, value in enumerate(values) if name in (value, str(number))]
+        if not named and (name is not None or len(values) > 1):
+            value = "" if name is None else f" {name}"
             raise ValueError(f"--target{value}: give one of the values that the model predicts ({', '.join(values)})")
-        return _Value(chosen[0], values[chosen[0]])
-    class_ids = {name: int(number) for number, name in (probe.model.config.id2label or {}).items()}
-    if wants_labels(args, probe.model):
+        index = named[0] if named else 0
+        return lambda row: _Value(index, values[index])
+    class_ids = {label: int(number) for number, label in id2label.items()}
+    if not _wants_labels(args, probe.model):
+        if name in (None, PREDICTED):
+            return lambda row: None
+        if name not in class_ids and not name.removeprefix("-").isdecimal():
+            raise ValueError(
+                f"--target {name!r}: give the number of a class, its name in the model, {LABEL} or {PREDICTED}"
+            )
+        return lambda row: class_ids[name] if name in class_ids else int(name)
+    names = data.classes or []
+
+    def label_of(row: int) -> int:
         label = data.rows[row][data.label_column]
         if not isinstance(label, int):
             raise ValueError(f"row {row} of split {args.split!r} has the label {label!r}, which is not a class")
-        names = data.classes or []
         # The classes may have another order in the model than in the data.
-        label = class_ids[names[label]] if set(names) <= set(class_ids) else label
-    elif args.target != PREDICTED:
-        label = class_ids[args.target] if args.target in class_ids else _number(args.target)
-    return (position, label) if probe.head == "tokens" else label
+        return class_ids[names[label]] if set(names) <= set(class_ids) else label
 
-
-def _number(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(
-            f"--target {text!r}: give the number of a class, its name in the model, {LABEL} or {PREDICTED}"
-        ) from error
+    return label_of
 
 
 def annotations_of(probe: MaskingProbe, data: Rows, example: Example) -> tuple[int, list[tuple[int, int, str]]]:
@@ -294,11 +296,10 @@ def annotations_of(probe: MaskingProbe, data: Rows, example: Example) -> tuple[i
     offsets = data.encoded(example.row, probe.tokenizer, return_offsets_mapping=True)["offset_mapping"]
     # Index of a letter -> index of its token.
     token_of = {start: token for token, (start, stop) in enumerate(offsets) if stop > start}
-    starts = data.rows[example.row][_MOTIF_COLUMN] if _MOTIF_COLUMN in data.rows.column_names else None
-    if not isinstance(starts, list):
-        return min(token_of.values(), default=0), []
-    name = data.classes[data.rows[example.row][data.label_column]] if data.classes and data.label_column else ""
+    row = data.rows[example.row]
+    name = data.classes[row[data.label_column]] if data.classes and data.label_column else ""
     # The names of generated classes are their motifs.
     label, length = (name, len(name)) if name and set(name) <= set("ACGTN") else ("motif", 1)
+    starts = row.get(_MOTIF_COLUMN) or []
     spans = [[token_of[at] for at in range(start, start + length) if at in token_of] for start in starts]
     return min(token_of.values(), default=0), [(min(span), max(span) + 1, label) for span in spans if span]

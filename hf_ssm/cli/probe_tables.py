@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,59 +60,58 @@ def _number(cell: Any) -> float:
         return math.nan
 
 
-def token_rows(examples: Sequence[Example], results: Sequence[MaskingResult]) -> Iterator[str]:
-    """The lines of `tokens.tsv`: a token each, with its position from 1; empty cells for tokens never masked."""
-    yield "row\tposition\ttoken\trank\tprobability\teffect\tscore\tkept\texplained"
-    for example, result in zip(examples, results, strict=True):
-        ranks = {place: rank for rank, place in enumerate(result.order.tolist(), start=1)}
-        tokens = result.tokens_text or [str(token) for token in result.input_ids.tolist()]
-        scores = [math.nan] * len(tokens) if result.scores is None else result.scores.tolist()
-        values, effects, kept = result.probabilities.tolist(), result.effect.tolist(), set(result.kept.tolist())
-        explained = "no" if result.why_unexplained else "yes"
-        for place, token in enumerate(tokens):
-            rank = ranks.get(place)
-            measured = ["", "", ""] if rank is None else [str(rank), f"{values[rank]:.6g}", f"{effects[place]:.6g}"]
-            score = "" if math.isnan(scores[place]) else f"{scores[place]:.6g}"
-            last = [score, "yes" if place in kept else "no", explained]
-            yield "\t".join([str(example.row), str(place + 1), _cell(token), *measured, *last])
+def write_tokens(folder: Path, pairs: Sequence[tuple[Example, MaskingResult]]) -> None:
+    """Write `tokens.tsv`: a token a line, with its position from 1; empty cells for tokens never masked."""
+    with (folder / TOKENS_NAME).open("w", encoding="utf-8", newline="\n") as file:
+        print("row\tposition\ttoken\trank\tprobability\teffect\tscore\tkept\texplained", file=file)
+        for example, result in pairs:
+            tokens = result.tokens_text or list(map(str, result.input_ids.tolist()))
+            ranks = {place: rank for rank, place in enumerate(result.order.tolist(), start=1)}
+            scores = [math.nan] * len(tokens) if result.scores is None else result.scores.tolist()
+            values, effects, kept = result.probabilities.tolist(), result.effect.tolist(), set(result.kept.tolist())
+            explained = "no" if result.why_unexplained else "yes"
+            for place, token in enumerate(tokens):
+                rank = ranks.get(place)
+                numbers = [math.nan if rank is None else values[rank], effects[place], scores[place]]
+                cells = ["" if math.isnan(number) else f"{number:.6g}" for number in numbers]
+                shown = token.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+                is_kept = "yes" if place in kept else "no"
+                print(example.row, place + 1, shown, rank or "", *cells, is_kept, explained, sep="\t", file=file)
 
 
-def _cell(token: str) -> str:
-    return token.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
-
-
-def bedgraph_lines(
+def write_bedgraph(
+    folder: Path,
     tokenizer: Any,
     data: Rows,
-    examples: Sequence[Example],
-    results: Sequence[MaskingResult],
+    pairs: Sequence[tuple[Example, MaskingResult]],
     class_names: Mapping[int, str],
-) -> Iterator[str]:
-    """The lines of `effect.bedgraph`: a track for each sequence, as sequences may overlap on the genome.
+) -> None:
+    """Write `effect.bedgraph`: a track for each sequence, as sequences may overlap on the genome.
 
     The value is the score of an attribution, otherwise the effect.
     """
-    for example, result in zip(examples, results, strict=True):
-        chrom, spans = _spans(tokenizer, data, example, result)
-        target = describe_target(result, class_names).replace('"', "'")
-        unexplained = ", not explained" if result.why_unexplained else ""
-        yield f'track type=bedGraph name="row {example.row}" description="{target}, {result.strategy}{unexplained}"'
-        for start, end, value in sorted(spans):
-            yield f"{chrom}\t{start}\t{end}\t{value:.6g}"
+    with (folder / BEDGRAPH_NAME).open("w", encoding="utf-8", newline="\n") as file:
+        for example, result in pairs:
+            chrom, spans = _spans(tokenizer, data, example, result)
+            about = f"{describe_target(result, class_names)}, {result.strategy}".replace('"', "'")
+            about += ", not explained" if result.why_unexplained else ""
+            print(f'track type=bedGraph name="row {example.row}" description="{about}"', file=file)
+            for start, end, value in sorted(spans):
+                print(chrom, start, end, f"{value:.6g}", sep="\t", file=file)
 
 
 def track_entries(
-    tokenizer: Any, data: Rows, examples: Sequence[Example], results: Sequence[MaskingResult], contigs: Collection[str]
+    tokenizer: Any, data: Rows, pairs: Sequence[tuple[Example, MaskingResult]], contigs: Collection[str]
 ) -> Iterator[Entries]:
-    """The numbers of `bedgraph_lines` as one track: the mean of the sequences that cover a base."""
+    """The numbers of `effect.bedgraph` as one track: the mean of the sequences that cover a base."""
     chroms: list[str] = []
     spans: list[tuple[int, int, float]] = []
-    for example, result in zip(examples, results, strict=True):
+    for example, result in pairs:
         chrom, of_row = _spans(tokenizer, data, example, result)
         chroms += [next((name for name in spellings(chrom) if name in contigs), chrom)] * len(of_row)
         spans += of_row
     starts, ends, values = (np.array(column) for column in zip(*spans, strict=True))
-    yield from averaged(chroms, starts, ends, values, contigs)
+    return averaged(chroms, starts, ends, values, contigs)
 
 
 def _spans(
@@ -121,14 +121,10 @@ def _spans(
     row = data.rows[example.row]
     place = place_of(row, example.row, len(row[data.column]))
     offsets = data.encoded(example.row, tokenizer, return_offsets_mapping=True)["offset_mapping"]
+    values = (result.effect if result.scores is None else result.scores).tolist()
     return place.chrom, [
         (*place.interval(*bases.span()), value)
-        for (first, last), value in zip(offsets, values_of(result), strict=True)
+        for (first, last), value in zip(offsets, values, strict=True)
         if not math.isnan(value)
         for bases in _BASES.finditer(row[data.column], first, last)
     ]
-
-
-def values_of(result: MaskingResult) -> list[float]:
-    """The score of an attribution, otherwise the effect, of each token; NaN for tokens without any."""
-    return list((result.effect if result.scores is None else result.scores).tolist())

@@ -8,18 +8,18 @@ Legend: `M` maskable tokens, `B` rows of a batch, `D` size of an embedding.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.probes.deep_lift import deep_lift
 from hf_ssm.probes.evaluators import Evaluator
 
-__all__ = ["ATTRIBUTIONS", "AttributionSettings", "attribute", "check_library", "check_strands", "letters_of"]
+__all__ = ["ATTRIBUTIONS", "attribute", "check_library", "check_strands", "letters_of"]
 
 ATTRIBUTIONS = ("occlusion", "integrated_gradients", "deep_lift", "in_silico_mutagenesis")
 
@@ -30,25 +30,6 @@ _ROUNDING = 100
 _BASES = "ACGT"
 # A tokenizer with more letters is not one of DNA or RNA, and one with more than `_MOST_LETTERS` not one of proteins.
 _MOST_NUCLEOTIDES, _MOST_LETTERS = 19, 32
-
-
-@dataclass(frozen=True)
-class AttributionSettings:
-    """Settings of the methods.
-
-    Attributes:
-        steps: For "integrated_gradients": number of gradients per fill.
-        letters: For "in_silico_mutagenesis": ids of the letters.
-    """
-
-    steps: int = 32
-    letters: tuple[int, ...] = ()
-
-    def effective(self, method: str) -> dict[str, Any]:
-        """The settings that influence the scores of a method, in JSON types."""
-        if method == "in_silico_mutagenesis":
-            return {"letters": list(self.letters)}
-        return {"steps": self.steps} if method == "integrated_gradients" else {}
 
 
 def check_library(method: str) -> None:
@@ -97,7 +78,7 @@ def letters_of(tokenizer: Any, alphabet: str | None) -> tuple[int, ...]:
     return tuple(single[letter] for letter in alphabet)
 
 
-def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) -> Tensor:
+def attribute(evaluator: Evaluator, method: str, steps: int, letters: tuple[int, ...]) -> Tensor:
     """The score of each maskable token, `(M,)`, float64, on the CPU; NaN for a token without a score.
 
     A high score means that the token supports the prediction:
@@ -113,63 +94,39 @@ def attribute(evaluator: Evaluator, method: str, settings: AttributionSettings) 
     Args:
         evaluator: Evaluator of the sequence, which counts the passes.
         method: One of `ATTRIBUTIONS`.
-        settings: Settings of the method.
+        steps: For "integrated_gradients": number of gradients per fill.
+        letters: For "in_silico_mutagenesis": ids of the letters.
     """
+    places = evaluator.candidates
     if method == "in_silico_mutagenesis":
-        return _mutagenesis(evaluator, settings.letters)
+        return _mutagenesis(evaluator, torch.tensor(letters))
     if method == "occlusion":
         start = evaluator.start()
-        return _losses(
-            evaluator, start, evaluator.values_if_masked(evaluator.masked([]), evaluator.candidates.tolist())
-        )
-    function = _Function(evaluator)
-    if method == "integrated_gradients":
-        scores = [_integrated_gradients(function, baseline, settings.steps) for baseline in function.baselines]
+        return _losses(evaluator, start, evaluator.values_if_masked(evaluator.masked([]), places.tolist()))
+    # Embeddings of the maskable tokens, (1, M, D), and of their fills, (K, M, D); all other embeddings stay.
+    sequence, on_device = evaluator.embedded(evaluator.masked([]))[:1], places.to(evaluator.device)
+    inputs = sequence[:, on_device]
+    baselines = evaluator.embedded(evaluator.masked(places.tolist()))[:, on_device]
+
+    def function(embedded: Tensor) -> Tensor:
+        evaluator.evaluations += len(embedded)
+        return evaluator.log_values(sequence.expand(len(embedded), -1, -1).index_copy(1, on_device, embedded))
+
+    if method == "deep_lift":
+        scores = [_deep_lift(function, inputs, baseline, evaluator.model) for baseline in baselines.split(1)]
     else:
-        scores = [_deep_lift(function, baseline) for baseline in function.baselines]
+        from captum.attr import IntegratedGradients
+
+        rows = min(evaluator.rows_per_batch(evaluator.length), steps)
+        gradients, leaf = IntegratedGradients(function), inputs.requires_grad_()
+        scores = [
+            gradients.attribute(leaf, baseline, n_steps=steps, internal_batch_size=rows).sum(-1)
+            for baseline in baselines.split(1)
+        ]
     return torch.cat(scores).mean(0).detach().double().cpu()
 
 
-class _Function(nn.Module):
-    """Embeddings of the maskable tokens, `(B, M, D)`, to log-probabilities, `(B,)`; all other embeddings stay.
-
-    Args:
-        evaluator: Evaluator of the sequence.
-    """
-
-    def __init__(self, evaluator: Evaluator):
-        super().__init__()
-        self.model = evaluator.model
-        self.evaluator = evaluator
-        self.places = evaluator.candidates.to(evaluator.device)
-        self.sequence = evaluator.embedded(evaluator.masked([]))[:1]
-        self.inputs = self.sequence[:, self.places]
-        self.baselines = evaluator.embedded(evaluator.masked(evaluator.candidates.tolist()))[:, self.places]
-
-    @property
-    def rows(self) -> int:
-        """Largest number of rows in a batch."""
-        return self.evaluator.rows_per_batch(self.evaluator.length)
-
-    def forward(self, embedded: Tensor) -> Tensor:
-        whole = self.sequence.expand(len(embedded), -1, -1).index_copy(1, self.places, embedded)
-        self.evaluator.evaluations += len(embedded)
-        return self.evaluator.log_values(whole)
-
-
-def _integrated_gradients(function: _Function, baseline: Tensor, steps: int) -> Tensor:
-    from captum.attr import IntegratedGradients
-
-    scores: Tensor = IntegratedGradients(function).attribute(
-        function.inputs.requires_grad_(),
-        baseline.unsqueeze(0),
-        n_steps=steps,
-        internal_batch_size=min(function.rows, steps),
-    )
-    return scores.sum(-1)
-
-
-def _deep_lift(function: _Function, baseline: Tensor) -> Tensor:
+def _deep_lift(function: Callable[[Tensor], Tensor], inputs: Tensor, baseline: Tensor, model: Any) -> Tensor:
     outputs: list[Tensor] = []
 
     def recorded(embedded: Tensor) -> Tensor:
@@ -177,24 +134,23 @@ def _deep_lift(function: _Function, baseline: Tensor) -> Tensor:
         return outputs[-1]
 
     # The check of `deep_lift` is relative to the change of the output, which may be small against the scores.
-    parts = deep_lift(recorded, function.inputs, baseline.unsqueeze(0), function.model, tolerance=math.inf)
+    parts = deep_lift(recorded, inputs, baseline, model, tolerance=math.inf)
     scores = parts.sum(-1)
     values, size = outputs[0].detach(), scores.abs().sum()
     missed = (scores.sum() - (values[0] - values[1])).abs()
     if missed > _MISSED * size + _ROUNDING * torch.finfo(parts.dtype).eps * (1 + values.abs().max()):
         raise ValueError(
-            f"'deep_lift' has no rules for some operations of {type(function.model).__name__}: the sum of the "
-            f"scores misses the change of the output by {missed / size:.1%} of the sum of the magnitudes. Use "
-            "'integrated_gradients'."
+            f"'deep_lift' has no rules for some operations of {type(model).__name__}: the sum of the scores misses the "
+            f"change of the output by {missed / size:.1%} of the sum of the magnitudes. Use 'integrated_gradients'."
         )
     return scores
 
 
-def _mutagenesis(evaluator: Evaluator, letters: tuple[int, ...]) -> Tensor:
+def _mutagenesis(evaluator: Evaluator, letters: Tensor) -> Tensor:
     places = evaluator.candidates
-    is_letter = torch.isin(evaluator.read[places].cpu(), torch.tensor(letters))
+    is_letter = torch.isin(evaluator.read[places].cpu(), letters)
     scores = torch.full((len(places),), torch.nan, dtype=torch.float64)
-    fills = torch.tensor(letters).unsqueeze(1).expand(-1, evaluator.length)
+    fills = letters.unsqueeze(1).expand(-1, evaluator.length)
     mutants = Evaluator(evaluator.model, evaluator.sequence, fills, evaluator.max_tokens)
     start = mutants.start()
     if is_letter.any():

@@ -43,7 +43,7 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
         count: M.
         draws: K.
     """
-    strategy, along = settings.strategy, draws * count + 1
+    strategy = settings.strategy
     if strategy == "exact":
         return draws * count * (count + 1) // 2 + 1
     if strategy == "shortlist":
@@ -54,15 +54,14 @@ def count_evaluations(settings: SearchSettings, count: int, draws: int) -> int:
             steps = [*range(len(units), 0, -1), *range(singles, 0, -1)]
             return sum((left + 1) * fills_of_step(draws, len(units), left) for left in steps) + draws * len(steps) + 1
         return _shortlist(settings, len(units)) + _shortlist(settings, singles) + 1
-    if strategy == "one_shot":
-        return along + draws * count
-    if strategy == "occlusion":
-        return along + draws * count + 1
-    if strategy == "in_silico_mutagenesis":
-        return along + count * (len(settings.attribution.letters) - 1) + 1
-    if strategy == "deep_lift":
-        return along + 6 * draws
-    return along + 3 * settings.attribution.steps * draws
+    of_scores = {
+        "one_shot": draws * count,
+        "occlusion": draws * count + 1,
+        "in_silico_mutagenesis": count * (len(settings.letters) - 1) + 1,
+        "deep_lift": 6 * draws,
+        "integrated_gradients": 3 * settings.steps * draws,
+    }
+    return draws * count + 1 + of_scores[strategy]
 
 
 def _shortlist(settings: SearchSettings, count: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_ssm.ops.context import plain_operations
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.evaluation import evaluating, frozen_weights
 
 __all__ = ["deep_lift", "deep_lift_rules"]
 
@@ -219,15 +219,8 @@ def deep_lift_rules(model: nn.Module) -> Iterator[None]:
     Source: Shrikumar et al. 2017 (DeepLIFT), Sections 3.2 and 3.5.1; the rule of products is that of the Shapley value
     of two factors.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        with plain_operations(), _Rules():
-            yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+    with frozen_weights(model), plain_operations(), _Rules():
+        yield
 
 
 def deep_lift(

@@ -16,7 +16,7 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, check_library, check_strands, letters_of
+from hf_ssm.probes.attributions import check_library, check_strands, letters_of
 from hf_ssm.probes.cost import ProbeCost, count_evaluations, seconds_per_evaluation
 from hf_ssm.probes.evaluators import Evaluator, evaluator_for, probing
 from hf_ssm.probes.evidence import FILLS, PASSES, measure_evidence
@@ -112,32 +112,25 @@ class MaskingProbe:
         masks_per_step = 0.01 if masks_per_step is None else masks_per_step
         strategy = canonical_strategy(strategy)
         check_choice("strategy", strategy, STRATEGIES)
-        for name, value in (
-            ("draws", draws),
-            ("max_tokens_per_batch", max_tokens_per_batch),
-            ("candidates", candidates),
-            ("steps", steps),
-        ):
+        counts = {"draws": draws, "max_tokens_per_batch": max_tokens_per_batch, "candidates": candidates}
+        for name, value in (counts | {"steps": steps}).items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"`{name}`={value!r}: give a positive integer.")
         for name, share in (("masks_per_step", masks_per_step), ("minimum_probability", minimum_probability)):
             if not 0 <= share <= 1:
                 raise ValueError(f"`{name}`={share!r}: give a share from 0 to 1.")
-        if strategy in ATTRIBUTIONS:
-            check_library(strategy)
+        check_library(strategy)
         letters = letters_of(tokenizer, alphabet) if strategy == "in_silico_mutagenesis" else ()
         self.model = unwrapped(model)
         check_strands(strategy, self.model)
         self.head = head_of(self.model)
         self.tokenizer = tokenizer
         self._vocab_size = _vocab_size(self.model)
-        resolve = partial(find_replacement, tokenizer=tokenizer, vocab_size=self._vocab_size, background=background)
         self._special = self._special_tokens()
-        self.replacement = resolve(replace, special=self._special)
+        resolve = partial(find_replacement, tokenizer=tokenizer, vocab_size=self._vocab_size, special=self._special)
+        self.replacement = resolve(replace, background=background)
         # One token in the search is tested with draws, too.
-        self.tested_with = self.replacement
-        if not self.replacement.is_drawn:
-            self.tested_with = resolve("composition", special=self._special)
+        self.tested_with = self.replacement if self.replacement.is_drawn else resolve("composition")
         # The search with draws evaluates all tokens in each step, with new fills.
         self._redraws = strategy == "shortlist" and self.replacement.is_drawn and draws > 1
         for name, setting in of_one_token.items():
@@ -147,8 +140,7 @@ class MaskingProbe:
                     f"with {draws} draws: leave `{name}` out, or give a token such as replace='n'."
                 )
         self.draws, self.seed, self.tests = draws, seed, tests
-        attribution = AttributionSettings(steps, letters)
-        self.settings = SearchSettings(strategy, candidates, masks_per_step, attribution)
+        self.settings = SearchSettings(strategy, candidates, masks_per_step, steps, letters)
         self.max_tokens_per_batch = max_tokens_per_batch
         self.minimum_probability = minimum_probability
         self.allow_wrong = allow_wrong
@@ -194,7 +186,7 @@ class MaskingProbe:
         with probing(self.model):
             sequences = [self._checked(sequence, _where(number, inputs)) for number, sequence in enumerate(sequences)]
             file = ResultsFile(output, self._fingerprint(sequences), processes)
-            numbers = file.share([number for number in range(len(sequences)) if number not in file.finished])
+            numbers = file.share(len(sequences))
             total = sum(len(sequences[number].candidates) for number in numbers)
             is_shown = progress and not callable(progress) and processes.is_main_process
             bar = logging.tqdm(total=total, unit="token", disable=not is_shown)
@@ -301,17 +293,13 @@ class MaskingProbe:
 
     def _sequences(self, inputs: Any, target: Any) -> list[ProbedSequence]:
         ids = read_sequences(inputs, self.tokenizer, self._vocab_size, longest_input(self.model))
-        targets = read_targets(target, inputs, len(ids))
-        prepare = partial(
-            prepare_sequence,
-            self.head,
-            self.model.config,
-            mask_id=self.replacement.token_id,
-            tokenizer_mask_id=getattr(self.tokenizer, "mask_token_id", None),
-            special=self._special,
-        )
-        pairs = enumerate(zip(ids, targets, strict=True))
-        return [prepare(*pair, where=_where(number, inputs)) for number, pair in pairs]
+        masks = (self.replacement.token_id, getattr(self.tokenizer, "mask_token_id", None))
+        return [
+            prepare_sequence(
+                self.head, self.model.config, row, row_target, masks, self._special, _where(number, inputs)
+            )
+            for number, (row, row_target) in enumerate(zip(ids, read_targets(target, inputs, len(ids)), strict=True))
+        ]
 
     def _special_tokens(self) -> set[int]:
         if self.tokenizer is not None:
@@ -327,10 +315,8 @@ class MaskingProbe:
     def _fills(self, sequence: ProbedSequence) -> Tensor | None:
         return self.replacement.fills(sequence, self.draws, self.seed, "search")
 
-    def _fills_of_step(self, sequence: ProbedSequence, step: int, count: int) -> Tensor:
-        fills = self.replacement.fills(sequence, count, self.seed, f"step {step}")
-        assert fills is not None
-        return fills
+    def _fills_of_step(self, sequence: ProbedSequence, step: int, count: int) -> Tensor | None:
+        return self.replacement.fills(sequence, count, self.seed, f"step {step}")
 
     def _fresh(self, sequence: ProbedSequence) -> Evaluator:
         """An evaluator with draws that no search has seen."""

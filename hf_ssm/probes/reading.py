@@ -97,25 +97,23 @@ def _ids(row: Any, tokenizer: Any, vocab_size: int, longest: int | None, where: 
         if tokenizer is None:
             raise ValueError(f"{where}a text needs a tokenizer: give `tokenizer`, or token ids instead of the text.")
         row = tokenizer(row, verbose=False)["input_ids"]
-    is_row = is_single(row) or (isinstance(row, (list, tuple)) and not row)
-    ids = torch.as_tensor(row if len(row) else np.zeros(0, dtype=np.int64)) if is_row else torch.zeros(0)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+    ids = np.asarray(row.detach().cpu() if isinstance(row, Tensor) else row)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise ValueError(
             f"{where}this is a {type(row).__name__}: a sequence is a text, or a list or tensor of token ids."
         )
-    ids = ids.detach().to("cpu", torch.int64, copy=True)
     if len(ids) == 0:
         raise ValueError(f"{where}the sequence is empty: give at least one token.")
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError(
-            f"{where}the sequence has ids from {ids.min().item()} to {ids.max().item()}, but the model has embeddings "
-            f"for 0 to {vocab_size - 1}: use the tokenizer of the model."
+            f"{where}the sequence has ids from {ids.min()} to {ids.max()}, but the model has embeddings for "
+            f"0 to {vocab_size - 1}: use the tokenizer of the model."
         )
     if longest is not None and len(ids) > longest:
         raise ValueError(
             f"{where}the sequence has {len(ids)} tokens, but the model takes at most {longest}: shorten the sequence."
         )
-    return ids
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def read_targets(target: Any, inputs: Any, count: int) -> list[Any]:

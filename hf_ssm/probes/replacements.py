@@ -122,7 +122,7 @@ def _with_equal_pairs(ids: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def find_replacement(
-    name: Any, tokenizer: Any, vocab_size: int, special: Collection[int], background: Tensor | None
+    name: Any, tokenizer: Any, vocab_size: int, special: Collection[int], background: Tensor | None = None
 ) -> Replacement:
     """Resolve the `replace` argument.
 

@@ -25,7 +25,8 @@ __all__ = ["MaskingResult", "MaskingResults"]
 _FORMAT = "hf_ssm masking results"
 _VERSION = 2
 _PER_SEQUENCE = ("target", "strategy", "replace", "evaluations", "tokens", "tokens_text", "answer")
-# Tensors that a result may have, and the name of their lengths in a file.
+# Tensors of a result, and the name of their lengths in a file; a curve has one value more than the order.
+_TENSORS = {"input_ids": "input_lengths", "order": "order_lengths", "probabilities": None}
 _OPTIONAL = {"scores": "score_lengths", "spread": "spread_lengths"}
 
 
@@ -245,13 +246,10 @@ class MaskingResults(Sequence[MaskingResult]):
         if not self._results or points < 2:
             raise ValueError(f"`points`={points}, {len(self)} results: at least two points and one result are needed.")
         shares = np.linspace(0, 1, points)
-        curves = torch.stack(
-            [
-                torch.from_numpy(np.interp(shares, np.linspace(0, 1, len(values)), values.numpy()))
-                for values in (result.probabilities for result in self._results)
-            ]
-        )
-        return torch.from_numpy(shares), curves.mean(dim=0), curves.std(dim=0, correction=int(len(curves) > 1))
+        each = (result.probabilities.numpy() for result in self)
+        curves = np.stack([np.interp(shares, np.linspace(0, 1, len(values)), values) for values in each])
+        spread = curves.std(0, ddof=int(len(curves) > 1))
+        return torch.from_numpy(shares), torch.from_numpy(curves.mean(0)), torch.from_numpy(spread)
 
     def agreement(self, other: "MaskingResults") -> list[dict[str, float]]:
         """`MaskingResult.agreement` of each sequence.
@@ -278,20 +276,15 @@ class MaskingResults(Sequence[MaskingResult]):
         """
         from safetensors.torch import save
 
-        results = self._results
-        empty = torch.zeros(0, dtype=torch.int64)
-        tensors = {
-            "input_ids": torch.cat([empty, *(result.input_ids for result in results)]),
-            "input_lengths": torch.tensor([len(result.input_ids) for result in results], dtype=torch.int64),
-            "order": torch.cat([empty, *(result.order for result in results)]),
-            "order_lengths": torch.tensor([len(result.order) for result in results], dtype=torch.int64),
-            "probabilities": torch.cat([empty.double(), *(result.probabilities for result in results)]),
-        }
-        for name, lengths in _OPTIONAL.items():
-            stored = [empty if (values := getattr(result, name)) is None else values for result in results]
-            if any(len(values) for values in stored):
-                tensors[name] = torch.cat([values.double() for values in stored])
-                tensors[lengths] = torch.tensor([len(values) for values in stored])
+        tensors = {}
+        for name, lengths in (_TENSORS | _OPTIONAL).items():
+            stored = [getattr(result, name) for result in self]
+            if name in _TENSORS or any(values is not None for values in stored):
+                dtype = torch.int64 if name in ("input_ids", "order") else torch.float64
+                stored = [torch.zeros(0) if values is None else values for values in stored]
+                tensors[name] = torch.cat([torch.zeros(0, dtype=dtype), *(values.to(dtype) for values in stored)])
+                if lengths is not None:
+                    tensors[lengths] = torch.tensor([len(values) for values in stored], dtype=torch.int64)
         header = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -301,7 +294,7 @@ class MaskingResults(Sequence[MaskingResult]):
             "results": [
                 {name: getattr(result, name) for name in _PER_SEQUENCE}
                 | {"evidence": None if result.evidence is None else asdict(result.evidence)}
-                for result in results
+                for result in self
             ],
         }
         path = Path(path)
@@ -334,22 +327,20 @@ class MaskingResults(Sequence[MaskingResult]):
         for settings in (header["settings"], *header["results"]):
             if "strategy" in settings:
                 settings["strategy"] = canonical_strategy(settings["strategy"])
-        ids = tensors["input_ids"].split(tensors["input_lengths"].tolist())
-        orders = tensors["order"].split(tensors["order_lengths"].tolist())
-        curves = tensors["probabilities"].split((tensors["order_lengths"] + 1).tolist())
-        for facts in header["results"]:
+        tensors["curve_lengths"] = tensors["order_lengths"] + 1
+        results = []
+        columns = {
+            name: tensors[name].split(tensors[lengths or "curve_lengths"].tolist())
+            for name, lengths in (_TENSORS | _OPTIONAL).items()
+            if name in tensors
+        }
+        for number, facts in enumerate(header["results"]):
             # The name before version 2.
             facts.setdefault("replace", facts.pop("mask", None))
             if test := facts.get("evidence"):
-                facts["evidence"] = Evidence(**{name: _tuple(value) for name, value in test.items()})
-        rows = zip(ids, orders, curves, header["results"], strict=True)
-        results = [MaskingResult(*(tensor.clone() for tensor in row), **facts) for *row, facts in rows]
-        for name, lengths in _OPTIONAL.items():
-            if name in tensors:
-                for result, values in zip(results, tensors[name].split(tensors[lengths].tolist()), strict=True):
-                    setattr(result, name, values.clone() if len(values) else None)
+                values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in test.items()}
+                facts["evidence"] = Evidence(**values)
+            own = {name: parts[number].clone() for name, parts in columns.items()}
+            own |= {name: None for name in _OPTIONAL if name in own and not len(own[name])}
+            results.append(MaskingResult(**own, **facts))
         return cls(results, header["settings"], header["indices"])
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -69,21 +69,19 @@ class ResultsFile:
         self.finished: dict[int, MaskingResult] = {}
         self._of_this_process: dict[int, MaskingResult] = {}
         self._written = float("-inf")
-        self._unwritten = False
         if self.path is not None:
-            for file in [self.path, *self._parts()]:
-                if file.exists():
-                    self._read(file)
+            for file in [*([self.path] if self.path.exists() else []), *self._parts()]:
+                self._read(file)
         # No process writes before all have read.
         processes.wait_for_everyone()
 
-    def share(self, numbers: list[int]) -> list[int]:
-        """The part of `numbers` that this process handles: every N-th."""
+    def share(self, count: int) -> list[int]:
+        """The numbers below `count` that are not finished and that this process handles: every N-th."""
+        numbers = [number for number in range(count) if number not in self.finished]
         return numbers[self.processes.process_index :: self.processes.num_processes]
 
     def _parts(self) -> list[Path]:
-        assert self.path is not None
-        return sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*-of-*"))
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*-of-*"))
 
     def _read(self, file: Path) -> None:
         stored = MaskingResults.load(file)
@@ -100,22 +98,20 @@ class ResultsFile:
     def add(self, index: int, result: MaskingResult) -> None:
         """Store the result of a sequence; the file is written every few seconds."""
         self.finished[index] = self._of_this_process[index] = result
-        self._unwritten = True
         if time.monotonic() - self._written > _INTERVAL:
             self.write()
 
     def write(self) -> None:
-        """Write new results of this process to its file."""
-        if self.path is None or not self._unwritten:
+        """Write the results of this process to its file."""
+        if self.path is None or not self._of_this_process:
             return
         index, count = self.processes.process_index, self.processes.num_processes
         if count == 1:
             self._collection(self.finished).save(self.path)
         else:
-            self._collection(self._of_this_process).save(
-                self.path.with_name(f"{self.path.name}.part-{index}-of-{count}")
-            )
-        self._written, self._unwritten = time.monotonic(), False
+            part = self.path.with_name(f"{self.path.name}.part-{index}-of-{count}")
+            self._collection(self._of_this_process).save(part)
+        self._written = time.monotonic()
 
     def _collection(self, results: dict[int, MaskingResult]) -> MaskingResults:
         ordered = dict(sorted(results.items()))
@@ -125,11 +121,10 @@ class ResultsFile:
         """The results of all processes in the order of the sequences; the first process writes them."""
         self.finished |= dict(gather_object(list(self._of_this_process.items())))
         results = self._collection(self.finished)
-        if self.path is not None:
-            files = self._parts() if self.processes.is_main_process else []
-            if files:
-                results.save(self.path)
-            for file in files:
-                file.unlink()
-            self.processes.wait_for_everyone()
+        parts = self._parts() if self.processes.is_main_process else []
+        if parts and self.path is not None:
+            results.save(self.path)
+        for part in parts:
+            part.unlink()
+        self.processes.wait_for_everyone()
         return results

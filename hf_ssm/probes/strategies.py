@@ -4,14 +4,14 @@ Legend: `M` maskable tokens, `R` positions that the model reads, `K` fills, `U` 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_ssm.probes.attributions import ATTRIBUTIONS, AttributionSettings, attribute
-from hf_ssm.probes.evaluators import Evaluator
+from hf_ssm.probes.attributions import ATTRIBUTIONS, attribute
+from hf_ssm.probes.evaluators import Evaluator, variants
 
 __all__ = ["STRATEGIES", "SearchSettings", "canonical_strategy", "search"]
 
@@ -34,7 +34,7 @@ _MOST_UNITS, _DIVIDED_AT = 256, 0.05
 # Called with the number of tokens masked since the last call.
 Advance = Callable[[int], Any]
 # Returns that many new fills `(count, R)` of a numbered step.
-Draw = Callable[[int, int], Tensor]
+Draw = Callable[[int, int], Tensor | None]
 
 
 def canonical_strategy(name: str) -> str:
@@ -50,24 +50,30 @@ class SearchSettings:
         strategy: One of `STRATEGIES`.
         candidates: For "shortlist" with one token: number of units evaluated per step.
         masks_per_step: For "shortlist" with one token: largest share of the remaining units masked in one step.
-        attribution: Settings of attributions.
+        steps: For "integrated_gradients": number of gradients per fill.
+        letters: For "in_silico_mutagenesis": ids of the letters.
     """
 
     strategy: str = "exact"
     candidates: int = 12
     masks_per_step: float = 0.01
-    attribution: AttributionSettings = field(default_factory=AttributionSettings)
+    steps: int = 32
+    letters: tuple[int, ...] = ()
 
     def effective(self, redraws: bool) -> dict[str, Any]:
-        """The settings that influence the result; `redraws`: whether "shortlist" draws new fills in each step."""
-        settings: dict[str, Any] = {"strategy": self.strategy}
-        if self.strategy in ATTRIBUTIONS:
-            return settings | self.attribution.effective(self.strategy)
+        """The settings that influence the result, in JSON types.
+
+        Args:
+            redraws: Whether "shortlist" draws new fills in each step.
+        """
+        influential: dict[str, dict[str, Any]] = {
+            "integrated_gradients": {"steps": self.steps},
+            "in_silico_mutagenesis": {"letters": list(self.letters)},
+            "shortlist": {"candidates": self.candidates, "masks_per_step": self.masks_per_step},
+        }
         if self.strategy == "shortlist" and redraws:
-            return settings | {"fills": "new in each step"}
-        if self.strategy == "shortlist":
-            settings |= {"candidates": self.candidates, "masks_per_step": self.masks_per_step}
-        return settings
+            return {"strategy": self.strategy, "fills": "new in each step"}
+        return {"strategy": self.strategy, **influential.get(self.strategy, {})}
 
 
 def search(
@@ -88,27 +94,23 @@ def search(
         The positions in the order of masking; the values before the first masking and after each, `(M + 1, K)`,
         float64; and the scores of an attribution, `(M,)`, float64.
     """
-    scores = None
     start = evaluator.start()
-    if settings.strategy == "exact":
-        order, values = _exact(evaluator, start, advance)
-    elif settings.strategy == "shortlist" and evaluator.draws > 1:
+    if settings.strategy == "shortlist" and evaluator.draws > 1:
         assert draw is not None
-        order, values = _with_fresh_fills(evaluator, draw, start, advance)
-    elif settings.strategy == "shortlist":
-        order, values = _shortlist(evaluator, settings, start, advance)
+        return *_with_fresh_fills(evaluator, draw, start, advance), None
+    if settings.strategy in ("exact", "shortlist"):
+        return *_greedy(evaluator, settings, start, advance), None
+    scores, unmasked, places = None, evaluator.masked([]), evaluator.candidates.tolist()
+    if settings.strategy == "one_shot":
+        ranking = evaluator.values_if_masked(unmasked, places, now=start).mean(1)
     else:
-        if settings.strategy == "one_shot":
-            left = evaluator.candidates.tolist()
-            ranking = evaluator.values_if_masked(evaluator.masked([]), left, now=start).mean(1)
-        else:
-            scores = attribute(evaluator, settings.strategy, settings.attribution)
-            # Tokens without a score come first.
-            ranking = -scores.nan_to_num(-torch.inf)
-        order = _ranked(ranking, evaluator.candidates.tolist())
-        values = list(evaluator.along(evaluator.masked([]), order))
-        advance(len(order))
-    return order, torch.stack([start, *values]), scores
+        scores = attribute(evaluator, settings.strategy, settings.steps, settings.letters)
+        # Tokens without a score come first.
+        ranking = -scores.nan_to_num(-torch.inf)
+    order = _ranked(ranking, places)
+    values = evaluator.values(variants(unmasked, [[place] for place in order], cumulative=True))
+    advance(len(order))
+    return order, torch.cat([start.unsqueeze(0), values]), scores
 
 
 def _first_argmax(values: Tensor) -> int:
@@ -119,24 +121,6 @@ def _first_argmax(values: Tensor) -> int:
 def _ranked(scores: Tensor, items: Sequence[Any]) -> list[Any]:
     """The items by descending score `(len(items),)`."""
     return [items[index] for index in scores.argsort(descending=True, stable=True).tolist()]
-
-
-def _exact(evaluator: Evaluator, now: Tensor, advance: Advance) -> tuple[list[int], list[Tensor]]:
-    """In each step the token whose masking leaves the highest mean value; the first one in case of ties.
-
-    Source: Nishikawa & Suzuki 2025, Appendix K.
-    """
-    left = evaluator.candidates.tolist()
-    order: list[int] = []
-    reached: list[Tensor] = []
-    while left:
-        values = evaluator.values_if_masked(evaluator.masked(order), left, now=now)
-        best = _first_argmax(values.mean(1))
-        order.append(left.pop(best))
-        now = values[best]
-        reached.append(now)
-        advance(1)
-    return order, reached
 
 
 def units_of(places: Sequence[int]) -> list[list[int]]:
@@ -152,9 +136,7 @@ def fills_of_step(draws: int, units: int, left: int) -> int:
     )
 
 
-def _with_fresh_fills(
-    evaluator: Evaluator, draw: Draw, start: Tensor, advance: Advance
-) -> tuple[list[int], list[Tensor]]:
+def _with_fresh_fills(evaluator: Evaluator, draw: Draw, start: Tensor, advance: Advance) -> tuple[list[int], Tensor]:
     """In each step the unit whose masking changes the value most favourably, of a mean over this and earlier steps.
 
     Each step has fresh fills, so the order cannot fit a few fills that it sees again and again, and the effects of
@@ -162,7 +144,6 @@ def _with_fresh_fills(
     fills of the evaluator, which the search does not see.
     """
     fills, draws = evaluator.fills, evaluator.draws
-    assert fills is not None
     left = units_of(evaluator.candidates.tolist())
     # Effects by the first position of a unit, and the number of fills that they rest on.
     effects = torch.zeros(evaluator.length, dtype=torch.float64)
@@ -194,58 +175,54 @@ def _with_fresh_fills(
         order += units[-1]
         advance(len(units[-1]))
     evaluator.redraw(fills)
-    ends = evaluator.values(_variants(evaluator.masked([]), units, cumulative=True))
+    ends = evaluator.values(variants(evaluator.masked([]), units, cumulative=True))
     return order, _between(units, start, ends)
 
 
 def _values_of_units(evaluator: Evaluator, masked: Tensor, units: list[list[int]], now: Tensor) -> Tensor:
     """The values with each one of the units masked too, `(U, K)`."""
     if any(len(unit) > 1 for unit in units):
-        return evaluator.values(_variants(masked, units))
+        return evaluator.values(variants(masked, units))
     return evaluator.values_if_masked(masked, [place for (place,) in units], now=now)
 
 
-def _between(units: Sequence[list[int]], start: Tensor, ends: Tensor) -> list[Tensor]:
-    """The values after each token, interpolated within the units, from those after each unit `(U, K)`."""
-    values = []
-    for unit, before, after in zip(units, [start, *ends], ends, strict=False):
+def _between(units: Sequence[list[int]], start: Tensor, ends: Sequence[Tensor] | Tensor) -> Tensor:
+    """The values at the start and after each token, interpolated within the units, from those after each unit."""
+    values = [start]
+    for unit, after in zip(units, ends, strict=True):
         shares = torch.arange(1, len(unit) + 1, dtype=torch.float64).unsqueeze(1) / len(unit)
-        values += list(torch.lerp(before, after, shares)) if len(unit) > 1 else [after]
-    return values
+        values += torch.lerp(values[-1], after, shares)
+    return torch.stack(values)
 
 
-def _variants(masked: Tensor, units: Sequence[list[int]], cumulative: bool = False) -> Tensor:
-    """Variants `(U, R)` with each one of the units masked, or with each one and all before it."""
-    rows = masked.repeat(len(units), 1)
-    for number, unit in enumerate(units):
-        rows[number : None if cumulative else number + 1, unit] = True
-    return rows
-
-
-def _shortlist(
+def _greedy(
     evaluator: Evaluator, settings: SearchSettings, start: Tensor, advance: Advance
-) -> tuple[list[int], list[Tensor]]:
-    """The exact search with one token restricted, in each step, to the units with the highest scores.
+) -> tuple[list[int], Tensor]:
+    """In each step the unit whose masking leaves the highest mean value; the first one in case of ties.
 
-    Scores are the changes of the value the last time that the unit was evaluated; all units are evaluated at the start,
-    and again whenever a quarter of them is masked. In long sequences, the runners-up of a step are masked one after the
-    other for as long as the value holds.
+    "exact" evaluates all tokens in each step. "shortlist" evaluates the units with the highest scores: the changes of
+    the value the last time that the unit was evaluated; all units are evaluated at the start, and again whenever a
+    quarter of them is masked. In long sequences, the runners-up of a step are masked one after the other for as long as
+    the value holds.
+
+    Source: Nishikawa & Suzuki 2025, Appendix K.
     """
-    order: list[int] = []
+    is_exact, places = settings.strategy == "exact", evaluator.candidates.tolist()
+    left = [[place] for place in places] if is_exact else units_of(places)
     units: list[list[int]] = []
     ends: list[Tensor] = []
     now, tolerance = start, _TOLERANCE * start.mean().abs()
     floor = start.mean() - _DIVIDED_AT * start.mean().abs()
-    left = units_of(evaluator.candidates.tolist())
     # By the first position of a unit.
     effects, due = torch.zeros(evaluator.length, dtype=torch.float64), len(left)
     while left:
-        masked, tried, due_now = evaluator.masked(order), left, due
-        if len(left) <= due:
+        order = [place for unit in units for place in unit]
+        tried, due_now = left, due
+        if is_exact or len(left) <= due:
             due_now = int(RESCORE_SHARE * len(left))
         else:
             tried = sorted(_ranked(effects[[unit[0] for unit in left]], left)[: settings.candidates])
-        values = _values_of_units(evaluator, masked, tried, now)
+        values = _values_of_units(evaluator, evaluator.masked(order), tried, now)
         means = values.mean(1)
         effects[[unit[0] for unit in tried]] = means - now.mean()
         best, due = _first_argmax(means), due_now
@@ -253,18 +230,16 @@ def _shortlist(
             left = [[place] for unit in left for place in unit]
             due = len(left)
             continue
-        runners_up = [unit for unit in _ranked(means, tried) if unit != tried[best]]
         taken, after = [tried[best]], [values[best]]
-        chain = runners_up[: max(int(settings.masks_per_step * len(left)) - 1, 0)]
-        if chain:
-            along = evaluator.values(_variants(evaluator.masked([*order, *tried[best]]), chain, cumulative=True))
+        chain_length = 0 if is_exact else max(int(settings.masks_per_step * len(left)) - 1, 0)
+        if chain := [unit for unit in _ranked(means, tried) if unit != tried[best]][:chain_length]:
+            along = evaluator.values(variants(evaluator.masked([*order, *tried[best]]), chain, cumulative=True))
             means = torch.cat([after[0].unsqueeze(0), along]).mean(1)
             fallen = (means[1:] < means[:-1] - tolerance).nonzero()
             count = int(fallen[0]) if len(fallen) else len(chain)
             taken += chain[:count]
-            after += list(along[:count])
+            after += along[:count]
         left = [unit for unit in left if unit not in taken]
-        order += [place for unit in taken for place in unit]
         units, ends, now = units + taken, ends + after, after[-1]
         advance(sum(map(len, taken)))
-    return order, _between(units, start, torch.stack(ends))
+    return [place for unit in units for place in unit], _between(units, start, ends)

@@ -157,11 +157,9 @@ def prepare_sequence(
     config: Any,
     ids: Tensor,
     target: Any,
-    *,
-    mask_id: int | None,
-    tokenizer_mask_id: int | None,
+    masks: tuple[int | None, int | None],
     special: Collection[int],
-    where: str = "",
+    where: str,
 ) -> ProbedSequence:
     """Validate a target, and determine which tokens of the sequence can be masked.
 
@@ -170,28 +168,26 @@ def prepare_sequence(
         config: Configuration of the model.
         ids: `(L,)`.
         target: As in `MaskingProbe.run`, for one sequence.
-        mask_id: Id that replaces masked tokens; `None` for draws and a zero embedding.
-        tokenizer_mask_id: Mask token of the tokenizer, which replaces the token that a masked language model predicts;
-            `None`: this token is masked like all others.
+        masks: The id that replaces masked tokens (`None` for draws and a zero embedding), and the mask token of the
+            tokenizer, which replaces the token that a masked language model predicts. Without one, this token is masked
+            like all others.
         special: Ids that are never masked.
         where: Prefix of error messages.
 
     Raises:
         ValueError: A target that does not fit the head or is out of range; no maskable token.
     """
+    mask_id, replacement = masks[0], masks[0] if masks[1] is None else masks[1]
     resolved, read, hidden = _target(head, config, ids, target, where), ids, torch.zeros(len(ids), dtype=torch.bool)
-    position = resolved.position
-    predicted = position if head == "masked" else None
-    if position is not None and head == "causal":
+    predicted = resolved.position if head == "masked" else None
+    if resolved.position is not None and head == "causal":
         # A causal model predicts a token from the tokens before it.
-        read, hidden = ids[:position], hidden[:position]
+        read, hidden = ids[: resolved.position], hidden[: resolved.position]
+    elif predicted is not None and replacement is not None:
+        read = ids.clone()
+        read[predicted] = replacement
     elif predicted is not None:
-        replacement = mask_id if tokenizer_mask_id is None else tokenizer_mask_id
-        if replacement is None:
-            hidden[predicted] = True
-        else:
-            read = ids.clone()
-            read[predicted] = replacement
+        hidden[predicted] = True
     candidates = [
         place
         for place, token in enumerate(read.tolist())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "unwrapped"]
+__all__ = ["evaluating", "frozen_weights", "unwrapped"]
 
 
 @contextmanager
@@ -33,6 +33,19 @@ def evaluating(model: nn.Module, *, shares_sequences: bool = False) -> Iterator[
             module.training = mode
         for module, sharing in shared:
             module.sharing = sharing
+
+
+@contextmanager
+def frozen_weights(model: nn.Module) -> Iterator[None]:
+    """No gradients of the weights; those that had some have them again afterwards."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in trained:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
 
 
 def unwrapped(model: Any) -> Any:

@@ -130,7 +130,7 @@ def test_scores_under_draws_are_means_of_those_of_each_fill(make_model, method):
     for number in range(3):
         with probing(model):
             one = Evaluator(model, sequence, fills[number : number + 1], 99)
-            scores.append(attributions.attribute(one, method, probe.settings.attribution))
+            scores.append(attributions.attribute(one, method, probe.settings.steps, ()))
     torch.testing.assert_close(result.scores, torch.stack(scores).mean(0), rtol=1e-9, atol=1e-12)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hf_ssm.models.base.pretrained import SSMPreTrainedModel
 from hf_ssm.models.views.strands import embed_strands
 from hf_ssm.probes.targets import ProbedSequence
-from hf_ssm.utils.evaluation import evaluating
+from hf_ssm.utils.evaluation import evaluating, frozen_weights
 
-__all__ = ["Evaluator", "probing"]
+__all__ = ["Evaluator", "probing", "variants"]
 
 # Largest number of logits in one batch, which bounds the memory for large vocabularies.
 _MOST_LOGITS = 2**27
@@ -26,15 +26,16 @@ _MOST_LOGITS = 2**27
 @contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients of the weights, on whole sequences in each process; all is restored."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        for weight in trained:
-            weight.requires_grad_(False)
-        with evaluating(model):
-            yield
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)
+    with frozen_weights(model), evaluating(model):
+        yield
+
+
+def variants(masked: Tensor, units: Sequence[Sequence[int]], cumulative: bool = False) -> Tensor:
+    """Variants `(V, R)` of `masked` `(R,)` with each one of the units masked, or with each one and all before it."""
+    rows = masked.repeat(len(units), 1)
+    for number, unit in enumerate(units):
+        rows[number : None if cumulative else number + 1, unit] = True
+    return rows
 
 
 class Evaluator:
@@ -64,7 +65,17 @@ class Evaluator:
         self.candidates = sequence.candidates
         self.evaluations = 0
         self.tokens = 0
-        self._options = _options(model, self.target.read_at)
+        accepted = inspect.signature(model.forward).parameters
+        takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+        # Arguments of the model that avoid unneeded work.
+        self._options: dict[str, Any] = {"return_dict": True} if takes_any or "return_dict" in accepted else {}
+        if "use_cache" in accepted:
+            self._options["use_cache"] = False
+        if self.target.read_at is not None and "logits_to_keep" in accepted:
+            self._options["logits_to_keep"] = torch.tensor([self.target.read_at])
+        # Without a mask, some models of transformers infer one from the ids, or warn.
+        self._is_foreign = not isinstance(model, SSMPreTrainedModel)
+        self._gives_mask = self._is_foreign and "attention_mask" in accepted
 
     def redraw(self, fills: Tensor | None) -> None:
         """Replace the fills `(K, R)`."""
@@ -95,9 +106,7 @@ class Evaluator:
 
     def masked(self, positions: Sequence[int]) -> Tensor:
         """True at `positions` and at positions masked from the start, `(R,)`."""
-        masked = self.hidden.clone()
-        masked[torch.tensor(positions, dtype=torch.long, device=self.device)] = True
-        return masked
+        return self.hidden.index_fill(0, torch.tensor(positions, dtype=torch.long, device=self.device), True)
 
     def values(self, masked: Tensor, draws: Sequence[int] | None = None, known: Tensor | None = None) -> Tensor:
         """The values of variants `(V, R)`, `(V, K)`, float64, on the CPU.
@@ -117,42 +126,20 @@ class Evaluator:
             values[rows, columns] = self.target.value(logits)
         return values
 
-    def values_if_masked(
-        self, masked: Tensor, candidates: Sequence[int], draws: Sequence[int] | None = None, now: Tensor | None = None
-    ) -> Tensor:
+    def values_if_masked(self, masked: Tensor, candidates: Sequence[int], now: Tensor | None = None) -> Tensor:
         """The values with each one of the candidates masked too, `(V, K)`, float64, on the CPU.
 
         Args:
             masked: `(R,)`, true where the sequence is masked already.
             candidates: V positions.
-            draws: Numbers of the fills; default: all.
             now: `(K,)`, the values with `masked`, which are also those of a candidate that its fill does not change.
         """
-        found = []
-        for rows, places in self._variants(masked, candidates):
-            known = None
-            if now is not None and self.fills is not None:
-                numbers = list(range(self.draws) if draws is None else draws)
-                same = (self.fills[numbers][:, places] == self.read[places]).T.cpu()
-                known = torch.where(same, now[numbers], torch.nan)
-            found.append(self.values(rows, draws, known))
-        return torch.cat(found)
-
-    def along(self, masked: Tensor, order: Sequence[int]) -> Tensor:
-        """The values while the positions of `order` are masked one after the other, `(V, K)`, float64, on the CPU."""
-        return torch.cat([self.values(rows) for rows, _ in self._variants(masked, order, cumulative=True)])
-
-    def _variants(
-        self, masked: Tensor, positions: Sequence[int], cumulative: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Variants `(V, R)` with each one of the positions `(V,)` masked, or with each one and all before it."""
-        for places in torch.tensor(positions, device=masked.device).split(self.rows_per_batch(self.length)):
-            order = torch.arange(len(places), device=masked.device)
-            is_masked = order <= order.unsqueeze(1) if cumulative else order == order.unsqueeze(1)
-            rows = masked.repeat(len(places), 1)
-            rows[:, places] |= is_masked
-            yield rows, places
-            masked = rows[-1] if cumulative else masked
+        known = None
+        if now is not None and self.fills is not None:
+            places = torch.tensor(candidates, device=self.device)
+            same = (self.fills[:, places] == self.read[places]).T.cpu()
+            known = torch.where(same, now, torch.nan)
+        return self.values(variants(masked, [[place] for place in candidates]), known=known)
 
     def embedded(self, masked: Tensor) -> Tensor:
         """Embeddings of one variant `(R,)` with each of the fills, `(K, R, D)`, without a gradient."""
@@ -185,16 +172,15 @@ class Evaluator:
     def embedded_ids(self, ids: Tensor) -> Tensor:
         """Embeddings of ids as `inputs_embeds`: those of both strands where the model reads both."""
         embedding, config = self.model.get_input_embeddings(), self.model.config
-        if isinstance(self.model, SSMPreTrainedModel) and config.reads_both_strands(training=False):
+        if not self._is_foreign and config.reads_both_strands(training=False):
             return embed_strands(embedding, ids, config)
         embedded: Tensor = embedding(ids)
         return embedded
 
     def _arguments(self, rows: int) -> dict[str, Any]:
-        options = dict(self._options)
-        if options.pop("attention_mask", False):
-            options["attention_mask"] = torch.ones(rows, self.length, dtype=torch.long, device=self.device)
-        return options
+        if not self._gives_mask:
+            return self._options
+        return self._options | {"attention_mask": torch.ones(rows, self.length, dtype=torch.long, device=self.device)}
 
     def _logits(self, masked: Tensor, fills: Tensor | None) -> Tensor:
         self.tokens += masked.numel()
@@ -209,32 +195,12 @@ class Evaluator:
 
     def rows_per_batch(self, length: int) -> int:
         """Number of variants of that length in a batch."""
-        if _needs_single_rows(self.model):
+        # Decoders of transformers that classify take no batch without a padding token.
+        classifies = self._is_foreign and type(self.model).__name__.endswith("ForSequenceClassification")
+        if classifies and getattr(self.model.config, "pad_token_id", None) is None:
             return 1
         rows = self.max_tokens // length
         if self.target.read_at is not None and "logits_to_keep" not in self._options:
-            vocab_size = getattr(self.model.config, "vocab_size", 1) or 1
-            rows = min(rows, _MOST_LOGITS // (length * max(vocab_size, 1)))
+            vocab_size = getattr(self.model.config, "vocab_size", None) or 1
+            rows = min(rows, _MOST_LOGITS // (length * vocab_size))
         return max(1, rows)
-
-
-def _options(model: Any, read_at: int | None) -> dict[str, Any]:
-    """Arguments of `model.forward` that avoid unneeded work; "attention_mask" marks that one is to be passed."""
-    accepted = inspect.signature(model.forward).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
-    options: dict[str, Any] = {"return_dict": True} if takes_any or "return_dict" in accepted else {}
-    if "use_cache" in accepted:
-        options["use_cache"] = False
-    if read_at is not None and "logits_to_keep" in accepted:
-        options["logits_to_keep"] = torch.tensor([read_at])
-    if not isinstance(model, SSMPreTrainedModel) and "attention_mask" in accepted:
-        # Without one, some models of transformers infer a mask from the ids, or warn.
-        options["attention_mask"] = True
-    return options
-
-
-def _needs_single_rows(model: Any) -> bool:
-    """Whether the model refuses batches: decoders of transformers that classify, without a padding token."""
-    if isinstance(model, SSMPreTrainedModel) or not type(model).__name__.endswith("ForSequenceClassification"):
-        return False
-    return getattr(model.config, "pad_token_id", None) is None

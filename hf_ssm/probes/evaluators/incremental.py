@@ -5,6 +5,7 @@ hidden size.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -46,21 +47,19 @@ class _Checkpoint(NamedTuple):
     total: Tensor
 
 
+@dataclass
 class _Lane:
     """The states of one fill.
 
-    Args:
-        fill: `(1, R)`, or `None` for a zero embedding.
-
     Attributes:
+        fill: `(1, R)`, or `None` for a zero embedding.
         current: `(R,)`, true where the current sequence is masked; `None` before the first call.
         checkpoints: The checkpoint at the end of each block.
     """
 
-    def __init__(self, fill: Tensor | None):
-        self.fill = fill
-        self.current: Tensor | None = None
-        self.checkpoints: dict[int, _Checkpoint] = {}
+    fill: Tensor | None
+    current: Tensor | None = None
+    checkpoints: dict[int, _Checkpoint] = field(default_factory=dict)
 
 
 class IncrementalEvaluator(Evaluator):
@@ -105,15 +104,11 @@ class IncrementalEvaluator(Evaluator):
         tensors = cache.named_tensors().items()
         return self.draws * sum(tensor.nbytes for name, tensor in tensors if name.startswith("layers."))
 
-    def values_if_masked(
-        self, masked: Tensor, candidates: Sequence[int], draws: Sequence[int] | None = None, now: Tensor | None = None
-    ) -> Tensor:
+    def values_if_masked(self, masked: Tensor, candidates: Sequence[int], now: Tensor | None = None) -> Tensor:
         if len(candidates) < _FEWEST_PER_BLOCK * len(self._borders):
-            return super().values_if_masked(masked, candidates, draws, now)
-        places = torch.tensor(candidates)
-        ascending, index = places.sort()
-        lanes = [self._lanes[number] for number in (range(self.draws) if draws is None else draws)]
-        values = torch.stack([self._lane_values(lane, masked, ascending.tolist()) for lane in lanes], 1)
+            return super().values_if_masked(masked, candidates, now)
+        ascending, index = torch.tensor(candidates).sort()
+        values = torch.stack([self._lane_values(lane, masked, ascending.tolist()) for lane in self._lanes], 1)
         return values[index.argsort()]
 
     def _lane_values(self, lane: _Lane, masked: Tensor, places: list[int]) -> Tensor:
