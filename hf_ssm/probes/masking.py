@@ -26,6 +26,7 @@ from hf_ssm.probes.results import MaskingResult
 from hf_ssm.probes.resuming import ResultsFile, fingerprint_of_inputs, fingerprint_of_model
 from hf_ssm.probes.strategies import SEARCHES, STRATEGIES, SearchSettings, canonical_strategy, search
 from hf_ssm.probes.targets import Prediction, ProbedSequence, head_of, prepare_sequence
+from hf_ssm.tokenization import token_texts
 from hf_ssm.utils.evaluation import unwrapped
 from hf_ssm.utils.launch import check_processes_are_joined
 
@@ -352,7 +353,7 @@ class MaskingProbe:
         if scores is not None:
             everywhere = torch.full((len(sequence.input_ids),), torch.nan, dtype=torch.float64)
             scores = everywhere.index_copy(0, sequence.candidates, scores)
-        text = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(sequence.input_ids.tolist())
+        text = None if self.tokenizer is None else token_texts(self.tokenizer, sequence.input_ids.tolist())
         result = MaskingResult(
             sequence.input_ids,
             torch.tensor(order, dtype=torch.int64),
