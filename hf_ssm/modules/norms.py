@@ -3,6 +3,8 @@
 Legend: `B` batch, `L` length, `D` hidden size (channels of the gated norm).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -157,7 +159,8 @@ def normalized(
     if torch.jit.is_tracing() and isinstance(norm, nn.RMSNorm) and not isinstance(norm, RMSPlusNorm):
         return norm.weight * _rms_normed(hidden_states, norm.eps)
     if hidden_states.shape[1] == 1 and has_standard_forward(norm, nn.RMSNorm):
-        stepped = rms_norm_step(hidden_states, norm.weight, norm.eps)
+        rms_norm: Any = norm
+        stepped = rms_norm_step(hidden_states, rms_norm.weight, rms_norm.eps)
         if stepped is not None:
             return stepped
     output: Tensor = norm(hidden_states, mask) if norm_type == "batch" else norm(hidden_states)

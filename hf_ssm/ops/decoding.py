@@ -7,9 +7,10 @@ Dimensions: `B` batch, `S` hidden size, `D` channels of the scan, `H` heads (eac
 `N` states, `R` rank of the step projection, `K` taps, `M` channels of the convolution (Mamba-2: D + 2 G N).
 """
 
+import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -68,17 +69,11 @@ class MixerWeights(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """The compiled step of a mixer, and marks of its modules, which are other ones if the step has to be made again."""
+    """The compiled step of a mixer, its modules, and marks of them, which change if the step has to be made again."""
 
     step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    marks: list[tuple[nn.Module, tuple[Any, ...]]]
-
-    def is_current(self) -> bool:
-        """Whether the mixer still is what the step computes."""
-        for module, marks in self.marks:
-            if _marks(module) != marks:
-                return False
-        return not _has_any_global_hook()
+    modules: tuple[nn.Module, ...]
+    marks: list[Any]
 
 
 def decode(mixer: Any, hidden_states: Tensor, state: Any) -> Tensor | None:
@@ -103,34 +98,37 @@ def decode(mixer: Any, hidden_states: Tensor, state: Any) -> Tensor | None:
     ):
         return None
     prepared = state.constants.get("decoding")
-    if prepared is None or not prepared.is_current():
+    if prepared is not None and _marks(prepared.modules) == prepared.marks:
+        step = prepared.step
+    else:
         weights = mixer.decoding_weights()
         if weights is None or not all(map(_is_readable, weights)):
             return None
-        step = importlib.import_module("hf_ssm.ops.cpu.decoding").MixerStep(weights, scanned.shape[-1])
+        step = _compiled().MixerStep(weights, scanned.shape[-1])
         # Copies of weights would not follow changes of the weights.
-        marks = [(module, _marks(module)) for module in mixer.modules()] if step.reads_in_place else None
-        prepared = state.constants["decoding"] = None if marks is None else _Prepared(step, marks)
-    else:
-        step = prepared.step
+        modules = tuple(mixer.modules()) if step.reads_in_place else ()
+        state.constants["decoding"] = _Prepared(step, modules, _marks(modules)) if modules else None
     output, tensors["short_conv"], tensors["scan"] = step(hidden_states, past, scanned)
     return output
 
 
-def _marks(module: nn.Module) -> tuple[Any, ...]:
-    """Class, hooks, children and addresses of the parameters of a module."""
+@functools.cache
+def _compiled() -> Any:
+    return importlib.import_module("hf_ssm.ops.cpu.decoding")
+
+
+def _marks(modules: Sequence[nn.Module]) -> list[Any]:
+    """Classes, hooks, children and addresses of the parameters of modules."""
+    marks: list[Any] = [_has_any_global_hook()]
     # Plain dictionary lookups, since decoding does this at every position.
-    own = module.__dict__
-    return (
-        type(module),
-        "forward" in own,
-        len(own["_forward_hooks"]),
-        len(own["_forward_pre_hooks"]),
-        len(own["_backward_hooks"]),
-        len(own["_backward_pre_hooks"]),
-        *own["_modules"].values(),
-        *[p.data_ptr() if type(p) in _PLAIN else id(p) for p in own["_parameters"].values()],
-    )
+    for module in modules:
+        own = module.__dict__
+        marks += type(module), "forward" in own, len(own["_forward_hooks"]), len(own["_forward_pre_hooks"])
+        marks += len(own["_backward_hooks"]), len(own["_backward_pre_hooks"])
+        marks += own["_modules"].values()
+        for p in own["_parameters"].values():
+            marks.append(p.data_ptr() if type(p) in _PLAIN else id(p))
+    return marks
 
 
 def _is_readable(value: Any) -> bool:
@@ -166,7 +164,6 @@ def rms_norm_step(hidden_states: Tensor, weight: Tensor | None, epsilon: float |
     hidden_states, weight = hidden_states.contiguous(), weight.contiguous()
     output = torch.empty_like(hidden_states)
     epsilon = torch.finfo(torch.float32).eps if epsilon is None else epsilon
-    compiled: Any = importlib.import_module("hf_ssm.ops.cpu.decoding")
     addresses = hidden_states.data_ptr(), weight.data_ptr(), output.data_ptr()
-    compiled.norm_step(hidden_states.shape[0], hidden_states.shape[2], epsilon, *addresses)
+    _compiled().norm_step(hidden_states.shape[0], hidden_states.shape[2], epsilon, *addresses)
     return output

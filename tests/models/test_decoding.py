@@ -189,7 +189,7 @@ def disturbances() -> dict[str, Any]:
 @pytest.mark.parametrize("name", disturbances())
 @pytest.mark.parametrize("when", ["before", "while decoding"])
 def test_whoever_disturbs_a_mixer_is_heard(make_model, stepped, name, when):
-    model = make_model("SelectiveSSM", "ForCausalLM")
+    model = make_model("SelectiveSSM", "ForCausalLM", **KEPT)
     if when == "before":
         disturbances()[name](model)
     with torch.no_grad():
@@ -231,10 +231,14 @@ def cast_there_and_back(model: Any) -> None:
     model.bfloat16().float()
 
 
+# Sizes whose weights the step reads in place, so it keeps their addresses.
+KEPT = {"hidden_size": 16, "intermediate_size": 32, "state_size": 16, "time_step_rank": 16}
 CHANGES = {
     "in-place": lambda model: model.model.layers[0].mixer.scan.A_log.add_(0.3),
     "parameter": replace_weight,
-    "bias": lambda model: setattr(model.model.layers[1].mixer.out_proj, "bias", nn.Parameter(torch.ones(8))),
+    "bias": lambda model: setattr(
+        model.model.layers[1].mixer.out_proj, "bias", nn.Parameter(torch.ones(model.config.hidden_size))
+    ),
     "data": replace_data,
     "loaded": load_weights,
     "assigned": lambda model: load_weights(model, assign=True),
@@ -243,8 +247,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changed_models_are_read_while_decoding(make_model, stepped, name):
-    original = make_model("SelectiveSSM", "ForCausalLM")
+@pytest.mark.parametrize("sizes", [{}, KEPT], ids=["copied", "kept"])
+def test_changed_models_are_read_while_decoding(make_model, stepped, name, sizes):
+    original = make_model("SelectiveSSM", "ForCausalLM", **sizes)
     ids = tokens()
 
     def logits_after_change(model: Any) -> torch.Tensor:
