@@ -55,7 +55,7 @@ def note(text: str) -> str:
 
 
 def error(text: str) -> str:
-    """What was wrong with the input."""
+    """An error message about the input."""
     return section(f'<p class="message error" role="alert">{escape(text)}</p>')
 
 
@@ -228,7 +228,7 @@ def heat_map(
 
 
 def definitions(meanings: Mapping[str, str]) -> str:
-    """What numbers mean, in a sentence each."""
+    """The meaning of numbers, in a sentence each."""
     entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meanings.items())
     return f"<dl>{entries}</dl>"
 

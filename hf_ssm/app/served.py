@@ -123,7 +123,7 @@ class ServedModel:
 
     @property
     def _problem_type(self) -> str | None:
-        """As in the configuration, or by the number of classes; `None` for other heads than classifiers."""
+        """The problem type of the configuration, or by the number of classes; `None` for other heads than classifiers."""
         if self.head not in ("class", "tokens"):
             return None
         by_classes = "regression" if len(self.class_names) == 1 else "single_label_classification"
@@ -135,7 +135,7 @@ class ServedModel:
         return self._problem_type == "single_label_classification"
 
     def facts(self) -> list[str]:
-        """What the page says about the model, in a few words each."""
+        """Facts about the model for the title of the page, in a few words each."""
         family = str(self.config.model_type).removeprefix("hf_ssm_").replace("_", " ")
         what = {"numbers": "reads numbers", "pairs": "reads two sequences"}
         does = _HEADS["values" if self._problem_type == "regression" else self.head]

@@ -30,7 +30,7 @@ _PLAIN = (nn.Parameter, Tensor)
 
 
 class MixerWeights(NamedTuple):
-    """What a mixer computes one position with; the linear maps may be tensors that torchao has quantised.
+    """The weights with which a mixer computes one position; the linear maps may be tensors that torchao has quantised.
 
     Attributes:
         in_weight, in_bias: Mamba: the rows of the input of the convolution and the gate, `(2 D, S)`. Mamba-2: those of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hf_ssm.plotting.style import importance_background, text_colour_on
 
 COLOURED_BY = ("effect", "rank")
-"""What a colour may show: the probability lost once the token is masked, or the rank in the order of masking."""
+"""The meanings of a colour: the probability lost once the token is masked, or the rank in the order of masking."""
 
 # Symbols that tokenizers write for invisible characters.
 _MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"}
@@ -78,7 +78,7 @@ def shares(result: Any, by: str) -> list[float]:
 
 
 def value_name(result: Any) -> str:
-    """What the probe measured: "probability", or "value" for a callable target."""
+    """The quantity that the probe measured: "probability", or "value" for a callable target."""
     return "value" if result.target["kind"] == "callable" else "probability"
 
 

@@ -1,4 +1,4 @@
-"""What a model looks at."""
+"""Probes: the tokens that a model looks at."""
 
 from hf_ssm.probes.attention import attention_matrix
 from hf_ssm.probes.deep_lift import deep_lift, deep_lift_rules

@@ -27,7 +27,7 @@ Estimate = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the kept tokens do for the prediction, in values of the target.
+    """The effect of the kept tokens on the prediction, in values of the target.
 
     Attributes:
         kept: Number of the tokens that keep 90 % of the value at the start in the order of masking.

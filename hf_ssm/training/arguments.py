@@ -193,7 +193,7 @@ TRAINING_DEFAULTS = defaults_of(TrainingDefaults)
 DATA_DEFAULTS = {
     name: value for name, value in defaults_of(DataArguments).items() if name not in defaults_of(LoaderArguments)
 }
-"""Of the settings that a file of a run always holds; the loader has the other defaults of the section."""
+"""Defaults of the settings that a file of a run always holds; the loader has the others of the section."""
 DATA_PATHS = ("dataset", "validation_file", "test_file")
 """Settings of the section `data` that name data, which may be local files."""
 

@@ -170,7 +170,7 @@ def checkpoint_problem(checkpoint: Path) -> str | None:
 
 
 def _problem_of(checkpoint: Path, needed: Mapping[str, tuple[str, ...]], *read: str) -> str | None:
-    """What is wrong with files: those of the patterns `read`, and those that are needed."""
+    """The problem with files: those of the patterns `read`, and those that are needed."""
     for path in sorted(path for pattern in read for path in checkpoint.glob(pattern)):
         try:
             _check_file(path)

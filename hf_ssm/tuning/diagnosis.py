@@ -1,4 +1,4 @@
-"""What data and a fresh model show before any training, and what that recommends.
+"""Diagnosis of data and a fresh model before any training, and the settings that it recommends.
 
 Two rules lead to recommendations, which are worth a trial and no more. The rules are frozen. They were found on four
 small tasks with S4D, of at most 200 positions, where rescaling decided for τ = 1,100 and gained nothing for τ near 240:
@@ -66,7 +66,7 @@ class Recommendation:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """What is reached without a state space model.
+    """The score that is reached without a state space model.
 
     Attributes:
         split: The split that it is measured on: "validation", or "train" if there is none.

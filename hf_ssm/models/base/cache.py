@@ -281,7 +281,7 @@ class SSMCache(Cache):
         return list(tensors.values()), [len(self), list(tensors)]
 
     def flatten_with_keys(self) -> tuple[list[tuple[Any, Tensor]], Any]:
-        """As `flatten`, with the name of each tensor."""
+        """`flatten` with the name of each tensor."""
         values, context = self.flatten()
         return [(_pytree.MappingKey(name), value) for name, value in zip(context[1], values, strict=True)], context
 

@@ -218,7 +218,7 @@ class SSMForSignalRegression(LabelHead):
         output_tau: bool = False,
         **kwargs: Any,
     ) -> SSMHeadOutput:
-        """As in the other heads, with `input_values` instead of `input_ids`."""
+        """The forward pass of the other heads, with `input_values` instead of `input_ids`."""
         return super().forward(
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,

@@ -116,7 +116,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As in torch; with `strict`, tied weights may have one of their names, as in files of safetensors."""
+        """Load weights as torch does; with `strict`, tied weights may have one of their names, as in files of safetensors."""
         # Without it, callers such as safetensors expect the other names among the missing ones.
         if strict:
             named = dict(self.named_parameters(remove_duplicate=False))
@@ -126,7 +126,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         return super().load_state_dict(state_dict, strict, assign)
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
-        """As in transformers, together with the code that loads the model without hf_ssm.
+        """Save the model as transformers does, together with the code that loads the model without hf_ssm.
 
         If FSDP2 shards the parameters, the first process writes whole weights, and all processes must call this method.
         """
@@ -150,7 +150,7 @@ class SSMPreTrainedModel(PreTrainedModel):
             torch.distributed.barrier()
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; new tokens are their own complement."""
+        """Resize the embeddings as transformers does; new tokens are their own complement."""
         config = self.config
         before = complements(config) if config.rc_equivariant or config.complement_map is not None else None
         embedding = super().resize_token_embeddings(*args, **kwargs)

@@ -133,7 +133,7 @@ class Mamba3Scan(ScaledScan):
         return B + self.B_bias.transpose(0, 1), C if self.C_scale is None else C * self.C_scale
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """What inputs and outputs are multiplied by, `(H, R, P)` each."""
+        """The factors of inputs and outputs, `(H, R, P)` each."""
         if self.mimo_x is None or self.mimo_o is None:
             return (self.D.new_ones(self.heads, 1, self.head_dim),) * 2
         return self.mimo_x, self.mimo_o

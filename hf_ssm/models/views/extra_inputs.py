@@ -1,4 +1,4 @@
-"""What the models of a family read for each position beside their input, such as the time steps of S5.
+"""Inputs that the models of a family read for each position beside the main one, such as the time steps of S5.
 
 Legend: `B` batch, `L` length.
 """

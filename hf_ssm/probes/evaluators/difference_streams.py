@@ -21,7 +21,7 @@ class _RowStream:
 
     @property
     def history(self) -> Tensor:
-        """What a variant adds to the memory, as `StreamingConvolution.history`."""
+        """The inputs that a variant adds to the memory, like `StreamingConvolution.history`."""
         return self.rows
 
     @history.setter
@@ -51,7 +51,7 @@ class DifferenceStream(_RowStream):
         self.rows = torch.zeros(0)
 
     def extend(self, u: Tensor, taps: Taps) -> Tensor:
-        """As `StreamingConvolution.extend`."""
+        """Read the next inputs, like `StreamingConvolution.extend`."""
         dtype = torch.promote_types(u.dtype, self._kernel.dtype)
         first = 0 if self._inputs is None else self._inputs.shape[1]
         unchanged = u[:1].to(dtype)
