@@ -123,7 +123,7 @@ class ServedModel:
 
     @property
     def _problem_type(self) -> str | None:
-        """The problem type of the configuration, or by the number of classes; `None` for other heads than classifiers."""
+        """The configured problem type, or that of the number of classes; `None` for other heads than classifiers."""
         if self.head not in ("class", "tokens"):
             return None
         by_classes = "regression" if len(self.class_names) == 1 else "single_label_classification"

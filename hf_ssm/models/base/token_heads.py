@@ -251,7 +251,7 @@ class SSMForCausalLM(_TokenHead, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Prepare inputs as transformers does; without a cache, also keeps a prompt given as embeddings, which transformers drops."""
+        """Prepare inputs as transformers does, and keep a prompt of embeddings, which it drops without a cache."""
         inputs = self._next_inputs(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
         if "cache" in inputs and generates_for_peft(self):
             inputs["past_key_values"] = inputs.pop("cache")
