@@ -116,7 +116,7 @@ class SSMPreTrainedModel(PreTrainedModel):
         return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights as torch does; for `strict`, one name of tied weights is enough, as files of safetensors have."""
+        """Load weights as torch does; for `strict`, one name of tied weights is enough, as safetensors has."""
         # Without it, callers such as safetensors expect the other names among the missing ones.
         if strict:
             named = dict(self.named_parameters(remove_duplicate=False))
