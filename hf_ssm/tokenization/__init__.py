@@ -1,6 +1,5 @@
 """Builders of fast tokenizers, whose saved `tokenizer.json` loads without this package."""
 
-from hf_ssm.tokenization._common import token_texts
 from hf_ssm.tokenization.dna import (
     DNA_TOKENS,
     build_dna_tokenizer,
@@ -8,7 +7,7 @@ from hf_ssm.tokenization.dna import (
     needs_capitals,
     reads_only_dna,
 )
-from hf_ssm.tokenization.text import BYTE_SPECIAL_TOKENS, build_byte_tokenizer, build_evo2_tokenizer
+from hf_ssm.tokenization.text import BYTE_SPECIAL_TOKENS, build_byte_tokenizer, build_evo2_tokenizer, token_texts
 from hf_ssm.tokenization.words import (
     LISTOPS_WORDS,
     WORD_SPECIAL_TOKENS,

@@ -1,31 +1,9 @@
-"""Special tokens, post-processor and wrapper of all tokenizers; tokens as texts to show."""
+"""Special tokens, post-processor and wrapper of all tokenizers."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-
-def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """The tokens of ids as people read them: bytes as letters, or as `\\xc3` where a letter has several bytes.
-
-    An id without a token, of a model with more embeddings than its tokenizer has tokens, is `[id]`.
-    """
-    names = tokenizer.convert_ids_to_tokens(list(token_ids))
-    names = [f"[{number}]" if name is None else name for name, number in zip(names, token_ids, strict=True)]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
-        return names
-    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    special = {*tokenizer.all_special_tokens}
-    return [
-        bytes(byte_of[letter] for letter in name).decode("utf-8", "backslashreplace")
-        if name not in special and all(letter in byte_of for letter in name)
-        else name
-        for name in names
-    ]
 
 
 def finish(

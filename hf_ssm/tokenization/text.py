@@ -1,5 +1,6 @@
-"""Tokenizer of UTF-8 bytes."""
+"""Tokenizer of UTF-8 bytes, and tokens as texts to show."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -91,3 +92,23 @@ def _byte_characters() -> list[str]:
     """The character of each byte in a `ByteLevel` vocabulary, indexed by the byte."""
     characters = bytes_to_unicode()
     return [characters[byte] for byte in range(256)]
+
+
+def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    """The tokens of ids as people read them: bytes as letters, or as `\\xc3` where a letter has several bytes.
+
+    An id without a token, of a model with more embeddings than its tokenizer has tokens, is `[id]`.
+    """
+    names = tokenizer.convert_ids_to_tokens(list(token_ids))
+    names = [f"[{number}]" if name is None else name for name, number in zip(names, token_ids, strict=True)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
+        return names
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    special = {*tokenizer.all_special_tokens}
+    return [
+        bytes(byte_of[letter] for letter in name).decode("utf-8", "backslashreplace")
+        if name not in special and all(letter in byte_of for letter in name)
+        else name
+        for name in names
+    ]

@@ -37,7 +37,7 @@ def accepts_old_names(function: Callable[..., Any]) -> Callable[..., Any]:
     def renamed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "past_key_values" in kwargs and generates_for_peft(self):
             kwargs["cache"] = kwargs.pop("past_key_values")
-        called = function if kwargs.keys().isdisjoint(old_names) else warned
+        called = warned if any(name in kwargs for name in old_names) else function
         return called(self, *args, **kwargs)
 
     return renamed
