@@ -29,15 +29,15 @@ from hf_ssm.utils.processes import is_sharded
 
 def accepts_old_names(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the cache may also be passed under its names before transformers 5.24, with a warning."""
-    warned, old_names = function, ("past_key_values", "cache_params")
-    for name in old_names:
+    warned = function
+    for name in ("past_key_values", "cache_params"):
         warned = deprecate_kwarg(name, "5.40.0", new_name="cache")(warned)
 
     @functools.wraps(function)
     def renamed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "past_key_values" in kwargs and generates_for_peft(self):
             kwargs["cache"] = kwargs.pop("past_key_values")
-        called = warned if any(name in kwargs for name in old_names) else function
+        called = warned if "past_key_values" in kwargs or "cache_params" in kwargs else function
         return called(self, *args, **kwargs)
 
     return renamed
