@@ -59,7 +59,7 @@ class Case(NamedTuple):
 def masking_parser(
     description: str,
     show: Callable[[dict[str, Any]], object],
-    settings: dict[str, Any] = {},  # noqa: B006
+    settings: dict[str, Any] | None = None,
 ) -> argparse.ArgumentParser:
     """Options of all masking experiments, and further settings."""
     logging.set_verbosity_error()
@@ -72,7 +72,7 @@ def masking_parser(
         "nulls": (2, "of them in an untrained copy"),
     }
     tiny = {"draws": 2, "rows": 2, "nulls": 2}
-    return experiment_parser(description, show, common | settings, tiny, COST)
+    return experiment_parser(description, show, common | (settings or {}), tiny, COST)
 
 
 def cropped(source: Path, target: Path, length: int | None = None, label: str | None = None) -> str:

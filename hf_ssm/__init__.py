@@ -63,7 +63,7 @@ _AUTO = "transformers.models.auto.configuration_auto"
 
 
 class _RegisteredConfigs(dict[str, Any]):
-    """Configurations that were registered with transformers; a lookup of one of hf_ssm imports all of ours."""
+    """The registered configurations of transformers; looking up a model type of hf_ssm imports its families."""
 
     def __contains__(self, model_type: object) -> bool:
         if isinstance(model_type, str) and model_type.startswith("hf_ssm_"):

@@ -116,9 +116,13 @@ def _job(
         place = {"chrom": pa.array([contig] * len(scored), pa.string()), "pos": pa.array(positions, pa.int64())}
         return pa.table(place | {name: scored[name] for name in scored.column_names if name != "position"})
 
-    total = sum(last - first for _, first, last in regions)
-    size = lambda region: region[2] - region[1]  # noqa: E731
-    return TableJob(lambda: regions, table, model.model, size, "base", total, most_items=1), saturation.columns
+    total = sum(map(_size, regions))
+    return TableJob(lambda: regions, table, model.model, _size, "base", total, most_items=1), saturation.columns
+
+
+def _size(region: Region) -> int:
+    _, first, last = region
+    return last - first
 
 
 def _blocks(regions: Iterable[Region], genome: Genome) -> list[Region]:

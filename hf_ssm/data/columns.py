@@ -58,7 +58,7 @@ def usual_columns(needed: Mapping[str, str], columns: Collection[str]) -> dict[s
 
 
 def find_columns(needed: Mapping[str, str], columns: Mapping[str, Sequence[Any]], source: str) -> dict[str, str]:
-    """Log and return the `usual_columns` of a table; raise `MissingColumns` for what it lacks all the same."""
+    """Log and return the `usual_columns` of a table; raise `MissingColumns` if a column is still missing."""
     renamed = usual_columns(needed, columns)
     for column, name in renamed.items():
         logger.warning("%s: the column %r is read as %r.", source, column, name)

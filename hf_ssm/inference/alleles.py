@@ -76,8 +76,8 @@ class Pair:
 
     Attributes:
         texts: Tokens of the window with the reference, and with the alternative allele.
-        letters: The letters of both.
-        alleles: Numbers of letters of both alleles.
+        letters: The letters of the two windows.
+        alleles: The lengths of the two alleles.
         before: Number of letters of the windows before the alleles.
         is_reversed: Whether the windows are those of the reverse strand.
         where: The variant, for messages.

@@ -143,7 +143,7 @@ def groups_of(items: Iterable[T], size: Callable[[T], int], most: int | None = N
     Args:
         items: The items.
         size: Letters of an item.
-        most: Number of items of a group, in place of both limits.
+        most: Largest number of items of a group; replaces the two limits.
     """
     group: list[T] = []
     letters = 0

@@ -23,7 +23,6 @@ from torch import Tensor
 from hf_ssm.ops.arguments import arithmetic_dtype, check_shapes, in_arithmetic
 from hf_ssm.ops.blocks import block_count, first_positions, in_blocks
 from hf_ssm.ops.context import is_exporting, no_autocast, recomputed
-from hf_ssm.ops.documents import document_starts
 from hf_ssm.ops.linear_scan import linear_scan
 from hf_ssm.ops.sharing import current
 
@@ -45,7 +44,6 @@ def ssd_scan(
     dt_softplus: bool = False,
     dt_limit: Sequence[float] = (0.0, math.inf),
     initial_state: Tensor | None = None,
-    seq_idx: Tensor | None = None,
     chunk_size: int | None = None,
     return_last_state: bool = False,
 ) -> Any:
@@ -62,8 +60,6 @@ def ssd_scan(
         dt_softplus: Whether to apply the softplus to `dt + dt_bias`.
         dt_limit: Least and greatest step size `d`; default from 0 upwards.
         initial_state: State before the first position `(B, H, P, N)`, default zero.
-        seq_idx: Index of the document at each position `(B, L)`, integers, default a single document. Where it changes
-            along a row, the state is reset to zero; the initial state belongs to the first document of the row.
         chunk_size: Positions of a chunk, for the speed only; default: chosen by the implementation.
         return_last_state: Whether to return the state after the last position too.
 
@@ -73,7 +69,7 @@ def ssd_scan(
 
     Raises:
         ValueError: A shape does not fit, the sequence is empty, or `dt_limit` or `chunk_size` is out of range.
-        TypeError: `seq_idx` does not hold integers, or another tensor no real floating point numbers.
+        TypeError: A tensor holds no real floating point numbers.
     """
     _check("batch, length", x, dt, A, B, C, D, dt_bias, initial_state, dt_limit)
     if chunk_size is not None and chunk_size < 1:
@@ -89,16 +85,15 @@ def ssd_scan(
         logs = _limited_steps(dt, dt_bias, dt_softplus, dt_limit) * A
         y, last = current.layout.scan(lambda state: run(initial_state=state), torch.exp(logs.sum(1))[..., None, None])
         return (y, last) if return_last_state else y
-    starts, out_dtype = document_starts(seq_idx, x), x.dtype
+    out_dtype = x.dtype
     dtype = arithmetic_dtype(x, dt, A, B, C, D, dt_bias, initial_state)
     x, dt, A, B, C, D, dt_bias, state = in_arithmetic(dtype, x, dt, A, B, C, D, dt_bias, initial_state)
     d = _limited_steps(dt, dt_bias, dt_softplus, dt_limit)
-    logs = d * A if starts is None else (d * A).masked_fill(starts.unsqueeze(-1), -math.inf)
     state = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[3]) if state is None else state
     size = _CHUNK if chunk_size is None or (chunk_size > _CHUNK and x.device.type == "cpu") else chunk_size
     with no_autocast(x.device):
         size = size if is_exporting() else 1 << (min(x.shape[1], size) - 1).bit_length()
-        y, last = recomputed(partial(_scan_in_chunks, size=size), x, d, logs, B, C, state)
+        y, last = recomputed(partial(_scan_in_chunks, size=size), x, d, d * A, B, C, state)
         y = _with_skip(y, D, x).to(out_dtype)
     return (y, last) if return_last_state else y
 
@@ -166,7 +161,7 @@ def ssd_extend(
 ) -> tuple[Tensor, Tensor]:
     """The output and the last state of the next chunk of a sequence; arguments as of `ssd_scan`."""
     if x.shape[1] > 1 or state is None:
-        y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, None, chunk_size, True)
+        y, last = ssd_scan(x, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit, state, chunk_size, True)
         return y, last
     y, last = ssd_step(x[:, 0], dt[:, 0], A, B[:, 0], C[:, 0], state, D, dt_bias, dt_softplus, dt_limit)
     return y.unsqueeze(1), last
@@ -228,13 +223,12 @@ def ssd_scan_reference(
     dt_softplus: bool = False,
     dt_limit: Sequence[float] = (0.0, math.inf),
     initial_state: Tensor | None = None,
-    seq_idx: Tensor | None = None,
     chunk_size: int | None = None,
     return_last_state: bool = False,
 ) -> Any:
     """`ssd_scan` as a loop over positions; same arguments."""
     _check("batch, length", x, dt, A, B, C, D, dt_bias, initial_state, dt_limit)
-    starts, out_dtype = document_starts(seq_idx, x), x.dtype
+    out_dtype = x.dtype
     dtype = arithmetic_dtype(x, dt, A, B, C, D, dt_bias, initial_state)
     x, dt, A, B, C, D, dt_bias, state = in_arithmetic(dtype, x, dt, A, B, C, D, dt_bias, initial_state)
     d = _limited_steps(dt, dt_bias, dt_softplus, dt_limit)
@@ -242,8 +236,6 @@ def ssd_scan_reference(
     state = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[-1]) if state is None else state
     rows = []
     for t in range(x.shape[1]):
-        if starts is not None:
-            state = state.masked_fill(starts[:, t, None, None, None], 0)
         decay = torch.exp(d[:, t] * A)[:, :, None, None]
         state = decay * state + (d[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
         rows.append((state * C[:, t, :, None]).sum(-1))
@@ -251,9 +243,7 @@ def ssd_scan_reference(
     return (y, state) if return_last_state else y
 
 
-def ssd_matrix(
-    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, seq_idx: Tensor | None = None
-) -> Tensor:
+def ssd_matrix(dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None) -> Tensor:
     """The scan as a matrix for each head that multiplies its input, `y = M x`: its attention matrix.
 
     `M[t, j] = C_t B_jᵀ exp(A Σ_{j<k<=t} d_k) d_j` for `j <= t`, plus `D` on the diagonal. It takes a few tensors of
@@ -265,7 +255,6 @@ def ssd_matrix(
         B: `(B, L, G, N)`.
         C: `(B, L, G, N)`.
         D: `(H,)`, default none; a skip for each channel has no common matrix.
-        seq_idx: As in `ssd_scan`.
 
     Returns:
         `(B, H, L, L)`, lower triangular, float64 if an argument is in double precision, else float32.
@@ -281,18 +270,14 @@ def ssd_matrix(
         raise ValueError(f"D must have shape (heads,) for one matrix of all channels of a head, got {tuple(D.shape)}")
     x = dt.new_zeros(()).expand(*dt.shape, 1)
     _check("batch, length", x, dt, A, B, C, D, None, None, (0.0, math.inf))
-    starts, dtype = document_starts(seq_idx, x), arithmetic_dtype(dt, A, B, C, D)
+    dtype = arithmetic_dtype(dt, A, B, C, D)
     dt, A, B, C, D = in_arithmetic(torch.float64, dt, A, B, C, D)
     d = dt.transpose(1, 2)
     total = (d * A.unsqueeze(-1)).cumsum(-1)
     # Above the diagonal the sums would be negative, and the exponentials of a stable A might overflow.
     decay = torch.exp((total.unsqueeze(-1) - total.unsqueeze(-2)).tril())
     weight = C.transpose(1, 2) @ B.permute(0, 2, 3, 1)
-    matrix = decay * weight.repeat_interleave(d.shape[1] // B.shape[2], dim=1) * d.unsqueeze(-2)
-    if starts is not None:
-        document = starts.cumsum(-1)
-        matrix = matrix * (document.unsqueeze(-1) == document.unsqueeze(-2)).unsqueeze(1)
-    matrix = matrix.tril()
+    matrix = (decay * weight.repeat_interleave(d.shape[1] // B.shape[2], dim=1) * d.unsqueeze(-2)).tril()
     if D is not None:
         matrix = matrix + torch.diag_embed(D.unsqueeze(-1).expand(-1, d.shape[-1]))
     return matrix.to(dtype)

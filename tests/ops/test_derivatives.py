@@ -55,8 +55,7 @@ def ssd_arguments() -> list[Tensor]:
 
 def ssd(*tensors: Tensor) -> tuple[Tensor, Tensor]:
     *given, state = tensors
-    seq_idx = torch.tensor([[0] * LENGTH, [0, 0, 1, 1, 2]])
-    return ssd_scan(*given, True, initial_state=state, seq_idx=seq_idx, chunk_size=2, return_last_state=True)
+    return ssd_scan(*given, True, initial_state=state, chunk_size=2, return_last_state=True)
 
 
 def system(low_rank: bool) -> list[Tensor]:

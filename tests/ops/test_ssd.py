@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hf_ssm.ops import ssd as module
 from hf_ssm.ops.ssd import ssd_matrix, ssd_scan, ssd_scan_reference, ssd_step
 
 Inputs = dict[str, Any]
-STEPWISE = ("x", "dt", "B", "C", "seq_idx")
+STEPWISE = ("x", "dt", "B", "C")
 OPTIONS: Inputs = {"dt_softplus": True, "return_last_state": True}
 
 
@@ -47,12 +46,6 @@ def ssd_inputs(
     return {name: t.to(dtype).requires_grad_() for name, t in inputs.items()}
 
 
-def documents(batch: int, length: int, most: int = 7) -> torch.Tensor:
-    """Random documents of one position or more; the index of a document may return."""
-    generator = torch.Generator().manual_seed(length)
-    return (torch.rand(batch, length, generator=generator) < 1 / most).cumsum(1) % 3
-
-
 def outputs_and_gradients(scan: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, torch.Tensor]:
     y, last = scan(**inputs, **(OPTIONS | options))
     generator = torch.Generator().manual_seed(99)
@@ -82,18 +75,16 @@ def assert_parity(inputs: Inputs, tolerance: float = 1e-10, **options: Any) -> N
     double=st.booleans(),
     skip=st.sampled_from([None, "head", "channel"]),
     left_out=st.sets(st.sampled_from(["dt_bias", "initial_state"])),
-    packed=st.booleans(),
     chunk_size=st.sampled_from([None, 1, 5, 16, 50, 1000]),
     seed=st.integers(0, 1000),
 )
-def test_values_and_gradients(batch, length, heads, channels, states, double, skip, left_out, packed, chunk_size, seed):
+def test_values_and_gradients(batch, length, heads, channels, states, double, skip, left_out, chunk_size, seed):
     dtype = torch.float64 if double else torch.float32
     inputs = ssd_inputs(batch, length, heads[0], channels, heads[1], states, dtype, seed) | dict.fromkeys(left_out)
     if skip == "channel":
         inputs["D"] = torch.linspace(-1, 1, heads[0] * channels, dtype=dtype).view(heads[0], channels).requires_grad_()
     inputs["D"] = None if skip is None else inputs["D"]
-    seq_idx = documents(batch, length) if packed else None
-    assert_parity(inputs, 1e-10 if double else 2e-5, seq_idx=seq_idx, chunk_size=chunk_size)
+    assert_parity(inputs, 1e-10 if double else 2e-5, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("softplus", [True, False])
@@ -110,20 +101,6 @@ def test_step_limits_and_their_gradients(softplus):
     assert 0 < clamped.sum() < clamped.numel()
     assert (grad[clamped] == 0).all()
     assert (grad[~clamped] != 0).all()
-
-
-def test_documents_are_separate_runs():
-    inputs = ssd_inputs(length=150)
-    seq_idx = torch.zeros(2, 150, dtype=torch.int32)
-    seq_idx[0, 40:], seq_idx[0, 41:], seq_idx[1, 128:] = 1, 0, 5
-    y, last = ssd_scan(**inputs, **OPTIONS, seq_idx=seq_idx)
-    for row, borders in enumerate(([0, 40, 41, 150], [0, 128, 150])):
-        for begin, end in pairwise(borders):
-            own = {k: v[row : row + 1, begin:end] if k in STEPWISE else v for k, v in inputs.items()}
-            own["initial_state"] = inputs["initial_state"][row : row + 1] if begin == 0 else None
-            alone, state = ssd_scan(**own, **OPTIONS)
-            torch.testing.assert_close(y[row : row + 1, begin:end], alone)
-        torch.testing.assert_close(last[row : row + 1], state)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -178,17 +155,11 @@ def test_growing_states():
 @given(length=st.integers(2, 140), data=st.data())
 def test_pieces_are_the_whole(length, data):
     inputs = ssd_inputs(length=length)
-    seq_idx = documents(2, length, 20)
     cut = data.draw(st.integers(1, length - 1))
-    y, last = ssd_scan(**inputs, seq_idx=seq_idx, **OPTIONS)
-    parts = [
-        {k: v[:, at] if k in STEPWISE else v for k, v in (inputs | {"seq_idx": seq_idx}).items()}
-        for at in (slice(cut), slice(cut, None))
-    ]
+    y, last = ssd_scan(**inputs, **OPTIONS)
+    parts = [{k: v[:, at] if k in STEPWISE else v for k, v in inputs.items()} for at in (slice(cut), slice(cut, None))]
     first, state = ssd_scan(**parts[0], **OPTIONS)
-    # The second piece does not know in which document the first one ended.
-    begins = (seq_idx[:, cut] != seq_idx[:, cut - 1]).view(-1, 1, 1, 1)
-    second, state = ssd_scan(**(parts[1] | {"initial_state": state.masked_fill(begins, 0)}), **OPTIONS)
+    second, state = ssd_scan(**(parts[1] | {"initial_state": state}), **OPTIONS)
     torch.testing.assert_close(torch.cat([first, second], dim=1), y)
     torch.testing.assert_close(state, last)
 
@@ -235,33 +206,30 @@ def test_the_matrix_multiplies_the_input():
     inputs = ssd_inputs(length=20)
     d = torch.nn.functional.softplus(inputs["dt"])
     given = d, *(inputs[name] for name in "ABCD")
-    for seq_idx in (None, documents(2, 20)):
-        matrix = ssd_matrix(*given, seq_idx=seq_idx)
-        expected = ssd_scan(inputs["x"], *given, seq_idx=seq_idx)
-        torch.testing.assert_close(torch.einsum("bhij,bjhp->bihp", matrix, inputs["x"]), expected)
+    expected = ssd_scan(inputs["x"], *given)
+    torch.testing.assert_close(torch.einsum("bhij,bjhp->bihp", ssd_matrix(*given), inputs["x"]), expected)
     assert ssd_matrix(*(t.float() for t in given)).dtype == torch.float32
     with pytest.raises(ValueError, match=r"D must have shape \(heads,\)"):
         ssd_matrix(*given[:-1], torch.ones(4, 3))
 
 
-@pytest.mark.parametrize(("length", "packed"), [(1, False), (2, True), (65, True), (64 * 16 + 1, False)])
-def test_the_path_of_exported_programs(length, packed, monkeypatch):
+@pytest.mark.parametrize("length", [1, 2, 65, 64 * 16 + 1])
+def test_the_path_of_exported_programs(length, monkeypatch):
     inputs = ssd_inputs(1, length, 2, 3, 1, 2)
-    seq_idx = documents(1, length) if packed else None
     monkeypatch.setattr(module, "is_exporting", lambda: True)
-    found = ssd_scan(**inputs, **OPTIONS, seq_idx=seq_idx)
-    torch.testing.assert_close(found, ssd_scan_reference(**inputs, **OPTIONS, seq_idx=seq_idx))
+    found = ssd_scan(**inputs, **OPTIONS)
+    torch.testing.assert_close(found, ssd_scan_reference(**inputs, **OPTIONS))
 
 
 @pytest.mark.slow
 def test_exports_for_any_batch_and_length():
     class Scan(torch.nn.Module):
-        def forward(self, x, dt, A, B, C, seq_idx):
-            return ssd_scan(x, dt, A, B, C, A, A, True, (0.0, 1.0), seq_idx=seq_idx, return_last_state=True)
+        def forward(self, x, dt, A, B, C):
+            return ssd_scan(x, dt, A, B, C, A, A, True, (0.0, 1.0), return_last_state=True)
 
     def arguments(batch: int, length: int) -> tuple[torch.Tensor, ...]:
         inputs = ssd_inputs(batch, length, dtype=torch.float32)
-        return *(inputs[name].detach() for name in ("x", "dt", "A", "B", "C")), documents(batch, length)
+        return tuple(inputs[name].detach() for name in ("x", "dt", "A", "B", "C"))
 
     batch, length = (torch.export.Dim(name) for name in ("batch", "length"))
     some = {0: batch, 1: length}
@@ -312,7 +280,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("D", (3,), r"D must have shape \(4,\) or \(4, 3\)"),
     ("dt_bias", (1,), "dt_bias must have shape"),
     ("initial_state", (2, 4, 6, 3), "initial_state must have shape"),
-    ("seq_idx", (2, 4), r"seq_idx must have shape \(batch, length\) = \(2, 5\)"),
 ]
 
 
@@ -325,8 +292,6 @@ def test_a_wrong_shape_is_one_clear_error(name, shape, message):
 
 def test_wrong_values_are_clear_errors():
     given: Inputs = {key: torch.ones(value) for key, value in GOOD.items()}
-    with pytest.raises(TypeError, match="seq_idx must be of an integer type"):
-        ssd_scan(**given, seq_idx=torch.ones(2, 5))
     with pytest.raises(TypeError, match="B must be of a real floating point type"):
         ssd_scan(**(given | {"B": given["B"].long()}))
     for limit in ((1.0, 0.5), (math.nan, 1.0), (0.0,)):
