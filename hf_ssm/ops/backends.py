@@ -23,7 +23,6 @@ from hf_ssm.ops.context import in_function_transform, is_exporting
 __all__ = [
     "CHOICES",
     "current",
-    "is_enabled",
     "runs_compiled",
     "runs_hub",
     "set_backend",
@@ -74,13 +73,6 @@ def use_backend(choice: str) -> Iterator[None]:
 def current() -> str:
     """The choice in effect."""
     return _choice
-
-
-def is_enabled(name: str) -> bool:
-    """Whether `"torch"` or `"numba"` is installed and admitted by the current choice."""
-    if _choice == "torch" or is_exporting():
-        return name == "torch"
-    return name != "numba" or _HAS_KERNELS
 
 
 def runs_compiled(*tensors: Tensor | None) -> bool:

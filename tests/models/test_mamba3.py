@@ -1,6 +1,7 @@
 """The Mamba-3 family against plain loops: logits, gradients, steps, padding, τ, attention matrices, flags."""
 
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hf_ssm.models.mamba3.scan_mamba3 import Mamba3Scan
 from hf_ssm.modules.roles import parameter_roles
 from hf_ssm.modules.rows import Rows
 from hf_ssm.modules.ssd import SSDScan
-from hf_ssm.ops.backends import is_enabled, use_backend
+from hf_ssm.ops.backends import use_backend
 from hf_ssm.probes import attention_matrix
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -224,7 +225,7 @@ def test_scan_and_gradients_are_those_of_the_reference(kind: str, backend: str) 
         close(found, wanted)
 
 
-@pytest.mark.skipif(not is_enabled("numba"), reason="numba is not installed")
+@pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 def test_without_its_changes_it_is_the_scan_of_mamba2() -> None:
     """A projection of A of 0 is A = -1; biases of 0, as Mamba-2 has none."""
     sizes = {"hidden_size": 8, "head_dim": 4, "n_groups": 2, "state_size": 6}
